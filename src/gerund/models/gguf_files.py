@@ -8,6 +8,7 @@ transformers reads otherwise than llama.cpp (pre-tokenizers, scaled positions, h
 Shapes: D width, V vocabulary.
 """
 
+import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -40,6 +41,9 @@ _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"
 # llama.cpp's numbers of poolings.
 _POOLINGS = {1: "mean", 2: "first", 3: "last"}
 _NO_POOLING, _RANK = 0, 4
+
+_USER_DEFINED = 4  # type of a token
+_SPACE = "\u2581"  # how SentencePiece spells a space
 
 # How llama.cpp cuts a text before the merges apply, where transformers has no entry of that name.
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -170,7 +174,7 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
     """
     if not is_gguf(path):
         raise ModelError(f"cannot load {path}: it is no GGUF file")
-    reader = _Reader(np.memmap(path, mode="r", dtype=np.uint8))
+    reader = _Reader(memoryview(np.memmap(path, mode="r", dtype=np.uint8)))
     try:
         version, n_tensors, n_values = reader.numbers("<IQQ")
         if version not in _VERSIONS:
@@ -190,7 +194,7 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
 class _Reader:
     """Reads one value after another; beyond the end of the file is a ``struct.error``."""
 
-    def __init__(self, data: np.ndarray) -> None:
+    def __init__(self, data: memoryview) -> None:
         self.data, self.place = data, len(MAGIC)
 
     def numbers(self, form: str) -> tuple[Any, ...]:
@@ -220,7 +224,7 @@ class _Reader:
             self._span()
         return count
 
-    def _span(self) -> np.ndarray:
+    def _span(self) -> memoryview:
         length = self.number("<Q")
         if length > len(self.data) - self.place:
             raise struct.error("a text beyond the end")
@@ -405,6 +409,8 @@ def _scaled_positions(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, 
     if "rope_freqs.weight" not in file.tensors.infos:
         return dict(plain)
     factors = file.tensors.read("rope_freqs.weight")
+    if np.allclose(factors, factors[0]):
+        return {**plain, "rope_type": "linear", "factor": float(factors[0])}
     for guess in _llama3_guesses(float(factors.max())):
         if np.allclose(_llama3_factors(plain["rope_theta"], len(factors), guess), factors, rtol=1e-3):
             return {**plain, "rope_type": "llama3", **guess}
@@ -509,7 +515,9 @@ def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         raise ModelError(f"cannot load {file.path}: it has no tokenizer")
     architecture, parts, settings = get_gguf_tokenizer(str(file.path))
     backend, _ = convert_gguf_tokenizer(architecture, parts)
+    backend = _without_strange_tokens(backend, len(parts["tokens"]))
     _cut_as_llama_cpp(file, backend, parts)
+    _keep_runs_of_spaces(backend, parts)
     if settings["pad_token"] is None:
         settings["pad_token"] = settings["eos_token"]
     return PreTrainedTokenizerFast(
@@ -518,6 +526,29 @@ def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         clean_up_tokenization_spaces=False,
         **settings,
     )
+
+
+def _without_strange_tokens(backend: Tokenizer, size: int) -> Tokenizer:
+    """Take out tokens beyond the vocabulary, which the classes that transformers builds it with bring along."""
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < size]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _keep_runs_of_spaces(backend: Any, parts: Mapping[str, Any]) -> None:
+    """Match runs of spaces that are tokens of their own as a whole, the longest first, as SentencePiece does.
+
+    Gemma's files list them as user-defined tokens spelled with plain spaces, under which transformers does not find
+    them in its vocabulary.
+    """
+    kinds = parts.get("token_type") or ()
+    runs = [
+        _SPACE * len(token)
+        for token, kind in zip(parts["tokens"], kinds, strict=False)
+        if kind == _USER_DEFINED and len(token) > 1 and not token.strip(" ")
+    ]
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    backend.add_tokens([AddedToken(run, normalized=True, special=False) for run in runs if run in vocabulary])
 
 
 def _cut_as_llama_cpp(file: GgufFile, backend: Any, parts: Mapping[str, Any]) -> None:
