@@ -106,7 +106,7 @@ def test_damaged_files(tmp_path: Path, tiny_file: Path) -> None:
         path = damaged(
             tiny_file, tmp_path / f"count{place}.gguf", lambda d, p=place: struct.pack_into("<Q", d, p, 2**63)
         )
-        with pytest.raises(ModelError, match="cut off or damaged|dimensions"):
+        with pytest.raises(ModelError, match=r"cut off or damaged|dimensions"):
             read_file(path)
     path = damaged(tiny_file, tmp_path / "version.gguf", lambda data: struct.pack_into("<I", data, 4, 99))
     with pytest.raises(ModelError, match="version 99"):

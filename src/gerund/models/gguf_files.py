@@ -9,6 +9,7 @@ Shapes: D width, V vocabulary.
 """
 
 import json
+import mmap
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -174,7 +175,8 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
     """
     if not is_gguf(path):
         raise ModelError(f"cannot load {path}: it is no GGUF file")
-    reader = _Reader(memoryview(np.memmap(path, mode="r", dtype=np.uint8)))
+    with path.open("rb") as file:
+        reader = _Reader(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     try:
         version, n_tensors, n_values = reader.numbers("<IQQ")
         if version not in _VERSIONS:
