@@ -13,6 +13,7 @@ from pathlib import Path
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
+from gerund.models.catalog import NAMED
 from gerund.models.gguf_paths import find_local, gguf_in, is_gguf
 from gerund.spec import ModelSpec
 
@@ -95,6 +96,11 @@ def find(model: str | Path | None) -> Source:
         return Source(text, None, path)
     if (file := find_local(text)) is not None:
         return Source(text, None, file)
+    if text in NAMED:
+        if not NAMED[text].is_here:
+            raise ModelError(f"{text} is not on this machine yet; fetch it with: gerund models get {text}")
+        file = gguf_in(NAMED[text].folder)
+        return Source(text, None if file else NAMED[text].folder, file)
     if isinstance(model, Path) or looks_local(text):
         raise ModelError(f"there is no folder {text!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
     # No hub model is called so, and without a network it takes long until that is clear.
