@@ -23,6 +23,7 @@ HEAVY = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "peft", "acc
 NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket", "ftplib")
 LISTENS = ("server.listening", "server.running", "server.workers")
 HUB = "huggingface_hub"
+ASKS_HUB = ("models.loading", "models.sources", "models.gguf_paths", "models.catalog")
 UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 

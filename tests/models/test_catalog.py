@@ -103,6 +103,8 @@ def test_names() -> None:
         named_model("smollm3")
     with pytest.raises(ModelError, match="fetch it with: gerund models get smollm2"):
         sources.find("smollm2")
+    with pytest.raises(ModelError, match=r"did you mean smollm2\?"):
+        sources.find("smolm2")
 
 
 def test_the_command(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,19 +94,24 @@ def find(model: str | Path | None) -> Source:
         if not is_gguf(path):
             raise ModelError(f"{path} is a file, and no GGUF file; give the folder of a model, or a GGUF file")
         return Source(text, None, path)
-    if (file := find_local(text)) is not None:
-        return Source(text, None, file)
-    if text in NAMED:
-        if not NAMED[text].is_here:
-            raise ModelError(f"{text} is not on this machine yet; fetch it with: gerund models get {text}")
-        file = gguf_in(NAMED[text].folder)
-        return Source(text, None if file else NAMED[text].folder, file)
-    if isinstance(model, Path) or looks_local(text):
-        raise ModelError(f"there is no folder {text!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
+    return _by_name(text, is_path=isinstance(model, Path))
+
+
+def _by_name(name: str, *, is_path: bool) -> Source:
+    """Return the source of what is no path on this machine: a short name, another program's model or a hub id."""
+    if (file := find_local(name)) is not None:
+        return Source(name, None, file)
+    if name in NAMED and not is_path:
+        if not NAMED[name].is_here:
+            raise ModelError(f"{name} is not on this machine yet; fetch it with: gerund models get {name}")
+        file = gguf_in(NAMED[name].folder)
+        return Source(name, None if file else NAMED[name].folder, file)
+    if is_path or looks_local(name):
+        raise ModelError(f"there is no folder {name!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
     # No hub model is called so, and without a network it takes long until that is clear.
-    if "/" not in text and get_close_matches(text.lower(), [DEFAULT_MODEL], cutoff=_SLIP):
-        raise ModelError(f"there is no folder {text!r}; did you mean {DEFAULT_MODEL}?")
-    return Source(text, None)
+    if "/" not in name and (near := get_close_matches(name.lower(), [DEFAULT_MODEL, *NAMED], cutoff=_SLIP)):
+        raise ModelError(f"there is no folder {name!r}; did you mean {near[0]}?")
+    return Source(name, None)
 
 
 def looks_local(name: str) -> bool:
