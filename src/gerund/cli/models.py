@@ -11,7 +11,6 @@ from gerund.cli.command import CheckedCommand
 
 app = typer.Typer(
     name="models",
-    help="List the models on this machine, or fetch one by its short name.",
     invoke_without_command=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -23,9 +22,16 @@ def models(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the models on this machine: fetched ones, and GGUF files of Ollama, LM Studio and llama.cpp.
+    """List the models on this machine, or fetch one by its short name.
 
-    Each is opened by the name in the first column, in Python and by every command.
+    The list has models that were fetched or can be, and GGUF files of Ollama, LM Studio and llama.cpp. The name in the
+    first column opens a model in Python and in every command.
+
+    For example:
+
+        gerund models
+
+        gerund models get smollm2
     """
     if context.invoked_subcommand is not None:
         return
