@@ -64,7 +64,7 @@ def test_what_names_no_model(model: object) -> None:
 
 
 def test_a_file(folder: Path) -> None:
-    assert "is a file; give the folder" in refusal(folder / "model.safetensors")
+    assert "is a file, and no GGUF file; give the folder" in refusal(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["defualt", "Default", "defalt"])

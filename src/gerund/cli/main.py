@@ -27,6 +27,7 @@ from gerund.cli import (
     infill,
     inspect,
     mine,
+    models,
     negatives,
     recipes,
     rerank,
@@ -63,6 +64,7 @@ app.command("index", cls=LongCommand)(index.command)
 app.command("infill", cls=WholeFileCommand)(infill.command)
 app.command("inspect", cls=CheckedCommand)(inspect.command)
 app.command("mine", cls=LongCommand)(mine.command)
+app.add_typer(models.app)
 app.command("negatives", cls=LongCommand)(negatives.command)
 app.command("recipes", cls=CheckedCommand)(recipes.command)
 app.command("rerank", cls=WholeFileCommand)(rerank.command)

@@ -71,7 +71,7 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     source = find(spec.model)
     settings = loading.settings_folder(source)
     config = loading.read_config(source)
-    reading = stored_reading(settings, config, spec)
+    reading = stored_reading(settings, config, spec, source.gguf)
     encoder = spec.applied_to(reading.encoder)
     reading.tell(source.name, encoder)
     stored = loading.own_dtype(source)

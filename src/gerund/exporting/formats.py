@@ -19,7 +19,7 @@ from gerund.exporting.folders import write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
-from gerund.models.adapters import Adapters
+from gerund.models.adapters import Adapters, base_state
 from gerund.models.sources import Source
 
 GENERATING = ("gguf", "gguf-q8_0")
@@ -128,9 +128,12 @@ def convert(
     """
     _refuse_hybrid(runtime)
     with atomic_folder(folder, overwrite=overwrite) as work:
-        for path in loading.original_files(source):
-            if path.name not in without:
-                shutil.copyfile(path, work / path.name)
+        if source.gguf is not None:
+            loading.save_model(runtime.model, runtime.tokenizer, base_state(runtime.model), work)
+        else:
+            for path in loading.original_files(source):
+                if path.name not in without:
+                    shutil.copyfile(path, work / path.name)
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
         write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -29,6 +30,7 @@ from transformers.models.auto.modeling_auto import (
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
+from gerund.models import gguf_files
 from gerund.models.attention_flags import is_bidirectional, restore, set_aside
 from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.library_calls import guarded, quiet
@@ -112,6 +114,8 @@ def read(
     """
     config = read_config(source) if config is None else config
     _refuse_other_kinds(config, source.where)
+    if source.gguf is not None:
+        return _read_gguf(source.gguf, dtype, config, weights=weights)
     kind = auto_class(config)
     files = weight_files(source, getattr(config, "transformers_weights", None))
     shapes = stored_shapes(source.name, files)
@@ -154,6 +158,22 @@ def read(
     return model, tokenizer
 
 
+def _read_gguf(
+    path: Path, dtype: torch.dtype | None, config: PreTrainedConfig, *, weights: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model and the tokenizer in a GGUF file; its weights are unpacked."""
+    file = gguf_files.read_file(path)
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = guarded(f"cannot load {path}", AutoModelForCausalLM.from_config, config)
+    if weights:
+        gguf_files.read_weights(file, model, dtype or dtype_of(config) or torch.float32)
+        refuse_unsound(model, str(path))
+    tokenizer = gguf_files.read_tokenizer(file)
+    model.generation_config.eos_token_id = gguf_files.ends_of(file, tokenizer) or None
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model.eval(), tokenizer
+
+
 def auto_class(config: PreTrainedConfig) -> Any:
     """Return the class that loads a model whole: a language model around which there is more keeps all of it."""
     if config.model_type in SEQ2SEQ:
@@ -176,6 +196,8 @@ def read_config(source: Source) -> PreTrainedConfig:
     Raises:
         ModelError: there is no such model, or its config cannot be read or is absurd.
     """
+    if source.gguf is not None:
+        return gguf_files.read_config(gguf_files.read_file(source.gguf))
     what = f"cannot read the config of {source.name}"
     if source.folder is None:
         what += ", taken as a hub id since there is no such folder"
@@ -279,8 +301,12 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state
 
 
 def settings_folder(source: Source) -> Path | None:
-    """Return the folder in which ``gerund.json`` and an adapter would lie; None when a hub model is not to be had."""
-    if source.folder is not None:
+    """Return the folder in which ``gerund.json`` and an adapter would lie.
+
+    Returns:
+        The folder; None for a GGUF file, and when a hub model is not to be had.
+    """
+    if source.is_local:
         return source.folder
     from huggingface_hub import snapshot_download
 

@@ -104,7 +104,7 @@ def open_model(spec: ModelSpec) -> Opened:
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
-    reading = stored_reading(settings, config, spec)
+    reading = stored_reading(settings, config, spec, source.gguf)
     stored, head = reading.encoder, reading.head
     encoder = spec.applied_to(stored)
     reading.tell(source.name, encoder)

@@ -13,6 +13,8 @@ from pathlib import Path
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
+from gerund.models.catalog import NAMED
+from gerund.models.gguf_paths import find_local, gguf_in, is_gguf
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.spec import ModelSpec
 
@@ -27,20 +29,26 @@ _LOOK_UP = 1.0
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: ``folder`` for a local one, else the hub id ``name``."""
+    """Where a model comes from: a local ``folder``, a ``gguf`` file, or else the hub id ``name``."""
 
     name: str
     folder: Path | None
+    gguf: Path | None = None
 
     @property
     def where(self) -> str:
-        """What loaders take: the folder or the hub id."""
-        return str(self.folder or self.name)
+        """What loaders take: the folder, the file or the hub id."""
+        return str(self.folder or self.gguf or self.name)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder or a file on this machine."""
+        return self.folder is not None or self.gguf is not None
 
     @cached_property
     def local_only(self) -> bool:
         """Whether only files on this machine are read: those of a folder, or the cache while the hub is silent."""
-        return self.folder is not None or not hub_answers()
+        return self.is_local or not hub_answers()
 
     def demand_reachable(self) -> None:
         """Refuse a hub id whose config is neither in the cache nor to be had.
@@ -48,7 +56,7 @@ class Source:
         Raises:
             ModelError: it is not.
         """
-        if not self.local_only or self.folder is not None:
+        if not self.local_only or self.is_local:
             return
         from huggingface_hub import constants, try_to_load_from_cache
 
@@ -61,7 +69,10 @@ class Source:
 
 
 def find(model: str | Path | None) -> Source:
-    """Tell a folder from a hub id; None and ``default`` are the bundled model.
+    """Tell a folder or a GGUF file from a hub id; None and ``default`` are the bundled model.
+
+    ``ollama:NAME``, ``lmstudio:NAME``, ``llama.cpp:NAME`` and ``hf:NAME`` are GGUF files that those programs have on
+    this machine.
 
     Raises:
         ConfigError: it is neither a text nor a path.
@@ -78,15 +89,30 @@ def find(model: str | Path | None) -> Source:
     text = str(model)
     path = place("model", model).expanduser() if text else Path()
     if text and path.is_dir():
-        return Source(text, _check_folder(path))
+        file = None if (path / "config.json").is_file() else gguf_in(path)
+        return Source(text, None, file) if file is not None else Source(text, _check_folder(path))
     if text and path.exists():
-        raise ModelError(f"{path} is a file; give the folder of a model")
-    if isinstance(model, Path) or looks_local(text):
-        raise ModelError(f"there is no folder {text!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
+        if not is_gguf(path):
+            raise ModelError(f"{path} is a file, and no GGUF file; give the folder of a model, or a GGUF file")
+        return Source(text, None, path)
+    return _by_name(text, is_path=isinstance(model, Path))
+
+
+def _by_name(name: str, *, is_path: bool) -> Source:
+    """Return the source of what is no path on this machine: a short name, another program's model or a hub id."""
+    if (file := find_local(name)) is not None:
+        return Source(name, None, file)
+    if name in NAMED and not is_path:
+        if not NAMED[name].is_here:
+            raise ModelError(f"{name} is not on this machine yet; fetch it with: gerund models get {name}")
+        file = gguf_in(NAMED[name].folder)
+        return Source(name, None if file else NAMED[name].folder, file)
+    if is_path or looks_local(name):
+        raise ModelError(f"there is no folder {name!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
     # No hub model is called so, and without a network it takes long until that is clear.
-    if "/" not in text and get_close_matches(text.lower(), [DEFAULT_MODEL], cutoff=_SLIP):
-        raise ModelError(f"there is no folder {text!r}; did you mean {DEFAULT_MODEL}?")
-    return Source(text, None)
+    if "/" not in name and (near := get_close_matches(name.lower(), [DEFAULT_MODEL, *NAMED], cutoff=_SLIP)):
+        raise ModelError(f"there is no folder {name!r}; did you mean {near[0]}?")
+    return Source(name, None)
 
 
 def looks_local(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""How a model's folder says that it is read: ``gerund.json``, else the files of sentence-transformers, else nothing.
+"""How a model says that it is read: in ``gerund.json``, the files of sentence-transformers or a GGUF file, or nowhere.
 
 Knows: which of them counts, and what is said aloud when a user leaves the author's reading. Does not know: how a model
 is loaded.
@@ -21,6 +21,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.attention_flags import is_bidirectional
 from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.gguf_files import encoder_settings, read_file
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
 from gerund.models.loading import is_body, state_width
 from gerund.models.settings_file import read_saved
@@ -73,13 +74,16 @@ def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:
     return _RECURRENT if config.model_type in ATTENTION_FREE else EncoderConfig()
 
 
-def stored_reading(folder: Path | None, config: PreTrainedConfig, said: EncoderSpec) -> StoredReading:
-    """Read how the model in a folder is read.
+def stored_reading(
+    folder: Path | None, config: PreTrainedConfig, said: EncoderSpec, gguf: Path | None = None
+) -> StoredReading:
+    """Read how the model in a folder or in a GGUF file is read.
 
     Args:
         folder: the folder; None where a hub model's files are not to be had.
         config: the model's.
         said: what the user says, without which a model whose attention is its author's code is refused.
+        gguf: the GGUF file, where it is one.
 
     Raises:
         DataError: a file is missing or broken.
@@ -88,6 +92,11 @@ def stored_reading(folder: Path | None, config: PreTrainedConfig, said: EncoderS
             newer version.
     """
     default = default_encoder_config(config)
+    if gguf is not None:
+        settings_of_file = encoder_settings(read_file(gguf))
+        if settings_of_file is None:
+            return StoredReading(default)
+        return StoredReading(settings_of_file.applied_to(default), file=gguf.name)
     if folder is None:
         return StoredReading(default)
     if not ready_made.is_ready_made(folder):

@@ -15,6 +15,7 @@ from transformers.utils import cached_file
 
 from gerund.checks import read_json
 from gerund.errors import DataError, ModelError
+from gerund.models.gguf_paths import parts_of
 from gerund.models.library_calls import guarded
 from gerund.models.sources import Source
 
@@ -46,6 +47,8 @@ def weight_files(source: Source, named: Any = None) -> list[Path]:
         ModelError: there are none, or an index names one that is outside the folder or not in the safe format.
     """
     name = source.name
+    if source.gguf is not None:
+        return parts_of(source.gguf)
     if named is not None:
         _demand_safe(name, "config.json", named, (_SAFE, f"{_SAFE}.index.json"))
     first = _local(source, named or WEIGHTS)

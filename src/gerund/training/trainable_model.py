@@ -160,7 +160,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
         raise ModelError(f"model.base: {error}{made_by(base)}") from error
     settings = loading.settings_folder(source)
     config = loading.read_config(source)
-    reading = stored_reading(settings, config, recipe.encoder)
+    reading = stored_reading(settings, config, recipe.encoder, source.gguf)
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, config, weights=weights)

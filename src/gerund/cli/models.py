@@ -1,0 +1,99 @@
+"""``gerund models``: the models on this machine, and fetching one by its short name."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gerund.cli.command import CheckedCommand
+
+app = typer.Typer(
+    name="models",
+    invoke_without_command=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def models(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the models on this machine, or fetch one by its short name.
+
+    The list has models that were fetched or can be, and GGUF files of Ollama, LM Studio and llama.cpp. The name in the
+    first column opens a model in Python and in every command.
+
+    For example:
+
+        gerund models
+
+        gerund models get smollm2
+    """
+    if context.invoked_subcommand is not None:
+        return
+    rows = [*_named(), *_local()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.0f} MB"
+        typer.echo(f"{row['name']:{width}}  {size:>10}  {row['about']}")
+
+
+@app.command("get", cls=CheckedCommand)
+def get(
+    name: Annotated[str, typer.Argument(help="A short name from `gerund models`.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Fetch it again.")] = False,
+) -> None:
+    """Fetch a model, after which its short name opens it without a network.
+
+    For example:
+
+        gerund models get smollm2
+
+        gerund chat smollm2
+    """
+    from gerund.models.catalog import fetch, named_model
+
+    model = named_model(name)
+    typer.echo(f"{model.summary}; licence: {model.licence}", err=True)
+    if model.is_here and not force:
+        typer.echo(f"{name} is here already, in {model.folder}; --force fetches it again")
+        return
+    where = fetch(model, overwrite=force, say=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{name}: from {where}, in {model.folder}")
+    typer.echo(f"try: gerund generate 'Once upon a time' -m {name}")
+
+
+def _named() -> Iterator[dict[str, Any]]:
+    from gerund.models.catalog import NAMED
+
+    for model in NAMED.values():
+        about = model.summary if model.is_here else f"{model.summary} (gerund models get {model.name})"
+        size = sum(path.stat().st_size for path in model.folder.rglob("*") if path.is_file()) if model.is_here else None
+        yield {"name": model.name, "bytes": size, "here": model.is_here, "licence": model.licence, "about": about}
+
+
+def _local() -> Iterator[dict[str, Any]]:
+    from gerund.models.gguf_paths import local_models, parts_of
+
+    for model in local_models():
+        size = sum(path.stat().st_size for path in parts_of(model.path))
+        yield {"name": model.name, "bytes": size, "here": True, "licence": None, "about": _describe(model.path)}
+
+
+def _describe(path: Path) -> str:
+    from gerund.errors import ModelError
+    from gerund.models.gguf_files import ARCHITECTURES, read_file
+
+    try:
+        file = read_file(path)
+    except ModelError as error:
+        return f"cannot be read: {error}"
+    reads = "" if file.architecture in ARCHITECTURES else ", an architecture that gerund does not read from GGUF"
+    return f"{file.architecture}, {file.n_parameters / 1e6:,.0f} million weights, mostly {file.types[0]}{reads}"

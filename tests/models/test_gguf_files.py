@@ -1,0 +1,156 @@
+"""A GGUF file is read as the model that it was written from; a damaged one is refused."""
+
+import importlib.util
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+import gerund
+from gerund.errors import ModelError
+from gerund.models import gguf_files
+from gerund.models.gguf_files import read_file, read_tokenizer
+from tests.tiny import save_tiny
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
+
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+TEXTS = ["The old man looked at the sea.", "Prices rose by 3.14% in 2024, they said.", "naïve café", "  two  spaces"]
+
+
+def write(lm: gerund.LanguageModel, path: Path, **changes: object) -> Path:
+    """Write a model as GGUF without asking llama.cpp, which its own tests do."""
+    from gerund.exporting import gguf as exporting
+
+    kind, rows = exporting._kind_of(lm.model), lm.model.get_input_embeddings().weight.shape[0]
+    table = exporting.token_table(lm.tokenizer, rows)
+    exporting._write_file(lm.model, lm.tokenizer, kind, table, path, **{"eight_bits": False, **changes})
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    return write(gerund.load(tiny_folder), tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 10.0, "original_max_position_embeddings": 16}}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+    ],
+)
+def test_equal_to_the_folder(tmp_path: Path, kind: str, changes: dict) -> None:
+    folder = gerund.load(save_tiny(tmp_path / "base", kind, **changes), dtype="float32")
+    file = gerund.load(write(folder, tmp_path / "model.gguf"), dtype="float32")
+    assert [file.tokenizer(text).input_ids for text in TEXTS] == [folder.tokenizer(text).input_ids for text in TEXTS]
+    ids = torch.tensor([folder.tokenizer(TEXTS[1]).input_ids])
+    with torch.no_grad():
+        torch.testing.assert_close(file.model(ids).logits, folder.model(ids).logits, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(torch.tensor(file.encode(TEXTS)), torch.tensor(folder.encode(TEXTS)), atol=1e-5)
+    assert folder.tokenizer.eos_token_id in file.model.generation_config.eos_token_id
+
+
+def test_saved_and_opened_again(tmp_path: Path, tiny_file: Path) -> None:
+    file = gerund.load(tiny_file)
+    file.save(tmp_path / "folder")
+    again = gerund.load(tmp_path / "folder")
+    assert again.fingerprint() == file.fingerprint()
+    assert again.generate("The old", max_new_tokens=5)[0].text == file.generate("The old", max_new_tokens=5)[0].text
+
+
+def test_eight_bits_are_unpacked(tmp_path: Path) -> None:
+    folder = gerund.load(save_tiny(tmp_path / "base", hidden_size=64, intermediate_size=64), dtype="float32")
+    file = read_file(write(folder, tmp_path / "model.gguf", eight_bits=True))
+    assert file.types[0] == "Q8_0"
+    name = "model.layers.0.mlp.up_proj.weight"
+    weight = torch.from_numpy(file.tensors.read("blk.0.ffn_up.weight"))
+    assert 0 < (weight - folder.model.state_dict()[name]).abs().max() < 0.01
+
+
+def test_what_an_embedding_file_says(tiny_file: Path) -> None:
+    file = read_file(tiny_file)
+
+    def settings(**values: object) -> object:
+        metadata = {**file.metadata, **{f"llama.{name.replace('__', '.')}": value for name, value in values.items()}}
+        return gguf_files.encoder_settings(gguf_files.GgufFile(file.path, metadata, file.tensors))
+
+    assert settings() is None
+    spec = settings(pooling_type=3)
+    assert (spec.attention, spec.pooling) == ("causal", "last")
+    spec = settings(pooling_type=1, attention__causal=False)
+    assert (spec.attention, spec.pooling) == ("bidir", "mean")
+    with pytest.raises(ModelError, match="it is a reranker"):
+        settings(pooling_type=4)
+
+
+def damaged(tiny_file: Path, path: Path, change: object) -> Path:
+    data = bytearray(tiny_file.read_bytes())
+    change(data)
+    path.write_bytes(bytes(data))
+    return path
+
+
+def test_damaged_files(tmp_path: Path, tiny_file: Path) -> None:
+    size = tiny_file.stat().st_size
+    for length in (4, 20, 30, 400, size // 2, size - 40):
+        path = damaged(tiny_file, tmp_path / f"{length}.gguf", lambda data, n=length: data.__delitem__(slice(n, None)))
+        with pytest.raises(ModelError, match="the file is cut off"):
+            read_file(path)
+    # Counts of tensors and of values that no file holds.
+    for place in (8, 16):
+        path = damaged(
+            tiny_file, tmp_path / f"count{place}.gguf", lambda d, p=place: struct.pack_into("<Q", d, p, 2**63)
+        )
+        with pytest.raises(ModelError, match=r"cut off or damaged|dimensions"):
+            read_file(path)
+    path = damaged(tiny_file, tmp_path / "version.gguf", lambda data: struct.pack_into("<I", data, 4, 99))
+    with pytest.raises(ModelError, match="version 99"):
+        read_file(path)
+
+
+def test_a_table_of_tensors_that_lies(tmp_path: Path, tiny_file: Path) -> None:
+    # Behind a tensor's name stand the number of its dimensions, these, its type and its place.
+    name = b"blk.0.attn_v.weight"
+
+    def place(data: bytearray) -> int:
+        return data.index(name) + len(name)
+
+    changes = {
+        "is of type 77": (lambda at: at + 4 + 16, "<I", 77),
+        "overlaps another tensor": (lambda at: at + 4 + 16 + 4, "<Q", 32),
+        "lies beyond its end": (lambda at: at + 4 + 16 + 4, "<Q", 2**62),
+        "dimensions": (lambda at: at, "<I", 2**31),
+    }
+    for number, (message, (where, form, value)) in enumerate(changes.items()):
+
+        def change(data: bytearray, where: object = where, form: str = form, value: int = value) -> None:
+            struct.pack_into(form, data, where(place(data)), value)
+
+        with pytest.raises(ModelError, match=message):
+            read_file(damaged(tiny_file, tmp_path / f"{number}.gguf", change))
+
+
+def test_what_is_not_read(tmp_path: Path, tiny_file: Path) -> None:
+    rwkv = damaged(tiny_file, tmp_path / "rwkv.gguf", lambda data: rename(data, b"llama", b"rwkv7"))
+    with pytest.raises(ModelError, match="architecture 'rwkv7' are not read; llama, qwen2, qwen3, gemma3 are"):
+        gerund.load(rwkv)
+    without = damaged(tiny_file, tmp_path / "bare.gguf", lambda data: rename(data, b"ggml.tokens", b"ggml.tokenx"))
+    with pytest.raises(ModelError, match="it has no tokenizer"):
+        read_tokenizer(read_file(without))
+    lacking = damaged(tiny_file, tmp_path / "lack.gguf", lambda data: rename(data, b"blk.1.ffn_up", b"blk.9.ffn_up"))
+    with pytest.raises(ModelError, match=r"blk.1.ffn_up.weight is missing"):
+        gerund.load(lacking)
+    cut = damaged(tiny_file, tmp_path / "cut.gguf", lambda data: rename(data, b"gpt-2", b"gpt-9"))
+    with pytest.raises(ModelError, match="how texts are cut into tokens"):
+        read_tokenizer(read_file(cut))
+
+
+def rename(data: bytearray, old: bytes, new: bytes) -> None:
+    assert len(old) == len(new)
+    assert old in data
+    data[:] = data.replace(old, new)
