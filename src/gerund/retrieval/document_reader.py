@@ -1,4 +1,4 @@
-"""Read files into documents: plain text and lines of tables here, all other formats in a process of their own.
+"""Read files into documents: plain text and rows of tables here, all other formats in a process of their own.
 
 A parser may crash, hang or fill the memory on a malformed file. In another process that is an error of this file alone,
 and the next file is read by a new process. It is started when the first file needs it.
@@ -45,7 +45,7 @@ class NoTextError(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLimits:
-    """What reading one document may take. Plain text, Markdown and the lines of tables are read without limits.
+    """What parsing one document may take: all but plain UTF-8 text, Markdown and tables that are not compressed.
 
     Raises:
         ConfigError: a limit is too small.
@@ -56,7 +56,7 @@ class ReadLimits:
     """
 
     seconds: float = 60.0
-    """Seconds to parse the document, or 64 rows of a Parquet file."""
+    """Seconds to parse the document, or 64 rows of a table."""
 
     memory: int = 10**9
     """Bytes of memory, beyond what the libraries take; a quarter of it is what the document may unpack to. Windows and
@@ -135,11 +135,12 @@ class DocumentReader:
         # Whoever installs another reader for a kind that is known here wants that one.
         if ending in foreign_readers():
             return _foreign(foreign_readers()[ending], path)
-        if ending in TABLES and ending != "parquet":
+        packed = path.suffix.lower() in COMPRESSED
+        if ending in TABLES and ending != "parquet" and not packed:
             return parse_table(path, ending)
         if ending not in PARSERS:
             raise DataError(f"{path}: unknown kind of file; known are: {', '.join(f'.{name}' for name in endings())}")
-        if ending in PLAIN and path.suffix.lower() not in COMPRESSED and (text := _plain_text(path)) is not None:
+        if ending in PLAIN and not packed and (text := _plain_text(path)) is not None:
             return [ParsedText(text) if ending == "txt" else markdown(text)]
         return self._parsed_elsewhere(path, ending)
 
@@ -300,5 +301,4 @@ def ending_of(path: Path) -> str:
 
 def endings() -> tuple[str, ...]:
     """Return the endings of files that can be read, those of other packages among them."""
-    own = dict.fromkeys(("txt", "md", "markdown", "html", "htm", "xhtml", *TABLES, *PARSERS))
-    return tuple(own | dict.fromkeys(foreign_readers()))
+    return tuple(dict.fromkeys((*PARSERS, *foreign_readers())))

@@ -10,6 +10,7 @@ import logging
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,9 @@ def parse_table(path: Path, ending: str) -> Iterator[ParsedText | DataError]:
         yield tried(_row, row, where, number)
 
 
-def _parse_parquet(path: Path, most_bytes: int) -> Iterator[ParsedText | DataError]:
-    del most_bytes
-    return parse_table(path, "parquet")
+def _parse_table(path: Path, most_bytes: int, *, ending: str) -> Iterator[ParsedText | DataError]:
+    del most_bytes  # its rows have a limit of their own
+    return parse_table(path, ending)
 
 
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
@@ -235,10 +236,10 @@ PARSERS: dict[str, tuple[str, Parser]] = {
     "html": ("HTML page", _parse_html),
     "htm": ("HTML page", _parse_html),
     "xhtml": ("HTML page", _parse_html),
+    **{ending: (f"{ending} file", partial(_parse_table, ending=ending)) for ending in TABLES},
     "pdf": ("PDF", _parse_pdf),
     "docx": ("Word document", _parse_docx),
     "epub": ("EPUB", _parse_epub),
-    "parquet": ("parquet file", _parse_parquet),
 }
 
 _LIBRARIES = {

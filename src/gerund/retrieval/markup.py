@@ -106,6 +106,8 @@ _INLINE_TAGS = ["a", "b", "strong", "i", "em", "u", "s", "del", "ins", "mark", "
 _MENUS = ["nav", "[role=navigation]"]
 _MENU_LINE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)]|#{1,6})(?=\s)")
 _MENU_WORDS = 10
+# A cell that spans columns becomes as many cells, so a small page can make an endless table.
+_MOST_GROWTH, _SMALL = 10, 10**5
 
 
 def html(text: str) -> ParsedText:
@@ -114,7 +116,7 @@ def html(text: str) -> ParsedText:
     A ``nav`` element is left out where nothing is in it but a list of a few words each; all other text is kept.
 
     Raises:
-        DataError: its elements are nested too deeply to be read.
+        DataError: its elements are nested too deeply to be read, or its tables are endless.
         MissingDependencyError: html-to-markdown is not installed.
 
     >>> page = "<title>T</title><nav><ul><li>Menu</ul></nav><h1>Bread</h1><p>Flour &amp; <b>water</b>.</p><p>Salt.</p>"
@@ -146,8 +148,11 @@ def _converted(text: str, left_out: tuple[str, ...]) -> str:
     result = _library().convert(text, _options(left_out, False))
     if any(str(warning.kind).endswith("depth_limit_exceeded") for warning in result.warnings):
         raise DataError("its elements are nested too deeply")
+    content = result.content or ""
+    if len(content) > _MOST_GROWTH * len(text) + _SMALL:
+        raise DataError(f"its tables would grow to {len(content):,} characters")
     # Spaces at a line's end are a mark of Markdown for a line break, which is there without them.
-    return "\n".join(line.rstrip() for line in (result.content or "").split("\n")).strip("\n")
+    return "\n".join(line.rstrip() for line in content.split("\n")).strip("\n")
 
 
 @cache

@@ -1,9 +1,9 @@
 """The process that parses documents for ``document_reader``, so that a hostile file harms nothing else.
 
 Standard input has one request per line, ``{"path", "ending", "seconds", "memory"}``. Standard output has the answers,
-one per line: ``{"begun": true}``, then any number of ``{"documents": [...]}``, then ``{"end": true}`` or ``{"error": KIND,
-"message": ...}``. The process ends with its standard input, and the system ends it when a document takes too long, even
-if whoever started it is gone.
+one per line: ``{"begun": true}``, then any number of ``{"documents": [...]}``, then ``{"end": true}`` or ``{"error":
+KIND, "message": ...}``. The process ends with its standard input, and the system ends it when a document takes too
+long, even if whoever started it is gone.
 
 Knows: the protocol, limits of a process. Does not know: who asks, models.
 """
