@@ -21,7 +21,12 @@ class TestBadRows:
     @pytest.mark.parametrize(
         ("name", "content", "kept", "told"),
         [
-            ("a.txt", b"one\n\xff\nthree\n", [(0, "one"), (2, "three")], [("line 2", "not valid UTF-8 at byte 0; convert it to UTF-8")]),
+            (
+                "a.txt",
+                b"one\n\xff\nthree\n",
+                [(0, "one"), (2, "three")],
+                [("line 2", "not valid UTF-8 at byte 0; convert it to UTF-8")],
+            ),
             (
                 "a.jsonl",
                 b'{"text": "one"}\n{\n["x"]\n{"text": 4}\n{"txt": "b"}\n{"text": "\xff"}\n\n{"text": "seven"}\n',

@@ -77,6 +77,16 @@ def test_what_says_nothing_is_detected(text, encoding, named):
     assert decoded(text.encode(encoding), "a.txt") == (text, f"{named} (detected)")
 
 
+def test_a_damaged_utf8_file_stays_one():
+    raw = GERMAN.encode()
+    assert decoded(raw[:5] + b"\xff" + raw[5:], "a.txt") == (
+        GERMAN[:3] + "\ufffd" + GERMAN[3:],
+        "utf-8 with errors (detected)",
+    )
+    cut = "日本語の".encode()[:-1]
+    assert decoded(cut, "a.txt")[0].startswith("日本語")
+
+
 def test_what_is_no_text_is_refused():
     assert decoded(b"a\0b text " * 30, "a.txt") == ("a\0b text " * 30, "")
     with pytest.raises(DataError, match=r"a\.txt: not valid UTF-8 at byte 0, and its encoding cannot be detected"):

@@ -119,6 +119,12 @@ def _western(piece: bytes) -> str:
 
 
 def _detected(raw: bytes, where: str) -> tuple[str, str]:
+    if b"\0" not in raw:
+        # A damaged or cut UTF-8 file has more characters that are right; other encodings are right by chance only.
+        text = raw.decode("utf-8", "replace")
+        damaged = text.count("\ufffd")
+        if sum(1 for character in text if character > "\x7f") > 2 * damaged:
+            return text, "utf-8 with errors (detected)"
     try:
         from charset_normalizer import from_bytes
     except ImportError as error:
