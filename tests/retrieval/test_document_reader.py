@@ -28,6 +28,12 @@ def reader():
         yield opened
 
 
+@pytest.fixture(scope="module")
+def small_reader():
+    with DocumentReader(ReadLimits(seconds=30, memory=64_000_000)) as opened:
+        yield opened
+
+
 def reason(reader, path):
     with pytest.raises(DataError) as caught:
         list(reader.read(path))
@@ -40,14 +46,11 @@ def good(reader, tmp_path):
     return found.text == "A page."
 
 
+@pytest.mark.slow
 def test_plain_text_and_tables_need_no_process(tmp_path):
     with DocumentReader() as opened:
-        for name, content in (
-            ("a.txt", "One."),
-            ("a.md", "# One"),
-            ("a.csv", "text\nOne.\n"),
-            ("a.jsonl", '{"text": "a"}'),
-        ):
+        files = {"a.txt": "One.", "a.md": "# One", "a.csv": "text\nOne.\n", "a.jsonl": '{"text": "a"}'}
+        for name, content in files.items():
             assert list(opened.read(write(tmp_path / name, content)))
         assert opened._process is None
         assert good(opened, tmp_path)
@@ -57,12 +60,14 @@ def test_plain_text_and_tables_need_no_process(tmp_path):
     assert process.poll() is not None
 
 
+@pytest.mark.slow
 def test_the_process_starts_without_what_models_need():
-    code = "import sys, gerund.retrieval.reader_process; print([n for n in ('torch', 'numpy', 'pydantic') if n in sys.modules])"
+    code = "import sys, gerund.retrieval.reader_process; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_a_file_in_the_working_folder_is_not_imported(tmp_path, monkeypatch):
     write(tmp_path / "zipfile.py", "raise SystemExit(1)")
     write(tmp_path / "html_to_markdown.py", "raise SystemExit(1)")
@@ -72,6 +77,7 @@ def test_a_file_in_the_working_folder_is_not_imported(tmp_path, monkeypatch):
         assert good(opened, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_ends_the_process_is_the_error_of_one_file(tmp_path, reader, monkeypatch):
     assert good(reader, tmp_path)
     process = reader._process
@@ -91,6 +97,7 @@ def test_what_ends_the_process_is_the_error_of_one_file(tmp_path, reader, monkey
     assert good(reader, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_document_that_takes_too_long_is_given_up(tmp_path):
     # What it holds would be read in a minute.
     slow = write(tmp_path / "slow.html", "<table><tr>" + "<td>x" * 200_000)
@@ -101,23 +108,25 @@ def test_a_document_that_takes_too_long_is_given_up(tmp_path):
         assert good(opened, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems limit no memory")
-def test_a_document_that_needs_too_much_memory_is_given_up(tmp_path, reader):
-    path = write(tmp_path / "huge.html", "<p>x</p>" * 4_000_000)
-    message = reason(reader, path)
-    assert "more memory than 200 MB" in message
+def test_a_document_that_needs_too_much_memory_is_given_up(tmp_path, small_reader):
+    path = write(tmp_path / "huge.html", "<p>x</p>" * 1_000_000)
+    message = reason(small_reader, path)
+    assert "more memory than 64 MB" in message
     assert "--read-memory" in message
-    assert good(reader, tmp_path)
+    assert good(small_reader, tmp_path)
 
 
-def test_archives_that_unpack_to_too_much_are_refused(tmp_path, reader):
-    write(tmp_path / "bomb.txt.gz", gzip.compress(b"a" * 60_000_000))
+@pytest.mark.slow
+def test_archives_that_unpack_to_too_much_are_refused(tmp_path, small_reader):
+    write(tmp_path / "bomb.txt.gz", gzip.compress(b"a" * 17_000_000))
     word(tmp_path / "bomb.docx", paragraph("x"))
     with zipfile.ZipFile(tmp_path / "bomb.docx", "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("word/footnotes.xml", b" " * 60_000_000)
+        archive.writestr("word/footnotes.xml", b" " * 17_000_000)
     for name in ("bomb.txt.gz", "bomb.docx"):
-        assert "it is larger than 50 MB unpacked; allow the reader more memory" in reason(reader, tmp_path / name)
-    assert good(reader, tmp_path)
+        assert "it is larger than 16 MB unpacked; allow the reader more memory" in reason(small_reader, tmp_path / name)
+    assert good(small_reader, tmp_path)
 
 
 def test_a_row_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
@@ -171,6 +180,7 @@ def test_limits_that_cannot_be(settings):
         ReadLimits(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system ends no process")
 def test_the_process_ends_when_nobody_is_there_any_more(tmp_path):
     opened = DocumentReader()

@@ -79,7 +79,7 @@ def test_what_says_nothing_is_detected(text, encoding, named):
 
 def test_a_damaged_utf8_file_stays_one():
     raw = GERMAN.encode()
-    assert decoded(raw[:5] + b"\xff" + raw[5:], "a.txt") == (
+    assert decoded(raw[:4] + b"\xff" + raw[4:], "a.txt") == (
         GERMAN[:3] + "\ufffd" + GERMAN[3:],
         "utf-8 with errors (detected)",
     )
@@ -88,6 +88,8 @@ def test_a_damaged_utf8_file_stays_one():
 
 
 def test_what_is_no_text_is_refused():
+    with pytest.raises(DataError, match=r"a\.txt: it begins with the mark of utf-16-le, and is not valid"):
+        decoded(b"\xff\xfe\xff", "a.txt")
     assert decoded(b"a\0b text " * 30, "a.txt") == ("a\0b text " * 30, "")
     with pytest.raises(DataError, match=r"a\.txt: not valid UTF-8 at byte 0, and its encoding cannot be detected"):
         decoded(bytes(range(128, 256)) * 20 + b"\0", "a.txt")

@@ -75,7 +75,7 @@ def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
     """
     for mark, name in _MARKS:
         if raw.startswith(mark):
-            return raw[len(mark) :].decode(name, "replace"), "" if name == "utf-8" else f"{name} (byte order mark)"
+            return _damaged(raw[len(mark) :], name, where), "" if name == "utf-8" else f"{name} (byte order mark)"
     name = _declared(raw[:_HEAD]) if markup else ""
     if name and name != "utf-8":
         text = _strictly(raw, name)
@@ -85,6 +85,14 @@ def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
     if plain is not None:
         return plain, ""
     return _detected(raw, where)
+
+
+def _damaged(raw: bytes, name: str, where: str) -> str:
+    """Return bytes as text that may be damaged, or cut in the middle of a character, but not much."""
+    text = raw.decode(name, "replace")
+    if text.count("\ufffd") * 2 > len(text):
+        raise DataError(f"{where}: it begins with the mark of {name}, and is not valid {name}; save it as UTF-8")
+    return text
 
 
 def _declared(head: bytes) -> str:
