@@ -155,5 +155,5 @@ def _detected(raw: bytes, where: str) -> tuple[str, str]:
     if any(_WESTERN in match.could_be_from_charset for match in matches if match.chaos <= best.chaos):
         name = _WESTERN
     name = {"cp1252": "windows-1252"}.get(name, name.replace("_", "-"))
-    text = _strictly(raw, name)
-    return str(best) if text is None else text, f"{name} (detected)"
+    found = _strictly(raw, name)
+    return str(best) if found is None else found, f"{name} (detected)"
