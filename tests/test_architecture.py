@@ -188,6 +188,7 @@ def test_public_names() -> None:
         "ModelError",
         "ModelSpec",
         "Ranked",
+        "ReadLimits",
         "Rendered",
         "Rerank",
         "Sampling",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gerund.inference.generate.config import GenerationConfig
     from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
+    from gerund.retrieval.document_reader import ReadLimits
     from gerund.retrieval.documents import Chunking, Document
     from gerund.retrieval.index import Index
     from gerund.retrieval.open_document import open_document
@@ -62,6 +63,7 @@ _WHERE = {
     "ModelSpec": "gerund.spec",
     "PLAN_NAMES": "gerund.attention.plan",
     "Ranked": "gerund.types",
+    "ReadLimits": "gerund.retrieval.document_reader",
     "Rendered": "gerund.types",
     "Rerank": "gerund.config",
     "Sampling": "gerund.config",
@@ -98,6 +100,7 @@ __all__ = [
     "ModelError",
     "ModelSpec",
     "Ranked",
+    "ReadLimits",
     "Rendered",
     "Rerank",
     "Sampling",

@@ -37,6 +37,15 @@ def test_a_text_is_read_once_and_what_cannot_be_read_is_told(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_broken_documents_are_told_and_end_nothing(tmp_path):
+    write(tmp_path / "a.jsonl", documents(5))
+    for name in ("b.docx", "c.epub", "d.pdf", "e.parquet"):
+        (tmp_path / name).write_bytes(b"PK broken")
+    found = read_documents([tmp_path])
+    assert (len(found.documents), len(found.failed)) == (5, 4)
+
+
 def test_nothing_to_read_is_a_sentence(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         read_documents([tmp_path / "none"])

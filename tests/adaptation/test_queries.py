@@ -7,7 +7,8 @@ import pytest
 from gerund.adaptation.config import AdaptConfig
 from gerund.adaptation.queries import MOST_SEARCHED, Split, made_query, split, without_beginning
 from gerund.errors import ConfigError, DataError
-from gerund.retrieval.documents import Document, Section
+from gerund.retrieval.documents import Document
+from gerund.retrieval.parsed_text import Section
 from tests.adaptation.made_up import documents
 
 

@@ -266,3 +266,49 @@ def test_the_machine_can_be_named_without_the_model(folder):
 def test_queries_end_at_line_ends_alone(folder, monkeypatch):
     ran = run_cli("search", folder / "my.index", "-", "--mode", "words", "--json", stdin="bread\u2028water\nrailway\n")
     assert {one["query"] for one in lines(ran)} == {"bread\u2028water", "railway"}
+
+
+def broken(folder):
+    """Write a broken document of each kind that needs a parser."""
+    for name, content in (
+        ("a.docx", b"PK\x03\x04 broken"),
+        ("a.epub", b"PK"),
+        ("a.pdf", b"%PDF-1.4 broken"),
+        ("a.html", b"<div>" * 3000 + b"x"),
+        ("a.md.gz", b"\x1f\x8b broken"),
+    ):
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.slow
+def test_a_broken_document_is_reported_and_all_others_are_indexed(folder):
+    broken(folder / "notes")
+    (folder / "notes" / "page.html").write_text("<p>Cheese is made of milk.</p>")
+    ran = run_cli("index", folder / "notes", "-o", folder / "my.index", "--json", "--read-seconds", 20)
+    assert ran.code == 2
+    told = json.loads(ran.out)
+    assert (told["documents"], told["unchanged"]) == (1, 3)
+    assert sorted(Path(one["file"]).name for one in told["failed"]) == [
+        "a.docx",
+        "a.epub",
+        "a.html",
+        "a.md.gz",
+        "a.pdf",
+    ]
+    assert "Traceback" not in ran.err
+    for name in ("a.docx", "a.pdf"):
+        ran = run_cli("ask", "--document", folder / "notes" / name, "What is cheese made of?")
+        assert ran.code == 2
+        assert f"{name}: not a readable" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--read-seconds", "0"), ("--read-memory", "much"), ("--read-memory", "1MB")]
+)
+def test_impossible_limits(folder, option, value):
+    for command in (
+        ["index", folder / "notes", "-o", folder / "my.index"],
+        ["adapt", "--texts", folder / "notes", "--dry-run"],
+    ):
+        with no_loading():
+            assert run_cli(*command, option, value).code == 2

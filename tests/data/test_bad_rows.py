@@ -21,7 +21,12 @@ class TestBadRows:
     @pytest.mark.parametrize(
         ("name", "content", "kept", "told"),
         [
-            ("a.txt", b"one\n\xff\nthree\n", [(0, "one"), (2, "three")], [("line 2", "not valid UTF-8 at byte 0")]),
+            (
+                "a.txt",
+                b"one\n\xff\nthree\n",
+                [(0, "one"), (2, "three")],
+                [("line 2", "not valid UTF-8 at byte 0; convert it to UTF-8")],
+            ),
             (
                 "a.jsonl",
                 b'{"text": "one"}\n{\n["x"]\n{"text": 4}\n{"txt": "b"}\n{"text": "\xff"}\n\n{"text": "seven"}\n',
@@ -70,7 +75,7 @@ class TestBadRows:
         path, bad = parquet(tmp_path / "a.parquet", id=["a", "b", "c"], text=broken), []
         [rows] = read(path, bad=bad.append)
         assert (rows.ids, rows.texts) == (["a", "c"], ["ok", "fine"])
-        assert bad == [BadRow(f"{path}, row 2", "not valid UTF-8 at byte 0", "b")]
+        assert bad == [BadRow(f"{path}, row 2", "not valid UTF-8 at byte 0; convert it to UTF-8", "b")]
 
     @pytest.mark.parametrize(
         ("content", "kept", "told"),
@@ -115,7 +120,7 @@ class TestBadRows:
         [rows] = read(tmp_path, folders=True, bad=bad.append)
         assert rows.texts == ["kept"]
         assert [one.id for one in bad] == ["a.txt", None, "c.txt.gz", "d.jsonl#0"]
-        assert bad[0].reason == "line 1: not valid UTF-8 at byte 0"
+        assert bad[0].reason == "line 1: not valid UTF-8 at byte 0; convert it to UTF-8"
         places = [str(tmp_path / name) for name in ("a.txt", "b.csv", "c.txt.gz")]
         assert [one.place for one in bad] == [*places, f"{tmp_path / 'd.jsonl'}, line 1"]
         with pytest.raises(DataError, match="not valid UTF-8"):

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import pyarrow.parquet  # noqa: F401  (imported once here rather than in every child)
 
-from gerund.retrieval import indexing, lance_store, migrating
+from gerund.retrieval import indexing, lance_store, migrating, reading
 from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
 from gerund.retrieval.store import About
 from tests.retrieval import helpers
@@ -146,8 +146,8 @@ def cut_nowhere(document: Document) -> list[Chunk]:
 def expected(texts: Path) -> list[Chunk]:
     """Return what an uninterrupted run stores, without a store."""
     chunks = []
-    for path in indexing.find_files([texts]):
-        for one in indexing.read_file(path):
+    for path in reading.find_files([texts]):
+        for one in reading.read_file(path):
             file = f"{texts.name}/{path.name}"
             source, title = (f"{file}#{one.key}", "") if one.key else (file, path.stem)
             chunks += helpers.cut_lines(Document(source, one.text, one.title or title, one.sections, file))

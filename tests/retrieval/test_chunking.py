@@ -9,8 +9,9 @@ import gerund
 from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
 from gerund.retrieval.chunking import cut
-from gerund.retrieval.documents import Chunking, Document, Section, rebuilt
+from gerund.retrieval.documents import Chunking, Document, rebuilt
 from gerund.retrieval.embedding import Embedder
+from gerund.retrieval.parsed_text import Section
 
 TEXT = (
     "Bread is old. It is made of flour, water and salt.\n\nYeast is a fungus! Does it eat? Yes.\n"

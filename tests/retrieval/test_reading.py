@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.errors import DataError
-from gerund.retrieval import reading
-from gerund.retrieval.markup import ParsedText, html, markdown
-from gerund.retrieval.reading import digest_of, find_files, read_file
+from gerund.retrieval import document_reader
+from gerund.retrieval.document_reader import DocumentReader
+from gerund.retrieval.markup import html, markdown
+from gerund.retrieval.parsed_text import ParsedText
+from gerund.retrieval.reading import digest_of, find_files
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -21,20 +23,28 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def texts(path):
-    return [(one.key, one.title, one.text) for one in read_file(path)]
+@pytest.fixture(scope="module", autouse=True)
+def reader():
+    """One process for all files of this module."""
+    with DocumentReader() as opened:
+        yield opened
 
 
-def test_text_is_the_file_itself(tmp_path):
+@pytest.fixture
+def texts(reader):
+    return lambda path: [(one.key, one.title, one.text) for one in reader.read(path)]
+
+
+def test_text_is_the_file_itself(tmp_path, texts):
     content = "\ufeffOne.\r\n\r\nTwo — three.\n"
     assert texts(write(tmp_path / "a.txt", content)) == [("", "", content[1:])]
     assert texts(write(tmp_path / "a.txt.gz", gzip.compress(content.encode()))) == [("", "", content[1:])]
 
 
-def test_markdown_keeps_its_characters_and_gains_sections(tmp_path):
+def test_markdown_keeps_its_characters_and_gains_sections(tmp_path, reader):
     text = "# Bread\r\n\r\nFlour.\r\n\r\n"
     text += "```\r\n# no heading\r\n```\r\n\r\nRye *bread*\n-----\nDark.\n### Deep ###\nSour.\n"
-    [found] = read_file(write(tmp_path / "a.md", text))
+    [found] = reader.read(write(tmp_path / "a.md", text))
     assert found.text == text
     assert [(text[one.start :][:5], one.path) for one in found.sections] == [
         ("# Bre", ("Bread",)),
@@ -74,21 +84,44 @@ def test_the_title_of_front_matter_wins():
     ("page", "text"),
     [
         ("<p>One<p>Two", "One\n\nTwo"),
-        ("<p>a <b>bold</b>, word</p>", "a bold, word"),
+        ("<p>a <b>bold</b>, <a href=b.html>linked</a> word</p>", "a bold, linked word"),
         ("a<br>b<br/>c", "a\nb\nc"),
         ("<ul><li>x</li><li>y</li></ul>", "- x\n- y"),
-        ("<table><tr><th>Egg</th><th>5</th></tr><tr><td>a</td><td>b</td></tr></table>", "Egg | 5\na | b"),
-        ("<pre>a\n  b</pre>", "a\n  b"),
-        ("<script>x</script><style>y</style><nav>menu<p>deep</nav>text<footer>f</footer>", "text"),
+        ("<pre>a\n  b</pre>", "```\na\n  b\n```"),
+        ("<script>x</script><style>y</style>text", "text"),
         ("<p>&lt;tag&gt; &amp; &eacute;&#233;</p>", "<tag> & éé"),
         ("<head><title>T</title></head><body>b</body>", "b"),
-        ("<title>T</title><svg><title>no</title></svg>b", "b"),
         ("no markup at all", "no markup at all"),
-        ("<p>  spaces \n and   lines </p>", "spaces and lines"),
-        ("<nav><img><br></nav>x", "x"),
+        ("<p>  spaces \n and   lines </p>", "spaces\nand lines"),
         ("", ""),
+        # A row stays a row, and a cell its column, without end tags and with paragraphs in cells too, as Word has them.
+        (
+            "<table><tr><th>Town<th>May<th>June</tr><tr><td>Oslo<td><td>17</tr><tr><td><td>9<td>12</tr></table>",
+            "| Town | May | June |\n| --- | --- | --- |\n| Oslo |  | 17 |\n|  | 9 | 12 |",
+        ),
+        (
+            "<table><tr><td><p>Name</p></td><td><p>Age</p></td></tr><tr><td><p>Ann</p></td><td><p>31</p></td></tr></table>",
+            "| Name | Age |\n| --- | --- |\n| Ann | 31 |",
+        ),
+        (
+            "<table><tr><th colspan=2>Both<th>C</tr><tr><td rowspan=2>a<td>b<td>c</tr><tr><td>d<td>e</tr></table>",
+            "| Both | | C |\n| --- | --- | --- |\n| a | b | c |\n|  | d | e |",
+        ),
+        # What holds a page, or belongs to its text, is read whatever its element is called.
+        ("<form id=f><h1>Opening hours</h1><p>We open at nine.</p></form><p>Copyright.</p>",
+         "# Opening hours\n\nWe open at nine.\n\nCopyright."),
+        ("<p>Mix well.</p><aside class=warning><p>Never mix acid and bleach.</p></aside>",
+         "Mix well.\n\nNever mix acid and bleach."),
+        ("<blockquote><p>To be.</p><footer>Shakespeare</footer></blockquote>", "> To be.\n>\n> Shakespeare"),
+        ("<p>Press <button>Save</button> to keep your work.</p>", "Press Save to keep your work."),
+        ("<p>Energy <math><mi>E</mi><mo>=</mo><mi>m</mi><msup><mi>c</mi><mn>2</mn></msup></math>.", "Energy E=mc^2."),
+        ("<header><h1>Title</h1></header><dialog open>Said.</dialog>", "# Title\n\nSaid."),
+        # A menu is left out, and a page that somebody put into its element is not.
+        ("<nav><ul><li><a href=/a>Home</a><li>More</ul></nav><p>Body", "Body"),
+        ("<nav><ul><li><a href=/a>Home</a></ul><p>All of the page.", "- Home\n\nAll of the page."),
+        ("<nav><ul><li>Home</ul></nav>", "- Home"),
     ],
-)
+)  # fmt: skip
 def test_html_is_what_a_reader_sees(page, text):
     assert html(page).text == text
 
@@ -96,11 +129,22 @@ def test_html_is_what_a_reader_sees(page, text):
 def test_headings_of_html_stand_where_they_say():
     found = html("<p>Before</p><h1> Top <i>one</i></h1><p>x</p><h3>Deep</h3>y<h2></h2><h1>Next</h1>")
     assert [(found.text[one.start :].split("\n")[0], one.path) for one in found.sections] == [
-        ("Top one", ("Top one",)),
-        ("Deep", ("Top one", "Deep")),
-        ("Next", ("Next",)),
+        ("# Top one", ("Top one",)),
+        ("### Deep", ("Top one", "Deep")),
+        ("# Next", ("Next",)),
     ]
     assert found.title == "Top one"
+    assert html("<title> My \n page </title><h1>Other</h1>").title == "My page"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# " + "[" * 40_000, "# " + "![x](" * 20_000, "# a" + " " * 40_000 + "b", "# " + " #" * 20_000 + "x",
+     "---\ntitle: a" + " " * 40_000 + "b\n---\n", "-" * 40_000 + "x", "# " + "*" * 40_000, "\n\n" * 20_000],
+)  # fmt: skip
+@pytest.mark.timeout(20)
+def test_hostile_markdown_takes_no_time(text):
+    assert all(len(one.path[-1]) < 400 for one in markdown(text).sections)
 
 
 ROWS = [("7", "Tea", "Hot."), ("8", "", "Cold.")]
@@ -117,11 +161,12 @@ ROWS = [("7", "Tea", "Hot."), ("8", "", "Cold.")]
         ("a.tsv", "title\t_id\ttext\nTea\t7\tHot.\n\t8\tCold.\n"),
     ],
 )
-def test_rows_of_tables(tmp_path, name, content):
+def test_rows_of_tables(tmp_path, texts, name, content):
     assert texts(write(tmp_path / name, content)) == ROWS
+    assert texts(write(tmp_path / f"{name}.gz", gzip.compress(content.encode()))) == ROWS
 
 
-def test_rows_of_parquet_and_rows_without_ids(tmp_path):
+def test_rows_of_parquet_and_rows_without_ids(tmp_path, texts):
     table = {"_id": [7, 8], "title": ["Tea", None], "text": ["Hot.", "Cold."], "more": [1.0, 2.0]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet") == ROWS
@@ -131,7 +176,8 @@ def test_rows_of_parquet_and_rows_without_ids(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"\xff\xfe", "not valid UTF-8 at byte 0"),
+        ("a.txt", b"\xff\xfe", "there is no text in it"),
+        ("a.txt", bytes(range(128, 256)) * 20 + b"\0", "its encoding cannot be detected; save it as UTF-8"),
         ("a.txt", "  \n", "there is no text in it"),
         ("a.html", "<script>x</script>", "there is no text in it"),
         ("a.xyz", "x", "unknown kind of file; known are: .txt, .md"),
@@ -151,9 +197,11 @@ def test_rows_of_parquet_and_rows_without_ids(tmp_path):
         ("a.pdf", b"%PDF-1.4 nothing", "not a readable PDF"),
         ("a.docx", b"nothing", "not a readable Word document"),
         ("a.epub", b"nothing", "not a readable EPUB"),
+        ("a.html", "<div>" * 5000 + "x", "a.html: its elements are nested too deeply"),
+        ("a.html", "<table>" + "<tr><td colspan=1000>x" * 300, "its tables would grow to"),
     ],
 )
-def test_mistakes_name_the_file(tmp_path, name, content, message):
+def test_mistakes_name_the_file(tmp_path, texts, name, content, message):
     with pytest.raises(DataError) as caught:
         texts(write(tmp_path / name, content))
     assert str(tmp_path / name)[-20:] in str(caught.value)
@@ -173,24 +221,27 @@ def book(path, pages, container="content.opf"):
     return path
 
 
-def test_books_are_read_page_by_page(tmp_path):
+def test_books_are_read_page_by_page(tmp_path, reader, texts):
     pages = {"b%20one.xhtml": "<title>Book</title><h1>One</h1><p>a</p>", "a.xhtml": "<h1>Two</h1><p>b</p>"}
-    [found] = read_file(book(tmp_path / "a.epub", pages))
-    assert found.text == "One\n\na\n\nTwo\n\nb"
-    assert (found.title, [(one.start, one.path) for one in found.sections]) == ("Book", [(0, ("One",)), (8, ("Two",))])
+    [found] = reader.read(book(tmp_path / "a.epub", pages))
+    assert found.text == "# One\n\na\n\n# Two\n\nb"
+    assert (found.title, [(one.start, one.path) for one in found.sections]) == ("Book", [(0, ("One",)), (10, ("Two",))])
     with pytest.raises(DataError, match="not a readable EPUB"):
         texts(book(tmp_path / "b.epub", pages, container="missing.opf"))
 
 
-def test_a_page_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_LARGEST_PAGE", 2**20)
-    with pytest.raises(DataError, match="is larger than 1 MiB"):
-        texts(book(tmp_path / "a.epub", {"a.xhtml": "x" * (2**20 + 1)}))
+def test_pages_of_books_say_their_encoding(tmp_path, reader):
+    page = '<?xml version="1.0" encoding="iso-8859-1"?><html><p>café</p></html>'.encode("latin-1")
+    [found] = reader.read(book(tmp_path / "a.epub", {"a.xhtml": page}))
+    assert (found.text, found.encoding) == ("café", "windows-1252 (declared)")
 
 
-def test_word_documents(tmp_path):
-    word = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+
+def word(path, body):
     kinds = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    math = "http://schemas.openxmlformats.org/officeDocument/2006/math"
     packages = "http://schemas.openxmlformats.org/package/2006"
     parts = {
         "[Content_Types].xml": f'<Types xmlns="{packages}/content-types"><Override '
@@ -198,17 +249,31 @@ def test_word_documents(tmp_path):
         'document.main+xml"/></Types>',
         "_rels/.rels": f'<Relationships xmlns="{packages}/relationships"><Relationship '
         f'Id="r1" Type="{kinds}/officeDocument" Target="word/document.xml"/></Relationships>',
-        "word/document.xml": f'<w:document xmlns:w="{word}"><w:body><w:p><w:pPr><w:pStyle w:val="Heading1"/>'
-        "</w:pPr><w:r>"
-        "<w:t>Bread</w:t></w:r></w:p><w:p><w:r><w:t>Flour and water.</w:t></w:r></w:p></w:body></w:document>",
-        "word/styles.xml": f'<w:styles xmlns:w="{word}"><w:style w:type="paragraph" w:styleId="Heading1"><w:name '
+        "word/document.xml": f'<w:document xmlns:w="{WORD}" xmlns:m="{math}"><w:body>{body}</w:body></w:document>',
+        "word/styles.xml": f'<w:styles xmlns:w="{WORD}"><w:style w:type="paragraph" w:styleId="Heading1"><w:name '
         'w:val="heading 1"/></w:style></w:styles>',
     }  # fmt: skip
-    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
             archive.writestr(name, content)
-    [found] = read_file(tmp_path / "a.docx")
-    assert (found.text, found.title) == ("Bread\n\nFlour and water.", "Bread")
+    return path
+
+
+def paragraph(text, style=""):
+    return f"<w:p>{style}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def test_word_documents(tmp_path, reader):
+    cells = [[paragraph(text) if text else "<w:p/>" for text in row] for row in (["Name", "Age"], ["", "31"])]
+    table = "".join(f"<w:tr>{''.join(f'<w:tc>{one}</w:tc>' for one in row)}</w:tr>" for row in cells)
+    formula = (
+        "<w:p><w:r><w:t>Energy </w:t></w:r><m:oMath><m:r><m:rPr/><m:t>E=m</m:t></m:r><m:sSup><m:e><m:r><m:t>c</m:t>"
+        "</m:r></m:e><m:sup><m:r><m:t>2</m:t></m:r></m:sup></m:sSup></m:oMath></w:p>"
+    )
+    body = paragraph("Bread", '<w:pPr><w:pStyle w:val="Heading1"/></w:pPr>') + paragraph("Flour and water.")
+    [found] = reader.read(word(tmp_path / "a.docx", f"{body}<w:tbl>{table}</w:tbl>{formula}"))
+    assert found.text == "# Bread\n\nFlour and water.\n\n| Name | Age |\n| --- | --- |\n|  | 31 |\n\nEnergy E=mc^2"
+    assert (found.title, found.sections[0].path) == ("Bread", ("Bread",))
 
 
 def pdf(lines):
@@ -234,7 +299,7 @@ def pdf(lines):
     return out + b"xref\n0 %d\n0000000000 65535 f \n%s" % (size, table) + end
 
 
-def test_pdf(tmp_path):
+def test_pdf(tmp_path, texts):
     assert texts(write(tmp_path / "a.pdf", pdf(["A sentence that", "goes on."]))) == [
         ("", "", "A sentence that\ngoes on.")
     ]
@@ -242,9 +307,15 @@ def test_pdf(tmp_path):
         texts(write(tmp_path / "b.pdf", pdf([""])))
 
 
-def test_readers_of_other_packages(tmp_path, monkeypatch):
+def test_readers_of_other_packages(tmp_path, monkeypatch, reader, texts):
     def broken(path):
         raise ValueError("odd")
+
+    class PanicException(BaseException):  # what a library in Rust raises
+        pass
+
+    def panics(path):
+        raise PanicException("index out of bounds")
 
     class Entry:
         def __init__(self, name, function):
@@ -253,23 +324,30 @@ def test_readers_of_other_packages(tmp_path, monkeypatch):
         def load(self):
             return self._function
 
-    found = [Entry(".scan", lambda path: f"# {path.stem}\n\nRead."), Entry("odd", broken), Entry("five", lambda _: 5)]
+    found = [
+        Entry(".scan", lambda path: f"# {path.stem}\n\nRead."),
+        Entry("odd", broken),
+        Entry("five", lambda _: 5),
+        Entry("rust", panics),
+    ]
     found.append(Entry("pdf", lambda path: f"# {path.stem}\n\nRead from its pictures."))
     monkeypatch.setattr(metadata, "entry_points", lambda *, group: found if group == "gerund.readers" else [])
-    reading._others.cache_clear()
+    document_reader.foreign_readers.cache_clear()
     try:
-        [one] = read_file(write(tmp_path / "page.scan", "x"))
+        [one] = reader.read(write(tmp_path / "page.scan", "x"))
         assert one == ParsedText("# page\n\nRead.", "page", one.sections)
         with pytest.raises(DataError, match=r"the reader package:odd failed on it \(odd\)"):
             texts(write(tmp_path / "a.odd", "x"))
+        with pytest.raises(DataError, match=r"the reader package:rust failed on it \(index out of bounds\)"):
+            texts(write(tmp_path / "a.rust", "x"))
         with pytest.raises(DataError, match="is not a text but int"):
             texts(write(tmp_path / "a.five", "x"))
-        assert [path.name for path in find_files([tmp_path])] == ["a.five", "a.odd", "page.scan"]
+        assert [path.name for path in find_files([tmp_path])] == ["a.five", "a.odd", "a.rust", "page.scan"]
         # Another reader takes the place of one that is known here.
         assert texts(write(tmp_path / "own.pdf", pdf([""]))) == [("", "own", "# own\n\nRead from its pictures.")]
-        assert reading.endings().count("pdf") == 1
+        assert document_reader.endings().count("pdf") == 1
     finally:
-        reading._others.cache_clear()
+        document_reader.foreign_readers.cache_clear()
 
 
 def test_files_of_folders(tmp_path):

@@ -42,6 +42,18 @@ def sources(index):
 
 
 @pytest.mark.slow
+def test_a_broken_document_is_told_and_ends_nothing(index, notes):
+    follower = Follower(index, [notes], prune=True, interval=2)
+    write(notes / "a.txt", "One cat.")
+    write(notes / "b.docx", "no archive")
+    summary = follower.round()
+    assert (summary.documents, [Path(one.file).name for one in summary.failed]) == (1, ["b.docx"])
+    write(notes / "c.pdf", "%PDF-1.4 broken")
+    assert [Path(one.file).name for one in follower.round().failed] == ["c.pdf"]
+    assert sources(index) == ["a.txt"]
+
+
+@pytest.mark.slow
 def test_what_appears_changes_and_goes(index, notes):
     follower = Follower(index, [notes], prune=True, interval=2)
     assert follower.round().documents == 0  # an empty folder is none to stop at

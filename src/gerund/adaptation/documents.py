@@ -10,9 +10,10 @@ from pathlib import Path
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.progress import progress
+from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings
 from gerund.retrieval.documents import Document
 from gerund.retrieval.indexing import Failure
-from gerund.retrieval.reading import endings, find_files, read_file
+from gerund.retrieval.reading import find_files
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,20 @@ def files_of(paths: Sequence[Path], output: Path | None = None) -> list[Path]:
     return files
 
 
-def read_documents(paths: Sequence[Path], output: Path | None = None, *, show: bool | None = None) -> Collected:
+def read_documents(
+    paths: Sequence[Path],
+    output: Path | None = None,
+    *,
+    show: bool | None = None,
+    limits: ReadLimits | None = None,
+) -> Collected:
     """Read files and folders of documents.
 
     Args:
         paths: the files and folders.
         output: a folder that must not lie in any of them, since it would be read the next time.
         show: whether to show progress; None only on a terminal.
+        limits: what reading a document may take; None for the usual limits.
 
     Raises:
         DataError: a path is not there, or no file can be read.
@@ -101,11 +109,11 @@ def read_documents(paths: Sequence[Path], output: Path | None = None, *, show: b
     files = files_of(paths, output)
     documents: dict[str, Document] = {}
     failed, repeated = list[Failure](), 0
-    with progress(len(files), "reading", show=show) as advance:
+    with progress(len(files), "reading", show=show) as advance, DocumentReader(limits) as reader:
         for path in files:
             name = name_of(path)
             try:
-                for parsed in read_file(path):
+                for parsed in reader.read(path):
                     source = f"{name}#{parsed.key}" if parsed.key else name
                     # A title that only the file's name would give is none: nobody asks by it.
                     own = Document(source, parsed.text, parsed.title.strip(), parsed.sections, name)

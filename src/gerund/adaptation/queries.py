@@ -18,7 +18,8 @@ from gerund.adaptation.config import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIE
 from gerund.adaptation.questions import read_questions
 from gerund.data.passages import sentence_bounds
 from gerund.errors import DataError
-from gerund.retrieval.documents import Document, Section
+from gerund.retrieval.documents import Document
+from gerund.retrieval.parsed_text import Section
 
 TITLE, FIRST_SENTENCE, QUESTION = "title", "first sentence", "question"
 

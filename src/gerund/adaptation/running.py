@@ -40,6 +40,7 @@ from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError
 from gerund.jobs.files import make_folder, write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.working_folder import kept_work_told
+from gerund.retrieval.document_reader import ReadLimits
 from gerund.spec import ModelSpec
 from gerund.training.recipe import load_recipe
 from gerund.training.recipe_files import find_recipe
@@ -61,6 +62,7 @@ def adapt(
     resume: bool = False,
     show_progress: bool | None = None,
     say: Say | None = None,
+    limits: ReadLimits | None = None,
     **settings: Any,
 ) -> Adapted:
     """Train a model's encoder on your own documents, and measure whether that helps to find them.
@@ -78,6 +80,7 @@ def adapt(
         resume: go on with what an interrupted run has left in ``output``.
         show_progress: None shows bars on a terminal.
         say: called with a sentence after each step; None for silence.
+        limits: what reading a document may take; None for the usual limits.
         settings: fields of :class:`AdaptConfig`, such as ``minutes=20``, in the place of what ``config`` says.
 
     Returns:
@@ -93,6 +96,7 @@ def adapt(
     """
     options = replace(config or AdaptConfig(), **settings)
     job = _Job(_spec(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
+    job.limits = limits
     return job.run(resume=resume)
 
 
@@ -103,6 +107,7 @@ def plan(
     *,
     show_progress: bool | None = None,
     say: Say | None = None,
+    limits: ReadLimits | None = None,
 ) -> Choice:
     """Return the recipe that ``adapt`` would carry out, with its time and memory, and write nothing.
 
@@ -113,6 +118,7 @@ def plan(
     with TemporaryDirectory(prefix="gerund-") as folder:
         job = _Job(_spec(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
         job.output.mkdir()
+        job.limits = limits
         found, lm = job.read(None), job.open()
         pairs = job.pairs(found, lm)
         choice = job.choose(pairs.count, measured=True)
@@ -135,6 +141,7 @@ class _Job:
     ) -> None:
         self.spec, self.texts, self.output, self.options = spec, texts, output, options
         self.show, self.say = show, say
+        self.limits: ReadLimits | None = None
         self.collected: Collected
 
     def run(self, *, resume: bool) -> Adapted:
@@ -174,7 +181,7 @@ class _Job:
 
     def read(self, output: Path | None) -> Split:
         """Read the documents, in whose folders the output must not lie, and put some aside."""
-        self.collected = read_documents(self.texts, output, show=self.show)
+        self.collected = read_documents(self.texts, output, show=self.show, limits=self.limits)
         self.say(f"read {self.collected.summary}")
         for one in self.collected.failed[:5]:
             self.say(f"warning: {one.reason}")

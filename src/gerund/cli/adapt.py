@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gerund.cli import model_options as options
+from gerund.cli import reading_options
 
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
@@ -64,6 +65,8 @@ def command(
     spec: "ModelSpec",
     language: Annotated[str, typer.Option(help="Language of the documents: en, zh, de, ...")] = "en",
     seed: Annotated[int, typer.Option(help="Random seed of the documents put aside, and of the training.")] = 0,
+    read_seconds: reading_options.Seconds = reading_options.SECONDS,
+    read_memory: reading_options.Memory = reading_options.MEMORY,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what an interrupted run has left in OUT.")
     ] = False,
@@ -109,6 +112,7 @@ def command(
         language=language,
         seed=seed,
     )
+    limits = reading_options.limits_of(read_seconds, read_memory)
     _demand_files(texts, output, config)
     from gerund.adaptation.running import adapt, plan
 
@@ -116,12 +120,12 @@ def command(
         typer.echo(f"gerund: {sentence}", err=True)
 
     if dry_run:
-        choice = plan(spec, texts, config, say=say)
+        choice = plan(spec, texts, config, say=say, limits=limits)
         if as_json:
             typer.echo(choice.to_json())
         return
     assert output is not None
-    done = adapt(spec, texts, output, config, resume=resume, say=say)
+    done = adapt(spec, texts, output, config, resume=resume, say=say, limits=limits)
     _tell(done, texts, as_json=as_json)
 
 

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import generation_options, index_options
+from gerund.cli import generation_options, index_options, reading_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.retrieval.asking import Asking
+    from gerund.retrieval.document_reader import ReadLimits
     from gerund.spec import ModelSpec
     from gerund.types import Answer
 
@@ -72,6 +73,8 @@ def command(
             "Chunks are then read without seeing each other: the answer is not quite that of reading them together.",
         ),
     ] = False,
+    read_seconds: reading_options.Seconds = reading_options.SECONDS,
+    read_memory: reading_options.Memory = reading_options.MEMORY,
     sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer with its sources as a JSON object.")
@@ -114,13 +117,14 @@ def command(
     }
     _demand_there(where, document)
     most_bytes = bytes_of(cache_size)
+    limits = reading_options.limits_of(read_seconds, read_memory)
     if approximate_cache:
         asked["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
     _checked(question, k, asked)
     reader = (
         index_options.open_existing(where, spec)
         if document is None
-        else _document(document, spec, cache, most_bytes)
+        else _document(document, spec, cache, most_bytes, limits)
     )  # fmt: skip
     _warn(reader, asked["method"])
     if question is None:
@@ -178,10 +182,10 @@ def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:
     Asked.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
 
 
-def _document(path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int) -> "Asking":
+def _document(path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int, limits: "ReadLimits") -> "Asking":
     from gerund.retrieval.open_document import open_document, usual_cache
 
-    return open_document(path, spec, cache=usual_cache(cache, most_bytes) if most_bytes else None)
+    return open_document(path, spec, cache=usual_cache(cache, most_bytes) if most_bytes else None, limits=limits)
 
 
 def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> Any:

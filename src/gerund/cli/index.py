@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import engine_options, index_options
+from gerund.cli import engine_options, index_options, reading_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
+    from gerund.retrieval.document_reader import ReadLimits
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import Index
     from gerund.retrieval.indexing import Embed, IndexSummary
@@ -84,6 +85,8 @@ def command(
             help="First embed everything anew, with another model or in other chunks, and swap in one step.",
         ),
     ] = False,
+    read_seconds: reading_options.Seconds = reading_options.SECONDS,
+    read_memory: reading_options.Memory = reading_options.MEMORY,
     engine: engine_options.Engine = "local",
     workers: engine_options.ModelWorkers = None,
     address: engine_options.Address = None,
@@ -129,6 +132,7 @@ def command(
         raise ConfigError("--prune removes what lay in PATHS and is gone; name them")
     if watch and not paths:
         raise ConfigError("--watch follows what lies in PATHS; name them")
+    limits = reading_options.limits_of(read_seconds, read_memory)
     store = store_at(output)
     about = store.about()
     said = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
@@ -150,9 +154,9 @@ def command(
         index = open_index(output, given, chunking=chunking)
     with machines.adding(index):
         if watch and paths:
-            _watch(index, paths, output, prune=prune, interval=interval, as_json=as_json)
+            _watch(index, paths, output, limits, prune=prune, interval=interval, as_json=as_json)
             return
-        summary = index.add(paths, prune=prune) if paths else None
+        summary = index.add(paths, prune=prune, limits=limits) if paths else None
     if left := unknown_files(paths or []):
         kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
         typer.echo(f"gerund: passed over, of no kind that is read: {kinds}", err=True)
@@ -191,7 +195,16 @@ class _Machines:
         return embedding_pool(self.engine, WorkerModel.of(lm, threads=self.threads), chunking)
 
 
-def _watch(index: "Index", paths: list[Path], output: str, *, prune: bool, interval: float, as_json: bool) -> None:
+def _watch(
+    index: "Index",
+    paths: list[Path],
+    output: str,
+    limits: "ReadLimits",
+    *,
+    prune: bool,
+    interval: float,
+    as_json: bool,
+) -> None:
     """Follow files until the user ends it, which is no mistake."""
     from gerund.retrieval.watching import watch
 
@@ -200,7 +213,7 @@ def _watch(index: "Index", paths: list[Path], output: str, *, prune: bool, inter
 
     typer.echo(f"gerund: watching {', '.join(map(str, paths))}; Ctrl-C ends it", err=True)
     try:
-        watch(index, paths, prune=prune, interval=interval, report=report)
+        watch(index, paths, prune=prune, interval=interval, report=report, limits=limits)
     except KeyboardInterrupt:
         typer.echo(f"gerund: stopped; everything that was stored is kept in {output}", err=True)
 

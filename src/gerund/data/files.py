@@ -17,6 +17,8 @@ from gerund.errors import DataError
 
 COMPRESSED = (".gz", ".xz")
 
+_MOST_ZEROS = 0.4
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
@@ -42,14 +44,18 @@ def decode(raw: bytes, where: str) -> str:
         DataError: they are not UTF-8; the message begins with ``where``.
     """
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise not_utf8(error, where) from error
+    # English in UTF-16 is valid UTF-8: every second byte is zero.
+    if raw.count(0) > _MOST_ZEROS * len(raw):
+        raise DataError(f"{where}: every second byte is zero, as in UTF-16; convert it to UTF-8")
+    return text
 
 
 def not_utf8(error: UnicodeDecodeError, where: str) -> DataError:
     """Return the error for bytes that are no text."""
-    return DataError(f"{where}: not valid UTF-8 at byte {error.start}")
+    return DataError(f"{where}: not valid UTF-8 at byte {error.start}; convert it to UTF-8")
 
 
 def shown_path(path: str | Path) -> str:

@@ -20,6 +20,9 @@ from gerund.sentences import segments
 
 _WORD = re.compile(r"\S+")
 _STRETCH = 20_000
+# Quotation marks in a stretch, and characters of a piece of a stretch that has more of them.
+_MOST_MARKS = 1500
+_QUOTATION_MARK = re.compile("[\"'\u2018-\u201f\u00ab\u00bb\u2039\u203a\u300c-\u300f`\u00b4(\\[]")
 _LIKELY_END = re.compile(r"[.!?]['\"”’)]*\s+|[。！？][”’」』）]*|\n\s*\n")
 _SENTENCE_ENDS = (".", "!", "?", '"', "\u201d", "'")
 
@@ -109,19 +112,35 @@ def sentence_bounds(text: str, language: str = "en") -> list[tuple[int, int]]:
 def _stretches(text: str) -> Iterator[str]:
     """Cut a text between paragraphs, and a very long paragraph at what looks like the end of a sentence.
 
-    The splitter's time grows with the square of a paragraph that has quotations.
+    The splitter's time grows with the square of a paragraph that has quotations, and faster with the number of
+    quotation marks: a text of little else is cut shorter. Where no sentence seems to end, it is cut between words.
     """
     start = 0
     while len(text) - start > _STRETCH:
         end = text.rfind("\n\n", start + 1, start + _STRETCH) + 2
         if end < 2:
-            found = _LIKELY_END.search(text, start + _STRETCH)
-            if found is None:
-                break
-            end = found.end()
-        yield text[start:end]
+            found = _LIKELY_END.search(text, start + _STRETCH, start + 2 * _STRETCH)
+            end = found.end() if found else _between_words(text, start, 2 * _STRETCH)
+        yield from _with_few_marks(text[start:end])
         start = end
+    yield from _with_few_marks(text[start:])
+
+
+def _with_few_marks(text: str) -> Iterator[str]:
+    start = 0
+    if len(_QUOTATION_MARK.findall(text)) > _MOST_MARKS:
+        while len(text) - start > _MOST_MARKS:
+            end = _between_words(text, start, _MOST_MARKS)
+            yield text[start:end]
+            start = end
     yield text[start:]
+
+
+def _between_words(text: str, start: int, most: int) -> int:
+    """Return where at most so many characters end, behind white space in the second half if there is any."""
+    half = start + most // 2
+    end = max(text.rfind(" ", half, start + most), text.rfind("\n", half, start + most)) + 1
+    return end or min(start + most, len(text))
 
 
 def cut_passages(

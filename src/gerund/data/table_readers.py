@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from gerund.data.files import checked_text, json_row, not_utf8, opened
+from gerund.data.files import checked_text, decode, json_row, not_utf8, opened
 from gerund.data.table import (
     ID_COLUMNS,
     Cursor,
@@ -26,6 +26,11 @@ from gerund.data.table import (
     tried,
 )
 from gerund.errors import ConfigError, DataError
+
+MOST_ROW_BYTES = 10**8
+"""Bytes of a line, or of a field of a CSV file, at most: a small archive may hold a line that fills the memory."""
+
+_TOO_LONG = f"longer than {MOST_ROW_BYTES // 10**6} MB, more than a row may have"
 
 
 def read_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
@@ -80,16 +85,18 @@ def lines_of(table: Table, cursor: Cursor, *, ends: bool = True) -> Iterator[tup
             raw = raw.rstrip(b"\r\n")
         line: list[str | DataError]
         try:
-            line = [raw.decode("utf-8")]
-        except UnicodeDecodeError as error:
-            line = [not_utf8(error, f"{table.name}, line {number}")]
+            line = [decode(raw, f"{table.name}, line {number}")]
+        except DataError as error:
+            line = [error.with_traceback(None)]
         del raw
         yield number, line.pop()
 
 
 def _raw_lines(table: Table, cursor: Cursor) -> Iterator[tuple[int, bytes]]:
     with _bytes_of(table, cursor.offset) as file:
-        for raw in file:
+        while raw := file.readline(MOST_ROW_BYTES + 1):
+            if len(raw) > MOST_ROW_BYTES:
+                raise DataError(f"{table.name}, line {cursor.line + 1}: {_TOO_LONG}")
             cursor.offset += len(raw)
             cursor.line += 1  # enumerate would hold on to the last line
             line = [raw.removeprefix(codecs.BOM_UTF8) if cursor.line == 1 else raw]
@@ -141,17 +148,17 @@ def _text_and_id(row: Mapping[str, Any], column: str, id_column: str, where: str
 
 def _csv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple[int, list[str] | DataError]]:
     # The module's limit of 131,072 characters a field would refuse long documents.
-    csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
+    csv.field_size_limit(MOST_ROW_BYTES)
     unread: list[tuple[int, DataError]] = []
 
     def readable() -> Iterator[str]:
         for number, raw in _raw_lines(table, cursor):
             try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
+                line = decode(raw, f"{table.name}, line {number}")
+            except DataError as error:
                 # An error would end the reader, and what is quoted has to end where it ends.
                 line = raw.decode("utf-8", "surrogateescape")
-                unread.append((number, not_utf8(error, f"{table.name}, line {number}")))
+                unread.append((number, error.with_traceback(None)))
             yield line
 
     reader = csv.reader(readable(), strict=True)
@@ -163,7 +170,7 @@ def _csv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple
         except StopIteration:
             return
         except csv.Error as error:
-            wrong = str(error)
+            wrong = _why_malformed(error, where)
         width = width or len(fields)
         if unread:
             number, bad = unread[0]
@@ -188,6 +195,13 @@ def _tsv_records(table: Table, cursor: Cursor, width: int = 0) -> Iterator[tuple
                 yield number, fields
             else:
                 yield number, DataError(f"{table.name}, line {number}: malformed row ({_widths(fields, width)})")
+
+
+def _why_malformed(error: csv.Error, where: str) -> str:
+    if str(error).startswith("field larger than"):
+        # What follows is the middle of a field, so there are no rows to go on with.
+        raise DataError(f"{where}: {_TOO_LONG}; a quote may not be closed") from error
+    return str(error)
 
 
 def _widths(fields: list[str], width: int) -> str:

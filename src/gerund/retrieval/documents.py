@@ -12,25 +12,13 @@ from typing import Any, Self
 from gerund.checks import flag, one_of
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError
+from gerund.retrieval.parsed_text import Section
 
 PATH_SIGN = " > "
 BINARY = "binary"
 # Not int8, which LanceDB stores and does not compare with a query.
 PRECISIONS = ("float32", "float16", BINARY)
 """Stands between the headings above a chunk."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """Where a section of a document begins.
-
-    Attributes:
-        start: its first character, that of its heading.
-        path: the headings above what follows, outermost first, its own the last.
-    """
-
-    start: int
-    path: tuple[str, ...]
 
 
 @dataclass(frozen=True)

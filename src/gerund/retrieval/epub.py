@@ -8,36 +8,42 @@ import re
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
+
+from gerund.errors import DataError
 
 _CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "text/html")
 
 
-def pages(path: Path, most: int) -> Iterator[bytes]:
+def pages(book: zipfile.ZipFile, most: int) -> Iterator[bytes]:
     """Yield the pages that a reader turns, in their order.
 
     Args:
-        path: the book.
-        most: bytes of an unpacked page at most.
+        book: the book.
+        most: bytes that all of them together may unpack to.
 
     Raises:
         KeyError: a page that the package file names is not there.
-        RuntimeError: the book names no package file, or a page is larger.
+        DataError: the book names no package file, or its pages are larger.
         zipfile.BadZipFile: it is no archive.
     """
-    with zipfile.ZipFile(path) as book:
-        container = _Elements.of(_unpacked(book, _CONTAINER, most))
-        package = next((own.get("full-path") or "" for tag, own in container if tag == "rootfile"), "")
-        if not package:
-            raise RuntimeError("its container names no package file")
-        elements = _Elements.of(_unpacked(book, package, most))
-        files = {own.get("id"): own for tag, own in elements if tag == "item"}
-        for place in [own.get("idref") for tag, own in elements if tag == "itemref" and own.get("linear") != "no"]:
-            own = files.get(place, {})
-            if own.get("media-type") in _PAGES and own.get("href"):
-                name = posixpath.normpath(posixpath.join(posixpath.dirname(package), _unquoted(own["href"] or "")))
-                yield _unpacked(book, name, most)
+    container = _Elements.of(_unpacked(book, _CONTAINER, most))
+    package = next((own.get("full-path") or "" for tag, own in container if tag == "rootfile"), "")
+    if not package:
+        raise DataError("not a readable EPUB (its container names no package file)")
+    elements = _Elements.of(_unpacked(book, package, most))
+    files = {own.get("id"): own for tag, own in elements if tag == "item"}
+    # A hostile book may name one page a thousand times; a reader turns it once.
+    turned = set[str]()
+    for place in [own.get("idref") for tag, own in elements if tag == "itemref" and own.get("linear") != "no"]:
+        own = files.get(place, {})
+        if own.get("media-type") in _PAGES and own.get("href"):
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(package), _unquoted(own["href"] or "")))
+            if name not in turned:
+                turned.add(name)
+                page = _unpacked(book, name, most)
+                most -= len(page)
+                yield page
 
 
 def _unquoted(href: str) -> str:
@@ -54,7 +60,7 @@ def _unpacked(book: zipfile.ZipFile, name: str, most: int) -> bytes:
     with book.open(name) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise RuntimeError(f"{name} in it is larger than {most >> 20} MiB")
+        raise DataError(f"its pages are too large ({name}); allow the reader more memory (--read-memory)")
     return content
 
 

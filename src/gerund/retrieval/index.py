@@ -15,6 +15,7 @@ from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.models.sources import found_from_anywhere
 from gerund.retrieval import fusion
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
+from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.extracted_answers import extractive_answer, is_relevant, no_answer
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
@@ -120,7 +121,12 @@ class Index(Asking):
         return sorted(self.store.documents())
 
     def add(
-        self, paths: str | Path | Sequence[str | Path], *, prune: bool = False, show_progress: bool | None = None
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        prune: bool = False,
+        show_progress: bool | None = None,
+        limits: ReadLimits | None = None,
     ) -> IndexSummary:
         """Index files and folders: what is unchanged is passed over, what has changed is replaced.
 
@@ -131,6 +137,7 @@ class Index(Asking):
             paths: files, and folders of files.
             prune: also remove the documents of files in these paths that are no longer there.
             show_progress: None shows a bar on a terminal.
+            limits: what reading a document may take; None for the usual limits.
 
         Returns:
             What was done. Files that could not be read, or have no text, are in ``failed``; all others were indexed. Of
@@ -147,7 +154,7 @@ class Index(Asking):
             for path in wanted:
                 if not path.exists():
                     raise DataError(f"{path}: no such file or folder")
-        writer = self._writer()
+        writer = self._writer(limits)
         writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
         if error := all_failed(writer.summary):
             raise error
@@ -347,7 +354,7 @@ class Index(Asking):
             f"that it was made with, {about.model}: add them with that one, or migrate it (gerund index --migrate)"
         )
 
-    def _writer(self) -> Writer:
+    def _writer(self, limits: ReadLimits | None = None) -> Writer:
         """Return what writes into the index, which is made if need be; the model is loaded when it is needed."""
         if self._about is None:
             from gerund.retrieval.migrating import about_of
@@ -362,7 +369,8 @@ class Index(Asking):
             self._about = self.store.about()
             self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
 
-        return Writer(self.store, self._cut, embed, self._root, workers, make=make if self._about is None else None)
+        make_index = make if self._about is None else None
+        return Writer(self.store, self._cut, embed, self._root, workers, make=make_index, limits=limits)
 
     def _is_its_own(self) -> bool:
         """Whether the model that was named is, by its name and settings, the one that the index was made with.

@@ -19,9 +19,10 @@ import numpy as np
 from gerund.data.files import shown_path
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.progress import progress
+from gerund.retrieval.document_reader import DocumentReader, NoTextError, ReadLimits, endings
 from gerund.retrieval.documents import Chunk, Document
-from gerund.retrieval.markup import ParsedText
-from gerund.retrieval.reading import NoTextError, digest_of, endings, find_files, read_file, stem_of
+from gerund.retrieval.parsed_text import ParsedText
+from gerund.retrieval.reading import digest_of, find_files, stem_of
 from gerund.retrieval.store import DocumentState, VectorStore
 
 # What is embedded and stored at once: what an interruption costs at most.
@@ -83,6 +84,7 @@ class Writer:
         root: what the names of files are relative to; None leaves them whole.
         workers: how many embed at a time: so many times as much is embedded and stored at once.
         make: makes the index, which is done when there is something to store; None where it is there.
+        limits: what reading a document may take; None for the usual limits.
     """
 
     def __init__(
@@ -94,9 +96,10 @@ class Writer:
         workers: int = 1,
         *,
         make: Callable[[], None] | None = None,
+        limits: ReadLimits | None = None,
     ) -> None:
         self.store, self.summary = store, IndexSummary()
-        self._workers, self._make = workers, make
+        self._workers, self._make, self._limits = workers, make, limits
         self._cut, self._embed, self._root = cut, embed, root
         self._known: dict[str, DocumentState] = store.documents()
         self._by_file: dict[str, set[str]] = {}
@@ -126,9 +129,13 @@ class Writer:
                 f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
                 f"{', '.join(f'.{name}' for name in endings())}"
             )
-        with progress(len(files), "indexing", show=show_progress) as advance, self._flushing():
+        with (
+            progress(len(files), "indexing", show=show_progress) as advance,
+            DocumentReader(self._limits) as reader,
+            self._flushing(),
+        ):
             for path in files:
-                self._add_file(path, known)
+                self._add_file(path, known, reader)
                 advance(1)
             for file in sorted(_below(paths, places) - {self.name_of(path) for path in files}):
                 self._forget(file, known)
@@ -162,7 +169,7 @@ class Writer:
             whole = whole.relative_to(self._root)
         return shown_path(whole.as_posix())
 
-    def _add_file(self, path: Path, known: dict[str, str]) -> None:
+    def _add_file(self, path: Path, known: dict[str, str], reader: DocumentReader) -> None:
         file = self.name_of(path)
         self.summary.files += 1
         bad: list[str] = []
@@ -172,7 +179,7 @@ class Writer:
             if known.get(file) == digest:
                 self.summary.unchanged += 1
                 return
-            for parsed in read_file(path, lambda error: bad.append(str(error))):
+            for parsed in reader.read(path, lambda error: bad.append(str(error))):
                 source = f"{file}#{parsed.key}" if parsed.key else file
                 if source in found:
                     bad.append(f"{path}: the id {parsed.key!r} is there twice")

@@ -1,43 +1,31 @@
-"""Markdown and HTML as plain text with sections.
+"""Markdown and HTML as Markdown text with sections.
 
-Markdown stays as it is written, so that offsets are those of the file; only its headings are looked for. HTML becomes
-the text that a reader sees, without what stands around an article: scripts, menus, footers.
+Markdown stays as it is written, so that offsets are those of the file; only its headings are looked for. HTML is
+converted to Markdown by html-to-markdown, and its offsets are those of the Markdown.
 
-Knows: headings, paragraphs, lists, tables. Does not know: files, chunks.
+Knows: headings, front matter, menus. Does not know: files, chunks.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from html.parser import HTMLParser
+from functools import cache
+from typing import Any
 
-from gerund.retrieval.documents import Section
+from gerund.errors import DataError, MissingDependencyError
+from gerund.retrieval.parsed_text import ParsedText, Section
 
-
-@dataclass(frozen=True)
-class ParsedText:
-    """What is in a file.
-
-    Attributes:
-        text: the text.
-        title: its title; empty where nothing says so.
-        sections: where its sections begin.
-        key: which of several documents of one file it is; empty where the file is one document.
-    """
-
-    text: str
-    title: str = ""
-    sections: tuple[Section, ...] = ()
-    key: str = ""
-
-
+# Every expression here takes linear time, whatever the text: what is read may be anybody's.
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))??(?:[ \t]+#+)?[ \t]*$")
+_ATX = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
-_NO_TITLE_LINE = re.compile(r"[ \t]*$| {4}|\t| {0,3}(?:[-*+>|]|\d+[.)])")
+_NO_TITLE_LINE = re.compile(r"[ \t]*$| {4}|\t| {0,3}(?:[-*+>|]|\d{1,9}[.)])")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(?P<fields>.*?\r?\n)(?:---|\.\.\.)[ \t]*(?:\r?\n|$)", re.DOTALL)
-_TITLE_FIELD = re.compile(r"^title:[ \t]*(?P<title>\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
-_MARKS = re.compile(r"[*_`]+|!?\[([^\]]*)\]\([^)]*\)")
+_TITLE_FIELD = re.compile(r"^title:(?P<title>.*)$", re.MULTILINE | re.IGNORECASE)
+_MARKS = re.compile(r"[*_`]+|!?\[([^\[\]]*)\]\([^()]*\)")
+
+# A heading goes with every chunk below it, so a longer one is cut.
+_HEADING = 300
 
 
 def markdown(text: str) -> ParsedText:
@@ -50,10 +38,11 @@ def markdown(text: str) -> ParsedText:
     ('Bread', [('Bread',), ('Bread', 'Yeast')])
     """
     front = _FRONT_MATTER.match(text)
-    named = _TITLE_FIELD.search(front["fields"]) if front else None
-    found = list(_headings(text, front.end() if front else 0))
-    title = named["title"].strip("\"'") if named else next((name for _, level, name in found if level == 1), "")
-    return ParsedText(text, title, sections_of(found))
+    field = _TITLE_FIELD.search(front["fields"]) if front else None
+    headings = list(_headings(text, front.end() if front else 0))
+    title = field["title"].strip().strip("\"'") if field else ""
+    title = title or next((name for _, level, name in headings if level == 1), "")
+    return ParsedText(text, title, sections_of(headings))
 
 
 def sections_of(headings: list[tuple[int, int, str]]) -> tuple[Section, ...]:
@@ -83,8 +72,8 @@ def _headings(text: str, begin: int) -> Iterator[tuple[int, int, str]]:
             before = None
         elif opening:
             fence, before = opening[1], None
-        elif (atx := _ATX.match(bare)) and (atx[2] or "").strip():
-            yield place, len(atx[1]), _plain(atx[2])
+        elif (atx := _ATX.match(bare)) and (name := _without_closing_marks(bare[atx.end() :])):
+            yield place, len(atx[1]), _plain(name)
             before = None
         elif before and (underline := _SETEXT.match(bare)):
             yield before[0], 1 if underline[1][0] == "=" else 2, _plain(before[1])
@@ -96,138 +85,97 @@ def _headings(text: str, begin: int) -> Iterator[tuple[int, int, str]]:
         place += len(line)
 
 
+def _without_closing_marks(heading: str) -> str:
+    """Return a heading without the number signs that may close it.
+
+    >>> _without_closing_marks(" Deep ### "), _without_closing_marks(" C#"), _without_closing_marks(" ##")
+    ('Deep', 'C#', '')
+    """
+    text = heading.rstrip()
+    without = text.rstrip("#")
+    return (without if without != text and without[-1:].isspace() else text).strip()
+
+
 def _plain(heading: str) -> str:
-    return " ".join(_MARKS.sub(lambda mark: mark[1] or "", heading).split())
+    plain = " ".join(_MARKS.sub(lambda mark: mark[1] or "", heading).split())
+    return plain if len(plain) <= _HEADING else f"{plain[:_HEADING]}..."
 
 
-_LEFT_OUT = {
-    "script", "style", "noscript", "template", "svg", "math", "nav", "footer", "aside", "form", "button", "select",
-    "iframe", "object", "dialog",
-}  # fmt: skip
-# Elements that have no end tag, and so hold nothing.
-_VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
-_PARAGRAPHS = {
-    "p", "div", "section", "article", "main", "header", "blockquote", "figure", "figcaption", "table", "ul", "ol", "dl",
-    "pre", "address", "details", "summary", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "body",
-}  # fmt: skip
-_LINES = {"br", "li", "tr", "dt", "dd", "caption", "option"}
-_LEVELS = {f"h{level}": level for level in range(1, 7)}
+# What only marks words. Without it a quotation reads as the page does, and addresses of links are no text.
+_INLINE_TAGS = ["a", "b", "strong", "i", "em", "u", "s", "del", "ins", "mark", "small", "abbr"]
+_MENUS = ["nav", "[role=navigation]"]
+_MENU_LINE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)]|#{1,6})(?=\s)")
+_MENU_WORDS = 10
+# A cell that spans columns becomes as many cells, so a small page can make an endless table.
+_MOST_GROWTH, _SMALL = 10, 10**5
 
 
 def html(text: str) -> ParsedText:
-    r"""Return the text that a reader of an HTML page sees, with its headings.
+    r"""Return an HTML page as Markdown with its headings; emphasis and the addresses of links are left out.
 
-    >>> found = html("<title>T</title><nav>Menu</nav><h1>Bread</h1><p>Flour &amp; <b>water</b>.</p><p>Salt.</p>")
+    A ``nav`` element is left out where nothing is in it but a list of a few words each; all other text is kept.
+
+    Raises:
+        DataError: its elements are nested too deeply to be read, or its tables are endless.
+        MissingDependencyError: html-to-markdown is not installed.
+
+    >>> page = "<title>T</title><nav><ul><li>Menu</ul></nav><h1>Bread</h1><p>Flour &amp; <b>water</b>.</p><p>Salt.</p>"
+    >>> found = html(page)
     >>> found.text, found.title, [one.path for one in found.sections]
-    ('Bread\n\nFlour & water.\n\nSalt.', 'T', [('Bread',)])
+    ('# Bread\n\nFlour & water.\n\nSalt.', 'T', [('Bread',)])
     """
-    parser = _Page()
-    parser.feed(text)
-    parser.close()
-    return parser.parsed()
+    content = _converted(text, ())
+    if "nav" in text.lower():
+        without = _converted(text, tuple(_MENUS))
+        left_out = Counter(content.split("\n")) - Counter(without.split("\n"))
+        if without and all(not line.strip() or _is_menu_line(line) for line in left_out):
+            content = without
+    found = markdown(content)
+    return ParsedText(content, _title(text) or found.title, found.sections)
 
 
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._pieces: list[str] = []
-        self._length = 0
-        self._gap = ""  # white space that the next piece is put behind
-        self._open: list[str] = []  # elements that are left out, the outermost first
-        self._preformatted = 0
-        self._headings: list[tuple[int, int, str]] = []
-        self._heading: tuple[int, int] | None = None
-        self._cells = 0
-        self._title: list[str] | None = None
-        self.title = ""
+def _is_menu_line(line: str) -> bool:
+    return _MENU_LINE.match(line) is not None and len(line.split(maxsplit=_MENU_WORDS + 2)) <= _MENU_WORDS + 1
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin an element."""
-        del attrs
-        if self._open or tag in _LEFT_OUT:
-            if tag not in _VOID:
-                self._open.append(tag)
-            return
-        if tag == "title" and not self.title:
-            self._title = []
-        self._break(tag)
-        if tag in _LEVELS:
-            self._heading = (len(self._pieces), _LEVELS[tag])
-        elif tag == "li":
-            self._put("- ")
-        elif tag == "tr":
-            self._cells = 0
-        elif tag in ("td", "th"):
-            if self._cells:
-                self._gap = " | "
-            self._cells += 1
-        elif tag == "pre":
-            self._preformatted += 1
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin and end an element; one that holds nothing leaves nothing open."""
-        del attrs
-        if not self._open and tag not in _LEFT_OUT:
-            self._break(tag)
+def _title(text: str) -> str:
+    # With a title the converter begins the text with front matter, so it is asked for by itself.
+    document = _library().convert(text, _options((), True)).metadata.document
+    return " ".join((document.title or "").split()) if document else ""
 
-    def handle_endtag(self, tag: str) -> None:
-        """End an element."""
-        if tag == "title" and self._title is not None:
-            self.title, self._title = " ".join("".join(self._title).split()), None
-        if self._open:
-            if tag in self._open:
-                del self._open[self._open.index(tag) :]
-            return
-        if tag in _LEVELS and self._heading is not None:
-            self._end_heading()
-        elif tag == "pre" and self._preformatted:
-            self._preformatted -= 1
-        self._break(tag)
 
-    def handle_data(self, data: str) -> None:
-        """Take text."""
-        if self._title is not None:
-            self._title.append(data)
-        if self._open or self._title is not None:
-            return
-        if self._preformatted:
-            self._put(data)
-            return
-        words = " ".join(data.split())
-        if not words:
-            self._gap = self._gap or (" " if data and self._pieces else "")
-            return
-        if data[0].isspace() and not self._gap and self._pieces:
-            self._gap = " "
-        self._put(words)
-        self._gap = " " if data[-1].isspace() else ""
+def _converted(text: str, left_out: tuple[str, ...]) -> str:
+    result = _library().convert(text, _options(left_out, False))
+    if any(str(warning.kind).endswith("depth_limit_exceeded") for warning in result.warnings):
+        raise DataError("its elements are nested too deeply")
+    content = result.content or ""
+    if len(content) > _MOST_GROWTH * len(text) + _SMALL:
+        raise DataError(f"its tables would grow to {len(content):,} characters")
+    # Spaces at a line's end are a mark of Markdown for a line break, which is there without them.
+    return "\n".join(line.rstrip() for line in content.split("\n")).strip("\n")
 
-    def parsed(self) -> ParsedText:
-        """Return what was read."""
-        if self._heading is not None:
-            self._end_heading()
-        text = "".join(self._pieces).rstrip()
-        first = next((name for _, level, name in self._headings if level == 1), "")
-        return ParsedText(text, self.title or first, sections_of(self._headings))
 
-    def _put(self, piece: str) -> None:
-        if self._gap and self._pieces and not (self._pieces[-1].endswith("- ") and self._gap == " "):
-            self._pieces.append(self._gap)
-            self._length += len(self._gap)
-        self._gap = ""
-        self._pieces.append(piece)
-        self._length += len(piece)
+@cache
+def _options(left_out: tuple[str, ...], metadata: bool) -> Any:
+    library = _library()
+    return library.ConversionOptions(
+        # Its own way to clean a page loses what is in a form, and headings in a header.
+        preprocessing=library.PreprocessingOptions(enabled=False),
+        hidden_content="all",
+        exclude_selectors=list(left_out),
+        extract_metadata=metadata,
+        strip_tags=list(_INLINE_TAGS),
+        compact_tables=True,
+        autolinks=False,
+        expand_abbreviations=False,
+        include_blockquote_citations=False,
+        inline_data_media="alt_text_only",
+    )
 
-    def _break(self, tag: str) -> None:
-        wanted = "\n\n" if tag in _PARAGRAPHS else "\n" if tag in _LINES else ""
-        if len(wanted) > self._gap.count("\n"):
-            self._gap = wanted
 
-    def _end_heading(self) -> None:
-        assert self._heading is not None
-        first, level = self._heading
-        self._heading = None
-        own = "".join(self._pieces[first:])
-        if name := " ".join(own.split()):
-            begin = self._length - len(own)
-            self._headings.append((begin + len(own) - len(own.lstrip()), level, name))
+def _library() -> Any:
+    try:
+        import html_to_markdown
+    except ImportError as error:
+        raise MissingDependencyError("needs html-to-markdown to be read: pip install 'gerund[documents]'") from error
+    return html_to_markdown

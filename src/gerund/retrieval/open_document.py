@@ -14,6 +14,7 @@ from gerund.checks import place
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
 from gerund.jobs.disk_cache import MOST_BYTES, DiskCache, default_cache
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of
+from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Document
 from gerund.retrieval.index import Index
 from gerund.retrieval.memory_store import MemoryStore
@@ -34,6 +35,7 @@ def open_document(
     lm: "LanguageModel | ModelSpec | str | Path | None" = None,
     *,
     cache: str | Path | DiskCache | None = None,
+    limits: ReadLimits | None = None,
 ) -> "OpenDocument":
     """Open one document to be asked.
 
@@ -42,6 +44,7 @@ def open_document(
         lm: the model, in memory or as ``gerund.load`` takes it; None for the bundled one.
         cache: where what was read is kept for other processes: a folder, or ``gerund.jobs.disk_cache.DiskCache`` with a
             limit of its own. It holds the text of the document too. None keeps it in memory alone.
+        limits: what reading the document may take; None for the usual limits.
 
     Raises:
         DataError: the file is not there, cannot be read, or is a table of many documents.
@@ -55,7 +58,7 @@ def open_document(
     'The railway opened in 1825.'
     """
     file = demand_file(path)
-    parts = list(read_file(file))
+    parts = list(read_file(file, limits=limits))
     if len(parts) > 1 or parts[0].key:
         raise DataError(f"{file} holds {len(parts)} documents, a row each; make an index of it: gerund index {file}")
     [parsed] = parts

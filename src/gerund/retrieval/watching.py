@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gerund.checks import demand_number, flag, place
 from gerund.errors import ConfigError, DataError
+from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.index import Index
 from gerund.retrieval.indexing import Failure, IndexSummary
 from gerund.retrieval.reading import find_files
@@ -37,6 +38,7 @@ def watch(
     interval: float = INTERVAL,
     stop: threading.Event | None = None,
     report: Report | None = None,
+    limits: ReadLimits | None = None,
 ) -> None:
     """Keep an index fresh until ``stop`` is set, or an interruption (Ctrl-C) ends it.
 
@@ -50,6 +52,7 @@ def watch(
         interval: seconds between two looks.
         stop: ends it.
         report: called after each round in which anything was done, with what that was.
+        limits: what reading a document may take; None for the usual limits.
 
     Raises:
         DataError: a path is not there at the beginning.
@@ -65,7 +68,7 @@ def watch(
     for path in wanted:
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-    follower = Follower(index, wanted, prune=flag("prune", prune), interval=interval)
+    follower = Follower(index, wanted, prune=flag("prune", prune), interval=interval, limits=limits)
     stop, report = stop or threading.Event(), report or (lambda _: None)
     while True:
         summary = follower.round()
@@ -91,10 +94,20 @@ class Follower:
         paths: files, and folders of files.
         prune: remove the documents of files that go.
         interval: a file that was not changed for so many seconds is not being written any more.
+        limits: what reading a document may take; None for the usual limits.
     """
 
-    def __init__(self, index: Index, paths: Sequence[Path], *, prune: bool, interval: float) -> None:
+    def __init__(
+        self,
+        index: Index,
+        paths: Sequence[Path],
+        *,
+        prune: bool,
+        interval: float,
+        limits: ReadLimits | None = None,
+    ) -> None:
         self._index, self._paths, self._prune, self._interval = index, list(paths), prune, interval
+        self._limits = limits
         self._done: dict[Path, State] = {}
         self._last: dict[Path, State] = {}
         self._told: set[str] = set()
@@ -149,7 +162,8 @@ class Follower:
 
     def _add(self, paths: list[Path]) -> IndexSummary:
         try:
-            return self._index.add([one for one in paths if one.exists() or self._prune], prune=self._prune)
+            wanted = [one for one in paths if one.exists() or self._prune]
+            return self._index.add(wanted, prune=self._prune, limits=self._limits)
         except DataError as error:
             # All of them are broken, or went meanwhile.
             return IndexSummary(files=len(paths), failed=[Failure(str(paths[0]), str(error))])

@@ -1,0 +1,159 @@
+"""Decode the bytes of a document: by its byte order mark, by what it declares, as UTF-8, or as detected.
+
+Knows: encodings and their names. Does not know: files, formats.
+"""
+
+import codecs
+import re
+
+from gerund.errors import DataError, MissingDependencyError
+
+# UTF-32 first: its mark begins with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Browsers look this far for a declaration.
+_HEAD = 1024
+_XML = re.compile(rb"""\s*<\?xml\b[^>]{0,200}?\bencoding\s{0,20}=\s{0,20}["']([\w.:-]{1,40})["']""", re.IGNORECASE)
+_META = re.compile(rb"""<meta\b[^>]{0,400}?\bcharset\s{0,20}=\s{0,20}["']?\s{0,20}([\w.:-]{1,40})""", re.IGNORECASE)
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+# As browsers read them (WHATWG Encoding): the declared name means this larger set, which editors write.
+_MEANT = {
+    "iso8859-1": "windows-1252",
+    "ascii": "windows-1252",
+    "cp1252": "windows-1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "tis-620": "cp874",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+}
+# Encodings that text files are found in. Detecting among all that Python knows takes rare ones for common ones.
+_WESTERN = "cp1252"
+_ONE_BYTE_UNITS = (
+    _WESTERN, "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "koi8_r",
+    "koi8_u", "iso8859_2", "mac_roman", "gb18030", "big5", "cp932", "euc_jp", "iso2022_jp", "cp949",
+)  # fmt: skip
+_WIDE_UNITS = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
+
+
+def utf8_or_none(raw: bytes) -> str | None:
+    """Return bytes as text where they are plainly UTF-8: valid, and without the zero bytes that UTF-16 is full of."""
+    if b"\0" in raw:
+        return None
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return None
+
+
+def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
+    r"""Return bytes as text, and what they were decoded from; "" for UTF-8.
+
+    A byte order mark counts first, then what markup declares, then UTF-8; anything else is detected.
+
+    Args:
+        raw: the bytes.
+        where: what an error begins with.
+        markup: whether they are HTML or XML, which can declare their encoding.
+
+    Raises:
+        DataError: they are in no encoding that can be told.
+        MissingDependencyError: the encoding has to be detected, and charset-normalizer is not installed.
+
+    >>> decoded("caf\u00e9".encode("utf-16"), "a.txt")
+    ('café', 'utf-16-le (byte order mark)')
+    >>> decoded(b'<meta charset="iso-8859-1">caf\xe9', "a.html", markup=True)[1]
+    'windows-1252 (declared)'
+    """
+    for mark, name in _MARKS:
+        if raw.startswith(mark):
+            return _damaged(raw[len(mark) :], name, where), "" if name == "utf-8" else f"{name} (byte order mark)"
+    name = _declared(raw[:_HEAD]) if markup else ""
+    if name and name != "utf-8":
+        text = _strictly(raw, name)
+        if text is not None:
+            return text, f"{name} (declared)"
+    plain = utf8_or_none(raw)
+    if plain is not None:
+        return plain, ""
+    return _detected(raw, where)
+
+
+def _damaged(raw: bytes, name: str, where: str) -> str:
+    """Return bytes as text that may be damaged, or cut in the middle of a character, but not much."""
+    text = raw.decode(name, "replace")
+    if text.count("\ufffd") * 2 > len(text):
+        raise DataError(f"{where}: it begins with the mark of {name}, and is not valid {name}; save it as UTF-8")
+    return text
+
+
+def _declared(head: bytes) -> str:
+    """Return the encoding that an XML declaration or a meta element names; "" for none that is known."""
+    match = _XML.match(head) or _META.search(_COMMENT.sub(b"", head))
+    if match is None:
+        return ""
+    try:
+        name = codecs.lookup(match[1].decode("ascii", "replace")).name
+    except LookupError:
+        return ""
+    # Who can read the declaration byte by byte has no UTF-16 in front of him.
+    return "utf-8" if name.startswith(("utf-16", "utf-32")) else _MEANT.get(name, name)
+
+
+def _strictly(raw: bytes, name: str) -> str | None:
+    try:
+        text = raw.decode(name)
+    except (UnicodeDecodeError, LookupError):
+        if name != "windows-1252":
+            return None
+        # Five bytes stand for nothing there, and browsers pass them through.
+        text = "".join(_western(piece) for piece in re.split(rb"([\x81\x8d\x8f\x90\x9d]+)", raw))
+    return text if isinstance(text, str) else None  # rot13 and its like are codecs too
+
+
+def _western(piece: bytes) -> str:
+    try:
+        return piece.decode("windows-1252")
+    except UnicodeDecodeError:
+        return piece.decode("latin-1")
+
+
+def _detected(raw: bytes, where: str) -> tuple[str, str]:
+    if b"\0" not in raw:
+        # A damaged or cut UTF-8 file has more characters that are right; other encodings are right by chance only.
+        text = raw.decode("utf-8", "replace")
+        damaged = text.count("\ufffd")
+        if sum(1 for character in text if character > "\x7f") > 2 * damaged:
+            return text, "utf-8 with errors (detected)"
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{where}: not valid UTF-8, and needs charset-normalizer to detect what it is: "
+            "pip install 'gerund[documents]'"
+        ) from error
+    wide = b"\0" in raw
+    matches = list(from_bytes(raw, cp_isolation=list(_WIDE_UNITS if wide else _ONE_BYTE_UNITS)))
+    if not matches:
+        try:
+            return raw.decode("utf-8"), ""  # some zero bytes in a text that is UTF-8 otherwise
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{where}: not valid UTF-8 at byte {error.start}, and its encoding cannot be detected; save it as UTF-8"
+            ) from error
+    best = matches[0]
+    name = best.encoding
+    # Of short texts much fits equally well; then what most files are in is most likely.
+    if any(_WESTERN in match.could_be_from_charset for match in matches if match.chaos <= best.chaos):
+        name = _WESTERN
+    name = {"cp1252": "windows-1252"}.get(name, name.replace("_", "-"))
+    found = _strictly(raw, name)
+    return str(best) if found is None else found, f"{name} (detected)"
