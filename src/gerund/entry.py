@@ -50,6 +50,7 @@ def load(
     reroute: str | None = None,
     transform: str | None = None,
     pool_bos: str | None = None,
+    text_normalization: str | None = None,
     fusion: float | None = None,
     sample: str | Path | None = None,
 ) -> LanguageModel:
@@ -94,6 +95,8 @@ def load(
             directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
             ``truncate-128`` keeps the first 128 numbers of each vector and needs no sample.
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
+        text_normalization: ``nfkc`` encodes texts that read the same alike: in NFKC, without invisible characters and
+            without hyphens at line ends; ``none`` encodes every text as it is.
         fusion: what the vectors count where a search joins them with words, from 0 to 1.
         sample: a file of texts, one a line, on which ``transform`` is fitted.
 
@@ -136,6 +139,7 @@ def load(
         reroute=reroute,
         transform=transform,
         pool_bos=pool_bos,
+        text_normalization=text_normalization,
         fusion=fusion,
         sample=sample,
     )

@@ -111,6 +111,8 @@ class EncoderSpec(BaseModel):
     """What the vectors count where a search joins them with words, 0 to 1; ``auto`` for what is usual."""
     pool_bos: str | None = None
     """Whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``."""
+    text_normalization: str | None = None
+    """What is done to a text before it is encoded: ``nfkc`` or ``none``."""
 
     @model_validator(mode="before")
     @classmethod

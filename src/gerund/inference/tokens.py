@@ -6,7 +6,7 @@ mean (``text_ids``), models.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +15,7 @@ from gerund.checks import check_unicode, one_of
 from gerund.encoder_methods import NO_FRAME, Template
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of
+from gerund.normalization import Alignment, normalized
 from gerund.types import Rendered
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.
@@ -142,6 +143,27 @@ def tokenize(
     for index, own, one in zip(filled, found, formatted, strict=True):
         result[index] = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
     return result
+
+
+def tokenize_normalized(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    input_format: InputFormat,
+    *,
+    offsets: bool = False,
+    warn: bool = True,
+) -> list[Tokens | None]:
+    """Turn texts into tokens as ``tokenize`` does, each in its normal form; offsets count in the texts as they are.
+
+    Rendered texts, whose control tokens have places of their own, are left as they are.
+    """
+    own = [normalized(one) if isinstance(one, str) and not isinstance(one, Rendered) else one for one in texts]
+    found = tokenize(tokenizer, own, input_format, offsets=offsets, warn=warn)
+    for place, (text, other, tokens) in enumerate(zip(texts, own, found, strict=True)):
+        if tokens is not None and tokens.offsets and other != text:
+            aligned = Alignment(text)
+            found[place] = replace(tokens, offsets=tuple(aligned.original(*one) for one in tokens.offsets))
+    return found
 
 
 @dataclass(frozen=True)
