@@ -13,16 +13,22 @@ from collections.abc import Sequence
 import regex
 
 # Kept, since they show: variation selectors behind emoji, and fillers, which stand for a letter.
-_INVISIBLE = r"[\p{Default_Ignorable_Code_Point}--[\u200c\u200d\ufe0e\ufe0f\u115f\u1160\u17b4\u17b5\u3164\uffa0]]"
-# Joiners shape Arabic and Indian letters and put emoji together; between other letters they change nothing.
-_JOINER = r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Nd}])[\u200c\u200d]+"
+_SHOWN = r"\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe0e\ufe0f"
+_INVISIBLE = rf"[\p{{Default_Ignorable_Code_Point}}--[\u200c\u200d{_SHOWN}]]"
+_UNSEEN = rf"[\p{{Default_Ignorable_Code_Point}}--[{_SHOWN}]]"
+# Joiners shape Arabic and Indian letters and put emoji together; behind other letters they change nothing.
+_UNJOINED = r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Nd}\uff9e\uff9f]"
 # "Haus- und Gartenarbeit" has its hyphen at a line's end too.
 _CONJUNCTION = r"(?:and|or|und|oder|bzw|en|of|och|eller|og)\b"
-_LINE_END = rf"(?<=\p{{L}})[-\u00ad\u2010]{_INVISIBLE}*[ \t]*(?:\r\n|\n|\r)\s*(?=\p{{Ll}})(?!{_CONJUNCTION})"
+# No part of a pattern gives back what it took, so that a hostile text takes no longer than another.
+_LINE_END = (
+    rf"(?=[{_UNSEEN}--\u00ad]*+[-\u00ad\u2010]){_UNSEEN}*+[-\u2010]?{_UNSEEN}*+[ \t]*+(?:\r\n|\n|\r)\s*+{_UNSEEN}*+"
+    rf"(?=\p{{Ll}})(?!{_CONJUNCTION})"
+)
 
-_LINE_ENDS = regex.compile(f"(?V1){_LINE_END}")
-_REMOVED = regex.compile(f"(?V1){_LINE_END}|{_INVISIBLE}+|{_JOINER}")
-_HYPHENATED = regex.compile(rf"(?V1)\p{{L}}[\p{{L}}\p{{M}}\p{{N}}]*{_LINE_END}[\p{{L}}\p{{M}}\p{{N}}]+")
+_LINE_ENDS = regex.compile(rf"(?V1)\p{{L}}\p{{M}}*+\K{_LINE_END}")
+_REMOVED = regex.compile(rf"(?V1)\p{{L}}\p{{M}}*+\K{_LINE_END}|{_UNJOINED}\p{{M}}*+\K{_UNSEEN}++|{_INVISIBLE}++")
+_HYPHENATED = regex.compile(rf"(?V1)(\p{{L}}[\p{{L}}\p{{M}}\p{{N}}]*+){_LINE_END}([\p{{L}}\p{{M}}\p{{N}}]++)")
 _CLUSTER = regex.compile(r"\X")
 
 
@@ -35,7 +41,7 @@ def normalized(text: str) -> str:
     'efficient photosynthesis, reorganised'
     """
     if text.isascii():
-        return _REMOVED.sub("", text) if "\n" in text or "\r" in text else text
+        return _REMOVED.sub("", text) if _has_lines(text) else text
     return unicodedata.normalize("NFKC", _REMOVED.sub("", text)) or text
 
 
@@ -45,16 +51,20 @@ def joined_lines(text: str) -> str:
     >>> joined_lines("reor-\nganised, Haus- \nund Garten")
     'reorganised, Haus- \nund Garten'
     """
-    return _LINE_ENDS.sub("", text)
+    return _LINE_ENDS.sub("", text) if _has_lines(text) else text
 
 
-def hyphenated(text: str) -> list[str]:
-    r"""Return the words that are divided at a line's end, as they stand there.
+def halves(text: str) -> list[str]:
+    r"""Return the halves of each word that is divided at a line's end, which may be two words with a hyphen.
 
-    >>> hyphenated("A well-\nknown and reor-\nganised house")
-    ['well-\nknown', 'reor-\nganised']
+    >>> halves("A well-\nknown and reor-\nganised house")
+    ['well known', 'reor ganised']
     """
-    return _HYPHENATED.findall(text)
+    return [" ".join(one) for one in _HYPHENATED.findall(text)] if _has_lines(text) else []
+
+
+def _has_lines(text: str) -> bool:
+    return "\n" in text or "\r" in text
 
 
 class Alignment:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
-from gerund.normalization import Alignment, hyphenated, normalized
+from gerund.normalization import Alignment, halves, normalized
 
-
+VERSION = 2
+"""Changes when words come to be others: scores that were measured with other ones are then measured again."""
 
 # The language whose stems and stop words a script has, where that of the documents is written in another.
 _BY_SCRIPT = {
@@ -53,23 +54,26 @@ _WORD = regex.compile(
     rf"(?V1){_RUNS}|(?P<spaced>[[\p{{L}}\p{{N}}]--{_UNSPACED}](?:[[\p{{L}}\p{{N}}]--{_UNSPACED}]|[\p{{M}}\u200c\u200d])*)"
 )
 _CHARACTER = regex.compile(r"\P{M}\p{M}*")
-_ACCENT = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Hebrew}\p{Arabic}]\p{M}*)\p{Mn}|(?<=\p{Cyrillic})[\u0300\u0301]")
+_ACCENT = regex.compile(r"[\p{Latin}\p{Greek}\p{Hebrew}\p{Arabic}]\K\p{Mn}++|\p{Cyrillic}\K[\u0300\u0301]++")
 _OTHER_LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "ı": "i"})
 _NO_LETTER = str.maketrans("", "", "\u200c\u200d\ufe0e\ufe0f")
 _SCRIPT = {name: regex.compile(rf"\p{{{name}}}") for name in (*_BY_SCRIPT, "Hebrew")}
+# Longer words come once, and are not kept in mind.
+_LONG = 64
 _KANA = regex.compile(r"[\p{Hiragana}\p{Katakana}]")
 _OVERLAP = regex.compile(rf"(?V1){_UNSPACED}\p{{M}}*|(?:(?!{_UNSPACED})\S)+")
 _STOP_WORDS_FILE = Path(__file__).parent / "assets" / "stop_words.json"
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     """A word of a text, or a run of characters of a script without spaces.
 
     Attributes:
+        text: its letters as they stand.
         start: its first character.
         end: the one behind its last.
         characters: of a run its characters, each with its marks; None for a word.
+        kind: ``spaced`` for a word, or a name of ``_SCRIPTS``.
     """
 
     text: str
@@ -87,17 +91,14 @@ class Analyzer:
     >>> analyzer.document("The caf\u00e9s of 北京市")
     ['the', 'cafe', 'of', '北', '北京', '京', '京市', '市']
     >>> analyzer.query("What are the cafés of 北京?"), analyzer.query("To be or not to be")
-    (['cafe', '北京'], ['to', 'be', 'or', 'not'])
+    (['cafe', '北京'], ['to', 'be', 'or', 'not', 'to', 'be'])
     """
 
     language: str
 
     def document(self, text: str) -> list[str]:
         """Return the terms of a text, in its order; behind them the halves of words that a line's end divides."""
-        terms = [term for word in _words(normalized(text)) for term in self._terms(word)]
-        for one in hyphenated(text):
-            terms += [term for word in _words(normalized(one.replace("-", " "))) for term in self._terms(word)]
-        return terms
+        return [*self.phrase(text), *(term for one in halves(text) for term in self.phrase(one))]
 
     def phrase(self, text: str) -> list[str]:
         """Return the terms that a text that has these words one behind the other has one behind the other too."""
@@ -158,14 +159,14 @@ class Analyzer:
         return terms
 
     def _half_content(self, word: _Word) -> list[str]:
-        """Return the pairs of a run of which one character at least belongs to its content."""
+        """Return the pairs of a run of which one character belongs to its content: it may end a word that is meant."""
         if word.characters is None:
             return []
         is_content = [False] * len(word.characters)
         for first, stop in _content_spans(word, self.language):
             is_content[first:stop] = [True] * (stop - first)
         both = zip(pairwise(word.characters), pairwise(is_content), strict=True)
-        return [one + other for (one, other), flags in both if any(flags)]
+        return [one + other for (one, other), flags in both if len(set(flags)) > 1]
 
     def _places(self, word: _Word, wanted: set[str]) -> Iterator[tuple[int, int]]:
         if word.characters is None:
@@ -205,7 +206,7 @@ def _words(text: str) -> Iterator[_Word]:
     for found in _WORD.finditer(text):
         kind = str(found.lastgroup)
         characters = None if kind == "spaced" else tuple(_CHARACTER.findall(found[0].casefold()))
-        yield _Word(found[0], *found.span(), characters, kind)
+        yield _Word(found[0], found.start(), found.end(), characters, kind)
 
 
 @cache
@@ -250,19 +251,27 @@ def _stop_words(language: str) -> frozenset[str]:
 
 def _language_of(word: str, language: str) -> str:
     """Return the language that a word is read in: the one given where it is written in that script."""
-    if word.isascii():
-        script = "Latin"
-    else:
-        script = next((name for name, pattern in _SCRIPT.items() if pattern.search(word)), "Latin")
+    script = _script_of(word)
     return language if script == _SCRIPT_OF.get(language, "Latin") else _BY_SCRIPT.get(script, "")
 
 
-@lru_cache(maxsize=1 << 16)
+def _script_of(word: str) -> str:
+    if word.isascii():
+        return "Latin"
+    return next((name for name, pattern in _SCRIPT.items() if pattern.search(word)), "Latin")
+
+
 def _term(word: str, language: str) -> str:
     """Return a word as an index knows it: lower case, stemmed, without accents."""
+    return _analysed(word, language) if len(word) <= _LONG else _analysed.__wrapped__(word, language)
+
+
+@lru_cache(maxsize=1 << 16)
+def _analysed(word: str, language: str) -> str:
     own = _language_of(word, language)
     word = word.casefold().translate(_NO_LETTER)
-    if own == "en":  # whose stems know no accents
+    # Stems of English know no accents, and those of other scripts do not need them.
+    if own == "en" or _script_of(word) != "Latin":
         word = _folded(word)
     return _folded(_stemmer(_STEMMERS[own]).stemWord(word)) if own in _STEMMERS else _folded(word)
 

@@ -92,4 +92,3 @@ def _best_begin(line: str, found: Sequence[tuple[int, int]]) -> int:
         return 0
     starts = [0, *(max(0, line.rfind(" ", 0, max(0, start - 40)) + 1) for start, _ in found)]
     return max(starts, key=lambda begin: (sum(begin <= one and end <= begin + _SNIPPET for one, end in found), -begin))
-

@@ -77,7 +77,12 @@ class Embedder:
         if not texts:
             return np.zeros((0, self.lm.dimensions), dtype=np.float32)
         vectors: np.ndarray = self.lm.encode(
-            [joined_lines(one) for one in texts], None, True, show_progress=False, empty="zeros", prompt_name=self._prompts[job]
+            [joined_lines(one) for one in texts],
+            None,
+            True,
+            show_progress=False,
+            empty="zeros",
+            prompt_name=self._prompts[job],
         )
         return vectors
 

@@ -334,6 +334,7 @@ class LanceStore:
         db = self._connected()
 
         import pyarrow as pa
+
         schema = schema_of(about.dimensions, about.chunking.precision).with_metadata(
             {METADATA: about.to_json().encode()}
         )

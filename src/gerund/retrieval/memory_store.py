@@ -227,7 +227,7 @@ class MemoryStore:
 
 def _match(query: Words, analyzer: Analyzer) -> str:
     """Return a query in the language of FTS5, every term quoted; empty for one without a word."""
-    words = [f'"{term}"' for term in dict.fromkeys(analyzer.query(query.text))]
+    words = [f'"{term}"' for term in analyzer.query(query.text)]
     phrases = [" ".join(analyzer.phrase(one)) for one in query.phrases]
     must = [f'"{one}"' for one in phrases if one]
     if not must:

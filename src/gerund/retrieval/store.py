@@ -146,6 +146,7 @@ class Words:
 
 _PHRASE = re.compile(r'["“]([^"“”]*)["”]')
 
+
 class VectorStore(Protocol):
     """Chunks with their vectors.
 

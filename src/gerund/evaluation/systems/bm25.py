@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gerund.evaluation.systems.base import System
-from gerund.text_analysis import Analyzer
+from gerund.text_analysis import VERSION, Analyzer
 from gerund.types import Scorer
 
 BM25 = "bm25"
@@ -134,6 +134,11 @@ class BM25System(System):
         """Its name: there is nothing else that scores depend on."""
         return BM25
 
+    @property
+    def cache_key(self) -> str:
+        """Its name, and which words it compares."""
+        return f"{BM25}-words{VERSION}"
+
     def describe(self) -> dict[str, Any]:
         """Return its name."""
         return {"model": BM25}
@@ -160,4 +165,3 @@ class BM25System(System):
         del scorer, prompt
         index = BM25Index(candidates)
         return np.array([index.scores(query) for query in queries], dtype=np.float64)
-
