@@ -1,11 +1,13 @@
 """One form for texts that read the same, and where its stretches stand in them."""
 
 import random
+import time
 import unicodedata
 
 import pytest
 
 from gerund.normalization import Alignment, halves, joined_lines, normalized
+from gerund.text_analysis import Analyzer
 
 PHOTO = "photosynthesis"
 
@@ -103,3 +105,16 @@ def test_every_stretch_of_random_texts_is_aligned():
         assert all(0 <= start < end <= len(text) for start, end in spans)
         assert spans == sorted(spans)
         assert normalized(aligned.text) == aligned.text
+
+
+@pytest.mark.parametrize(
+    "unit", ["\u200d", "a\u200d", "a\u00ad", "-\n", "a-\n", "\u200b\u200d", "\u0301", "a- ", "\u00ad\n"]
+)
+def test_hostile_texts_take_no_longer_than_others(unit):
+    begin = time.process_time()
+    for text in (unit * 20_000, "a" + unit * 20_000):
+        normalized(text)
+        joined_lines(text)
+        halves(text)
+        Analyzer("en").document(text)
+    assert time.process_time() - begin < 10  # with anything quadratic it takes minutes

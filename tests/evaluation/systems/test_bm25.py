@@ -1,5 +1,6 @@
 """BM25 against its formula, and as MTEB's retrieval protocol wants it."""
 
+import unicodedata
 from collections import Counter
 from math import log
 
@@ -84,3 +85,12 @@ def test_search_reads_titles_and_scores_every_candidate():
     found = search.search(queries, top_k=2, top_ranked={"q": ["c", "a", "b"]})["q"]
     assert set(found) == {"a", "b", "c"}
     assert found["a"] > found["b"] == found["c"] == 0.0
+
+
+def test_words_are_those_of_an_index():
+    nfd = unicodedata.normalize("NFD", "Zürich liegt am See")
+    index = BM25Index([nfd, "東京は日本の首都です。", "A chromato\u200bgraphy column", "富士山は高い。"])
+    for query, place in {"Zürich": 0, "zurich": 0, "東京": 1, "chromatography": 2, "富士山": 3}.items():
+        scores = index.scores(query)
+        assert scores[place] > 0
+        assert np.count_nonzero(scores) == 1
