@@ -105,7 +105,7 @@ def test_what_reads_a_text_several_times_has_none(bundled):
 )
 def test_texts_that_read_the_same_have_the_same_vectors(bundled, text, other):
     for verb in (
-        lambda one: bundled.encode(one),
+        bundled.encode,
         lambda one: bundled.encode_tokens([one])[0],
         lambda one: bundled.encode(one, prompt="So: "),
     ):
