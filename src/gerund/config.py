@@ -195,6 +195,11 @@ class EncoderConfig:
         return templates_of(self.template)
 
     @property
+    def normalizes_texts(self) -> bool:
+        """Whether texts are encoded in their normal form."""
+        return self.text_normalization == "nfkc"
+
+    @property
     def methods(self) -> list[str]:
         """The settings of methods without training that are not left as they usually are."""
         return [name for name, usual in METHODS.items() if getattr(self, name) != usual]

@@ -12,11 +12,15 @@ from collections.abc import Sequence
 
 import regex
 
-# Kept, since they show: variation selectors behind emoji, and fillers, which stand for a letter.
-_SHOWN = r"\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe0e\ufe0f"
-_INVISIBLE = rf"[\p{{Default_Ignorable_Code_Point}}--[\u200c\u200d{_SHOWN}]]"
-_UNSEEN = rf"[\p{{Default_Ignorable_Code_Point}}--[{_SHOWN}]]"
-# Joiners shape Arabic and Indian letters and put emoji together; behind other letters they change nothing.
+# Among the characters that most programs may leave out of sight, by Unicode's tables.
+JOINERS = r"\u200c\u200d"
+"""Shape Arabic and Indian letters and put emoji together; behind other letters they change nothing."""
+SHOWN = r"\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufe0e\ufe0f"
+"""Change what is seen: variation selectors behind emoji, and fillers, which stand for a letter."""
+
+_INVISIBLE = rf"[\p{{Default_Ignorable_Code_Point}}--[{JOINERS}{SHOWN}]]"
+_UNSEEN = rf"[\p{{Default_Ignorable_Code_Point}}--[{SHOWN}]]"
+# Letters behind which a joiner changes nothing.
 _UNJOINED = r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Nd}\uff9e\uff9f]"
 # "Haus- und Gartenarbeit" has its hyphen at a line's end too.
 _CONJUNCTION = r"(?:and|or|und|oder|bzw|en|of|och|eller|og)\b"

@@ -14,7 +14,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode import spans as stretches
 from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
-from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize, tokenize_normalized
+from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.pooling import unit
 
 
@@ -67,10 +67,9 @@ class TokenEncoder(EncoderModel):
             max_length=self.max_length,
             empty=empty,
             overflow=overflow,
+            normalizes=self.encoder.normalizes_texts,
         )
-        if self.encoder.text_normalization == "none":
-            return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
-        return tokenize_normalized(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
+        return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
 
     def encode_tokens(
         self,

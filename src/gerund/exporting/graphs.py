@@ -291,4 +291,10 @@ def _begins(runtime: EncoderRuntime) -> dict[str, int]:
 
 
 def _input_format(runtime: EncoderRuntime, prompt: str) -> InputFormat:
-    return InputFormat(prompt=prompt, append_eos=runtime.config.append_eos, max_length=runtime.max_length)
+    config = runtime.config
+    return InputFormat(
+        prompt=prompt,
+        append_eos=config.append_eos,
+        max_length=runtime.max_length,
+        normalizes=config.normalizes_texts,
+    )

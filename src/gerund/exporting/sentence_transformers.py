@@ -188,7 +188,12 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
 
 def _tokens(runtime: EncoderRuntime, texts: list[str], prompt: str) -> list[Tokens | None]:
     config = runtime.config
-    input_format = InputFormat(prompt=prompt, append_eos=config.append_eos, max_length=runtime.max_length)
+    input_format = InputFormat(
+        prompt=prompt,
+        append_eos=config.append_eos,
+        max_length=runtime.max_length,
+        normalizes=config.normalizes_texts,
+    )
     return tokenize(runtime.tokenizer, texts, input_format)
 
 

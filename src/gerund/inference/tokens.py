@@ -59,6 +59,7 @@ class InputFormat:
     """How texts are turned into tokens.
 
     ``parses_control`` reads the control tokens in a text as such, which is for texts that were made of token ids.
+    ``normalizes`` reads texts in their normal form.
     ``template`` stands around the text, behind the prompt; with ``prepends`` a placeholder stands before the text in
     it, and before the quotation mark that opens it.
     """
@@ -72,6 +73,7 @@ class InputFormat:
     empty: Empty = "error"
     overflow: Overflow = "truncate"
     parses_control: bool = False
+    normalizes: bool = False
 
     @property
     def before(self) -> str:
@@ -114,6 +116,8 @@ def tokenize(
         TextError: a text is empty, or too long with ``overflow="error"``, or a rendered one has a prompt.
         ConfigError: the prompt alone fills the model's length.
     """
+    if input_format.normalizes:
+        return _in_normal_form(tokenizer, texts, input_format, offsets=offsets, warn=warn)
     one_of("empty", input_format.empty, ["error", "zeros"])
     one_of("overflow", input_format.overflow, ["truncate", "error"])
     check_unicode("the prompt", input_format.prompt)
@@ -145,20 +149,15 @@ def tokenize(
     return result
 
 
-def tokenize_normalized(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    input_format: InputFormat,
-    *,
-    offsets: bool = False,
-    warn: bool = True,
+def _in_normal_form(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], input_format: InputFormat, *, offsets: bool, warn: bool
 ) -> list[Tokens | None]:
-    """Turn texts into tokens as ``tokenize`` does, each in its normal form; offsets count in the texts as they are.
+    """Turn texts into tokens, each in its normal form; offsets count in the texts as they are.
 
     Rendered texts, whose control tokens have places of their own, are left as they are.
     """
     own = [normalized(one) if isinstance(one, str) and not isinstance(one, Rendered) else one for one in texts]
-    found = tokenize(tokenizer, own, input_format, offsets=offsets, warn=warn)
+    found = tokenize(tokenizer, own, replace(input_format, normalizes=False), offsets=offsets, warn=warn)
     for place, (text, other, tokens) in enumerate(zip(texts, own, found, strict=True)):
         if tokens is not None and tokens.offsets and other != text:
             aligned = Alignment(text)

@@ -85,6 +85,7 @@ class Transformer(InputModule):
             repeat_text=runtime.plan.repeats_text,
             max_length=self.max_seq_length,
             empty="zeros",
+            normalizes=runtime.config.normalizes_texts,
         )
         tokens = [item or Tokens([], 0, 0) for item in tokenize(self.tokenizer, inputs, input_format)]
         longest = max(1, *map(len, tokens)) if tokens else 1
