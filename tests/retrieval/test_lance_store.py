@@ -72,6 +72,29 @@ def test_words_of_an_older_index_are_analysed_again_when_they_are_needed(tmp_pat
     assert len(caplog.messages) == 1
 
 
+def test_a_migration_that_an_older_version_left_is_finished(tmp_path):
+    place, about = tmp_path / "my.index", About("other", "m", DIMENSIONS, "x", Chunking(9))
+    older(place)
+    LanceStore(place).beside(about)
+    other = lancedb.connect(place).open_table(LanceStore(place).beside(about)._generation)
+    other.drop_columns([TERMS])
+    other.add_columns(pa.schema([("words", pa.string())]))
+    store = LanceStore(place)
+    new = store.beside(about)
+    stored(new, [chunk("c", "New words.")])
+    store.swap(new)
+    assert sources(LanceStore(place).words(Words("new"), 5)) == ["c"]
+
+
+def test_an_index_of_words_that_was_not_finished_is_finished(tmp_path, caplog):
+    store = LanceStore(tmp_path / "my.index")
+    store.create(ABOUT)
+    stored(store, [chunk("a", "Bread rises.")])
+    lancedb.connect(tmp_path / "my.index").open_table(store._current()).drop_index("terms_idx")
+    assert sources(LanceStore(tmp_path / "my.index").words(Words("bread"), 5)) == ["a"]
+    assert caplog.messages == [f"{store.name}: the index of its words was not finished, and is finished now"]
+
+
 def test_an_older_index_is_written_into_and_what_was_interrupted_is_finished(tmp_path, monkeypatch):
     older(tmp_path / "my.index")
     store = LanceStore(tmp_path / "my.index")
@@ -98,15 +121,17 @@ def fails_at_the_second():
     return terms
 
 
-def test_an_older_index_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", ["filelock.FileLock.acquire", "lancedb.table.LanceTable.add_columns"])
+def test_an_older_index_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch, step):
     older(tmp_path / "my.index")
 
     def refuse(*_):
-        raise OSError("Permission denied (os error 13)")
+        raise PermissionError(13, "Permission denied (os error 13)")
 
-    monkeypatch.setattr("lancedb.table.LanceTable.add_columns", refuse)
-    with pytest.raises(InputError, match="its words have to be indexed again, which needs a folder that can be writ"):
+    monkeypatch.setattr(step, refuse)
+    with pytest.raises(InputError, match="have to be indexed again, for which its folder must be writable"):
         LanceStore(tmp_path / "my.index").words(Words("x"), 5)
+    monkeypatch.undo()
     assert len(LanceStore(tmp_path / "my.index").vectors(vector_of("x"), 5)) == 2
 
 

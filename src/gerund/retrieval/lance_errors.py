@@ -10,7 +10,6 @@ from gerund.errors import DataError, GerundError, InputError, ResourceError, Sta
 from gerund.retrieval.store import bad_filter
 
 _CHARACTERS_OF_A_REASON = 200
-_REFUSALS = ("no space left", "disk quota", "permission denied", "read-only file")
 
 
 def demand_place(folder: Path, sign: str) -> None:
@@ -50,18 +49,13 @@ def told(error: Exception, name: str, where: str | None, migrated: Callable[[], 
     """
     reason = _reason(error)
     lower = str(error).lower()
-    if is_refusal(error):
+    if any(sign in lower for sign in ("no space left", "disk quota", "permission denied", "read-only file")):
         return refused(name, reason)
     if where is not None and "not found" not in lower.split("lance")[0]:
         return bad_filter(where, reason)
     if migrated():
         return StaleIndexError(f"{name} was migrated by another process meanwhile; open it again")
     return ResourceError(f"{name}: {reason}")
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether the system does not let a folder be read or written, or its disk is full."""
-    return any(sign in str(error).lower() for sign in _REFUSALS)
 
 
 def refused(name: str, reason: str) -> GerundError:

@@ -9,8 +9,6 @@ Knows: LanceDB's tables. Does not know: where they lie, what a query is.
 import logging
 from typing import Any
 
-from gerund.errors import InputError
-from gerund.retrieval.lance_errors import is_refusal
 from gerund.retrieval.lance_rows import FIELDS, TERMS, chunks_in, terms_of, text_rows, word_index
 from gerund.text_analysis import Analyzer
 
@@ -27,30 +25,22 @@ def analysed_again(table: Any, analyzer: Analyzer, name: str) -> None:
         table: the table of chunks; whoever calls holds the lock.
         analyzer: what its words are.
         name: the index's, for messages.
-
-    Raises:
-        InputError: nothing can be written there.
     """
     import pyarrow as pa
 
-    _log.warning("%s was written by another version of gerund: its words are indexed again", name)
-    try:
-        if TERMS not in table.schema.names:
-            table.add_columns(pa.schema([(TERMS, pa.string())]))
-        while len(rows := _without_terms(table)):
-            terms = [terms_of(one, analyzer) for one in chunks_in(rows)]
-            found = text_rows({"id": rows.column("id").to_pylist(), TERMS: terms})
-            table.merge_insert("id").when_matched_update_all().execute(found)
-        if _BEFORE in table.schema.names:
-            table.drop_columns([_BEFORE])
-        table.create_index(TERMS, config=word_index())
-    except (OSError, RuntimeError, ValueError) as error:
-        if not is_refusal(error):
-            raise
-        raise InputError(
-            f"{name} was written by another version of gerund, and its words have to be indexed again, which needs a "
-            f"folder that can be written; search it once where it can, or search by vectors alone"
-        ) from error
+    if _BEFORE in table.schema.names or TERMS not in table.schema.names:
+        _log.warning("%s was written by another version of gerund: its words are indexed again", name)
+    else:
+        _log.warning("%s: the index of its words was not finished, and is finished now", name)
+    if TERMS not in table.schema.names:
+        table.add_columns(pa.schema([(TERMS, pa.string())]))
+    while len(rows := _without_terms(table)):
+        terms = [terms_of(one, analyzer) for one in chunks_in(rows)]
+        found = text_rows({"id": rows.column("id").to_pylist(), TERMS: terms})
+        table.merge_insert("id").when_matched_update_all().execute(found)
+    if _BEFORE in table.schema.names:
+        table.drop_columns([_BEFORE])
+    table.create_index(TERMS, config=word_index())
 
 
 def _without_terms(table: Any) -> Any:

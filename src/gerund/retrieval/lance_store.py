@@ -338,9 +338,12 @@ class LanceStore:
         schema = schema_of(about.dimensions, about.chunking.precision).with_metadata(
             {METADATA: about.to_json().encode()}
         )
-        table = db.create_table(name, schema=schema, exist_ok=True)
-        if not _has_terms(table):
-            table.create_index(TERMS, config=word_index())
+        if name in db.list_tables(limit=1000).tables:  # left by somebody who was interrupted, perhaps long ago
+            table = db.open_table(name)
+            if not _has_terms(table):
+                analysed_again(table, Analyzer(about.chunking.language), self.name)
+        else:
+            db.create_table(name, schema=schema, exist_ok=True).create_index(TERMS, config=word_index())
         db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
 
     def _by_words(self, query: Words, more: list[str], limit: int, where: str | None) -> Any:
@@ -370,11 +373,20 @@ class LanceStore:
         table = self._table(generation)
         if generation not in self._with_terms:
             if not _has_terms(table):
-                with self.locked():
-                    if not _has_terms(table):  # no other process has done it meanwhile
-                        analysed_again(table, self._analyzer(), self.name)
+                self._analyse_again(table, self._analyzer())
             self._with_terms.add(generation)
         return table
+
+    def _analyse_again(self, table: Any, analyzer: Analyzer) -> None:
+        try:
+            with self.locked(), self._told():
+                if not _has_terms(table):  # no other process has done it meanwhile
+                    analysed_again(table, analyzer, self.name)
+        except InputError as error:  # the system refuses; a full disk is told as what it is
+            raise InputError(
+                f"the words of {self.name} have to be indexed again, for which its folder must be writable ({error}); "
+                "search it once where it is, or search by vectors alone"
+            ) from error
 
     def _search(self, search: Callable[[Any], Any], more: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that are found, with further columns than those of a chunk."""
