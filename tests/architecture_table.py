@@ -15,8 +15,8 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 # From the ground up. A module may import what stands in an earlier row, and its own package; a single module
 # (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
 ROWS = (
-    ("errors", "types", "progress", "version", "sentences"),
-    ("checks",),
+    ("errors", "types", "progress", "version", "sentences", "normalization"),
+    ("text_analysis", "checks"),
     ("quantization", "poolings"),
     ("jobs",),
     ("attention.plan",),
@@ -52,6 +52,8 @@ BASE = (
         "progress",
         "version",
         "sentences",
+        "normalization",
+        "text_analysis",
         "checks",
         "quantization",
         "poolings",

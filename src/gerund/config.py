@@ -41,6 +41,7 @@ InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suf
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
 POOL_BOS = ("auto", "always", "never")
+TEXT_NORMALIZATIONS = ("nfkc", "none")
 
 Job = Literal["encode", "infill", "score"]
 """What a model does with an adapter active; it generates with none."""
@@ -71,6 +72,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "reroute": (_TEXT,),
     "transform": (_TEXT,),
     "pool_bos": (_TEXT,),
+    "text_normalization": (_TEXT,),
     "fusion": (_FRACTION, _NOTHING),
     "conventions": (_TEXT,),
     "similarity": (_TEXT,),
@@ -82,6 +84,7 @@ METHODS = {
     "reroute": NO_REROUTE,
     "transform": NO_TRANSFORM,
     "pool_bos": "auto",
+    "text_normalization": "nfkc",
 }
 """Settings that came later than the others, by what they are where nothing is said. As such they are neither written
 nor hashed, so that fingerprints stay what they were."""
@@ -141,6 +144,11 @@ class EncoderConfig:
     """Whether the special tokens before a text without a prompt are pooled: ``always`` (as in LBW's released
     evaluation), ``never`` (as in its contrastive training), or ``auto``: unless the plan hides them."""
 
+    text_normalization: str = "nfkc"
+    """What is done to a text before it is encoded: ``nfkc`` gives texts that read the same the same vector (NFKC, no
+    invisible characters, no hyphens at line ends); ``none`` leaves every text as it is. Plain ASCII is the same in
+    both, but for words that are divided at a line's end. Prompts and what is generated from are never changed."""
+
     fusion: float | None = None
     """What the vectors count where a search joins them with words, from 0 to 1; None where nobody has tuned it. No
     vector depends on it."""
@@ -185,6 +193,8 @@ class EncoderConfig:
             transform_parts(self.transform)
         if self.pool_bos not in POOL_BOS:
             raise unknown_name("value of pool_bos", self.pool_bos, POOL_BOS)
+        if self.text_normalization not in TEXT_NORMALIZATIONS:
+            raise unknown_name("text_normalization", self.text_normalization, TEXT_NORMALIZATIONS)
         for text in (self.prompt, *self.prompts.values()):
             templates_around(text, self.templates, self.attention.name)
         if self.prepend < 0 or self.prepend == 1:
@@ -214,6 +224,11 @@ class EncoderConfig:
         return templates_of(self.template)
 
     @property
+    def normalizes_texts(self) -> bool:
+        """Whether texts are encoded in their normal form."""
+        return self.text_normalization == "nfkc"
+
+    @property
     def methods(self) -> list[str]:
         """The settings of methods without training that are not left as they usually are."""
         return [name for name, usual in METHODS.items() if getattr(self, name) != usual]
@@ -229,7 +244,7 @@ class EncoderConfig:
         Raises:
             ConfigError: a template, mixed layers, prepending, rerouting or a transform is set.
         """
-        found = [name for name in self.methods if name != "pool_bos"]
+        found = [name for name in self.methods if name not in ("pool_bos", "text_normalization")]
         found += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
         if found:
             raise ConfigError(f"{what} takes no {' and no '.join(found)}")

@@ -51,6 +51,7 @@ def load(
     reroute: str | None = None,
     transform: str | None = None,
     pool_bos: str | None = None,
+    text_normalization: str | None = None,
     fusion: float | None = None,
     sample: str | Path | None = None,
     conventions: str | None = None,
@@ -100,6 +101,8 @@ def load(
             directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
             ``truncate-128`` keeps the first 128 numbers of each vector and needs no sample.
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
+        text_normalization: ``nfkc`` encodes texts that read the same alike: in NFKC, without invisible characters and
+            without hyphens at line ends; ``none`` encodes every text as it is.
         fusion: what the vectors count where a search joins them with words, from 0 to 1.
         sample: a file of texts, one a line, on which ``transform`` is fitted.
         conventions: whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers``, as for
@@ -145,6 +148,7 @@ def load(
         reroute=reroute,
         transform=transform,
         pool_bos=pool_bos,
+        text_normalization=text_normalization,
         fusion=fusion,
         sample=sample,
         conventions=conventions,

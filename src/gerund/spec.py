@@ -116,6 +116,8 @@ class EncoderSpec(BaseModel):
     """Whose conventions hold where libraries differ: ``gerund`` or ``sentence-transformers``."""
     similarity: str | None = None
     """How ``similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``."""
+    text_normalization: str | None = None
+    """What is done to a text before it is encoded: ``nfkc`` or ``none``."""
 
     @model_validator(mode="before")
     @classmethod

@@ -68,6 +68,7 @@ class TokenEncoder(EncoderModel):
             empty=empty,
             overflow=overflow,
             follows_sentence_transformers=self.encoder.follows_sentence_transformers,
+            normalizes=self.encoder.normalizes_texts,
         )
         return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
 

@@ -97,3 +97,15 @@ def test_overlap_without_stop_words_is_the_released_count():
     own = OverlapScorer("content_overlap")
     assert own.name == "content_overlap"
     assert own.score(["The dog saw the sea."], [[" The sea, the sky.", " And the."]]) == [[0.5, 0.0]]
+
+
+def test_overlap_is_of_texts_as_they_read():
+    alike = {
+        "Zürich im Mai": "Zu\u0308rich im Mai",
+        "photo\u00adsynthesis": "photosynthesis",
+        "ef\ufb01cient": "efficient",
+    }
+    for one, other in alike.items():
+        assert overlap(words_of(one), words_of(other)) == 1
+        assert content_overlap(one, other) == 1
+    assert OverlapScorer().score(["東京は首都です"], [["首都は東京です", "富士"]]) == [[1.0, 0.0]]

@@ -25,6 +25,7 @@ from sentence_transformers import SentenceTransformer
 from gerund.integrations.sentence_transformers import load as load_exported
 
 TEXTS = ["the cat sat on the mat", "a", "in the beginning there was another thing that", "zürich 数据库", "x y " * 10]
+TEXTS += ["Zu\u0308rich, photo\u00adsyn\u200bthesis", "ef\ufb01cient \uff21\uff22 \u00bd \u2764\ufe0f"]
 NEAR = 1e-5
 
 

@@ -87,6 +87,7 @@ LOADING: dict[str, list[Any]] = {
     "reroute": ["none", "1", "all"],
     "transform": ["none", "truncate-8", "whitening"],
     "pool_bos": ["auto", "never"],
+    "text_normalization": ["nfkc", "none"],
     "fusion": [0.0, 0.5],
     "sample": [None],
 }

@@ -286,3 +286,65 @@ def test_headings_and_code_are_not_quoted() -> None:
     # Where there is nothing else, they are.
     only = [Hit("a", 0, 90, parts[0], 1.0, 1)]
     assert extractive_answer("When was the first railway opened?", only, encode, about, 0.3).text == parts[0]
+
+
+LANGUAGES = {
+    "zh": (
+        "中国的首都是北京。长江是中国最长的河流。",
+        "中国的首都是什么？",
+        "中国的首都是北京。",
+        "谁发明了电话？",
+    ),
+    "ja": (
+        "日本の首都は東京です。富士山は高い。",
+        "日本の首都は何ですか",
+        "日本の首都は東京です。",
+        "電話は誰が発明しましたか",
+    ),
+    "ko": (
+        "서울은 대한민국의 수도이다. 부산은 크다.",
+        "대한민국의 수도는 어디입니까?",
+        "서울은 대한민국의 수도이다.",
+        "전화는 누가 발명했습니까?",
+    ),
+    "th": (
+        "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
+        "เมืองหลวงของประเทศไทยคืออะไร",
+        "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
+        "ใครเป็นผู้ประดิษฐ์โทรศัพท์",
+    ),
+    "de": (
+        "Die Häuser am See sind alt. Ein Hund bellt.",
+        "Wie alt ist das Haus?",
+        "Die Häuser am See sind alt.",
+        "Wann wurde der Zug gebaut?",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("kind", ["memory", "disk", "default language", "document"])
+def test_questions_are_answered_in_their_language(bundled, tmp_path, language, kind):
+    text, question, answer, other = LANGUAGES[language]
+    if kind == "document":
+        (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+        asked = gerund.open_document(tmp_path / "a.txt", bundled, language=language)
+    else:
+        # The script of a text does not tell German from English.
+        is_told = kind != "default language" or language == "de"
+        chunking = Chunking(language=language) if is_told else Chunking()
+        asked = gerund.open_index(tmp_path / "i" if kind == "disk" else None, bundled, chunking=chunking)
+        asked.add_documents([Document("a", text)])
+    found = asked.ask(question)
+    assert (found.found, found.text) == (True, answer)
+    assert not asked.ask(other).found
+
+
+def test_an_answer_quotes_the_author(bundled):
+    text = "The reor-\nganised ef\ufb01ciency board met in Gene\u0300ve. Nothing else happened."
+    index = gerund.open_index(None, bundled)
+    index.add_documents([Document("a", text)])
+    answer = index.ask("Where did the reorganised efficiency board of Genève meet?")
+    assert answer.text == "The reor- ganised ef\ufb01ciency board met in Gene\u0300ve."
+    assert answer.sources[0].text == text == text[answer.sources[0].start : answer.sources[0].end]

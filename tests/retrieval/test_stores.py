@@ -1,6 +1,7 @@
 """Both stores against each other and against what a query means, written out."""
 
 import threading
+import unicodedata
 from functools import partial
 from pathlib import Path
 
@@ -150,6 +151,79 @@ def test_a_phrase_is_looked_for_behind_what_only_looks_like_it(store):
     others = [chunk(f"d{place}", "made in flour") for place in range(30)]
     stored(store, [*others, chunk("bread", "Of all that there is in the house bread alone is made of flour.")])
     assert sources(store.words(Words.of('"made of flour"'), 2)) == ["bread"]
+
+
+SCRIPTS = {
+    "zh": "中国的首都是北京。", "ja": "日本の首都は東京です。", "ko": "서울은 대한민국의 수도이다.",
+    "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "nfd": unicodedata.normalize("NFD", "Ein Bericht über Genève."),
+    "soft": "The photo\u00adsynthesis of plants.", "zero": "A chromato\u200bgraphy column.",
+    "ligature": "The ef\ufb01ciency of it.", "line": "The reor-\nganisation of it.", "half": "A well-\nknown man.",
+    "hash": "key " + "0123456789abcdef" * 4, "compound": "Donaudampfschifffahrtselektrizitätenhauptbetriebswerk",
+    "who": "The band The Who.", "ru": "Москва́ является столицей.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("北京", ["zh"]),
+        ("首都", ["ja", "zh"]),
+        ("東京", ["ja"]),
+        ("京", ["ja", "zh"]),  # a character that is a word
+        ('"国的首都"', ["zh"]),
+        ('"都首的国"', []),
+        ("서울", ["ko"]),
+        ("수도는", ["ko"]),
+        ("เมืองหลวง", ["th"]),
+        ("столица Москвы", ["ru"]),
+        ("Genève", ["nfd"]),
+        (unicodedata.normalize("NFD", "Genève"), ["nfd"]),
+        ("geneve", ["nfd"]),
+        ("photosynthesis", ["soft"]),
+        ("photo\u00adsynthesis", ["soft"]),
+        ("chromatography", ["zero"]),
+        ("efficiency", ["ligature"]),
+        ("reorganisation", ["line"]),
+        ("well-known", ["half"]),
+        ("wellknown", ["half"]),
+        ("0123456789abcdef" * 4, ["hash"]),
+        ("donaudampfschifffahrtselektrizitätenhauptbetriebswerk", ["compound"]),
+        ("中国的 zebra 什么", ["zh"]),
+        ('"The Who"', ["who"]),
+    ],
+)
+def test_words_of_any_script_are_found_in_an_index_of_the_default_language(store, query, wanted):
+    stored(store, [chunk(source, text) for source, text in SCRIPTS.items()])
+    store.tidy()
+    assert sorted(sources(store.words(Words.of(query), 20))) == wanted
+
+
+def test_a_query_of_stop_words_alone_finds_what_has_most_of_them(store):
+    stored(store, [chunk(source, text) for source, text in STOP_WORDS.items()])
+    assert sources(store.words(Words("The Who"), 9))[0] in ("who", "leeds")
+    assert sources(store.words(Words("to be or not to be"), 9))[0] == "long"
+    assert sources(store.words(Words("who is that zebra"), 9)) == []  # beside a word they are nothing
+
+
+def test_both_rank_by_the_same_words(tmp_path):
+    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
+    for one in (lance, memory):
+        one.create(ABOUT)
+        stored(one, [chunk(source, text) for source, text in {**SCRIPTS, **STOP_WORDS, **TEXTS}.items()])
+    for query in ("the first railway of steam", "首都是北京", "Who is in Leeds", "flour flour water"):
+        found = [sources(one.words(Words(query), 20)) for one in (lance, memory)]
+        assert set(found[0]) == set(found[1])
+        assert found[0][0] == found[1][0]
+
+
+def test_a_language_has_its_stems_on_disk_and_in_memory(tmp_path):
+    about = About("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
+    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
+    for one in (lance, memory):
+        one.create(about)
+        stored(one, [chunk("a", "Die alten Häuser am See."), chunk("b", "Ein Hund.")])
+        assert sources(one.words(Words("des Hauses"), 5)) == ["a"]
+        assert sources(one.words(Words("die am"), 5)) == ["a"]
 
 
 def test_phrases_in_another_language(tmp_path):

@@ -25,6 +25,7 @@ from gerund.data.mining import MiningConfig, mine
 from gerund.data.passages import sentence_bounds
 from gerund.errors import DataError
 from gerund.jobs.files import whole_file
+from gerund.normalization import normalized
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.documents import Document
 
@@ -191,12 +192,12 @@ def _is_telling(text: str) -> bool:
 
 
 def plain(text: str) -> str:
-    r"""Return a text as it is compared: without a difference in case or white space.
+    r"""Return a text as it is compared: in its normal form, without a difference in case or white space.
 
     >>> plain("A  Cat\n sat.")
     'a cat sat.'
     """
-    return " ".join(text.split()).casefold()
+    return " ".join(normalized(text).split()).casefold()
 
 
 def _mined(folder: Path, pairs: str, options: AdaptConfig, show: bool | None) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from gerund.adaptation.config import LEAST_DOCUMENTS, LEAST_QUERIES, MOST_QUERIE
 from gerund.adaptation.questions import read_questions
 from gerund.data.passages import sentence_bounds
 from gerund.errors import DataError
+from gerund.normalization import normalized
 from gerund.retrieval.documents import Document
 from gerund.retrieval.parsed_text import Section
 
@@ -143,7 +144,7 @@ def _words(sentence: str) -> int:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\W+", " ", text).strip().casefold()
+    return re.sub(r"\W+", " ", normalized(text)).strip().casefold()
 
 
 def without_beginning(document: Document, count: int) -> Document:

@@ -62,6 +62,12 @@ def command(
             show_default=False,
         ),
     ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="Language of a --document: en, zh, de, ... An index has its own. [default: en]", show_default=False
+        ),
+    ] = None,
     cache_size: Annotated[
         str, typer.Option(help="What is kept takes this much at most; 0 keeps nothing. What is unused longest goes.")
     ] = "2GB",
@@ -102,6 +108,7 @@ def command(
 
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
+    from gerund.errors import ConfigError
     from gerund.jobs.disk_cache import bytes_of
 
     where, question = _divided(words or [], document, as_json=as_json)
@@ -116,6 +123,8 @@ def command(
         "rerank_by": rerank_by,
     }
     _demand_there(where, document)
+    if language is not None and document is None:
+        raise ConfigError("--language is for a --document; an index has the language that it was made with")
     most_bytes = bytes_of(cache_size)
     limits = reading_options.limits_of(read_seconds, read_memory)
     if approximate_cache:
@@ -124,7 +133,7 @@ def command(
     reader = (
         index_options.open_existing(where, spec)
         if document is None
-        else _document(document, spec, cache, most_bytes, limits)
+        else _document(document, spec, cache, most_bytes, language, limits)
     )  # fmt: skip
     _warn(reader, asked["method"])
     if question is None:
@@ -182,10 +191,13 @@ def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:
     Asked.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
 
 
-def _document(path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int, limits: "ReadLimits") -> "Asking":
+def _document(
+    path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int, language: str | None, limits: "ReadLimits"
+) -> "Asking":
     from gerund.retrieval.open_document import open_document, usual_cache
 
-    return open_document(path, spec, cache=usual_cache(cache, most_bytes) if most_bytes else None, limits=limits)
+    kept = usual_cache(cache, most_bytes) if most_bytes else None
+    return open_document(path, spec, cache=kept, language=language or "en", limits=limits)
 
 
 def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> Any:
@@ -220,7 +232,7 @@ def _answered(reader: "Asking", question: str, k: int, asked: dict[str, Any], *,
     assert answer is not None
     quoted = answer.method == "extractive"
     typer.echo("".join(f" [{number}]" for number in answer.cited) if quoted else "")
-    _print_sources(answer, every=every)
+    _print_sources(answer, reader.chunking.language, every=every)
     if quoted or not answer.found:
         return answer
     if answer.dropped:
@@ -233,7 +245,7 @@ def _answered(reader: "Asking", question: str, k: int, asked: dict[str, Any], *,
     return answer
 
 
-def _print_sources(answer: "Answer", *, every: bool) -> None:
+def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -245,7 +257,7 @@ def _print_sources(answer: "Answer", *, every: bool) -> None:
         line = Text(f"[{one.number}] ").append(f"{one.source}:{one.start}-{one.end}", style="cyan")
         console.print(line.append(f"  {one.heading or one.title}", style="dim"))
         if every:
-            console.print(Text("    ").append_text(index_options.highlighted(one.text, answer.question)))
+            console.print(Text("    ").append_text(index_options.highlighted(one.text, answer.question, language)))
 
 
 def _talk(reader: "Asking", k: int, asked: dict[str, Any], *, every: bool) -> None:

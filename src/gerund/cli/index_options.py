@@ -3,7 +3,6 @@
 Knows: options, terminals. Does not know: how anything is found.
 """
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,10 +44,7 @@ RerankBy = Annotated[
 ]
 HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
 
-_WORD = re.compile(r"\w+")
 _SNIPPET = 300
-# So many first letters are the same in most forms of an English word.
-_STEM = 5
 
 
 def open_existing(where: str, spec: "ModelSpec") -> "Index":
@@ -71,15 +67,15 @@ def own_model(about: "About", where: str, spec: "ModelSpec") -> "ModelSpec | Non
     return about.model_spec(where).model_copy(update=said) if said else None
 
 
-def highlighted(text: str, query: str) -> "Text":
+def highlighted(text: str, query: str, language: str = "en") -> "Text":
     """Return the part of a text that has most of a query's words, on one line, with these words in bold."""
     from rich.text import Text
 
-    from gerund.retrieval.store import content_words
+    from gerund.normalization import joined_lines
+    from gerund.text_analysis import Analyzer
 
-    stems = {_stem(word) for word in content_words(query, "en") or _WORD.findall(query)}
-    line = " ".join(text.split())
-    found = [one.span() for one in _WORD.finditer(line) if _stem(one[0]) in stems]
+    line = " ".join(joined_lines(text).split())
+    found = Analyzer(language).matches(line, query)
     begin = _best_begin(line, found)
     shown = line[begin : begin + _SNIPPET]
     result = Text(("... " if begin else "") + shown + (" ..." if begin + _SNIPPET < len(line) else ""))
@@ -96,7 +92,3 @@ def _best_begin(line: str, found: Sequence[tuple[int, int]]) -> int:
         return 0
     starts = [0, *(max(0, line.rfind(" ", 0, max(0, start - 40)) + 1) for start, _ in found)]
     return max(starts, key=lambda begin: (sum(begin <= one and end <= begin + _SNIPPET for one, end in found), -begin))
-
-
-def _stem(word: str) -> str:
-    return word.casefold()[:_STEM]

@@ -107,6 +107,13 @@ OPTIONS: dict[str, Any] = {
             help="Pool the special tokens before a text without a prompt: always, never, auto.", show_default=False
         ),
     ],
+    "text_normalization": Annotated[
+        str | None,
+        typer.Option(
+            help="Normalize texts before they are encoded: nfkc, or none to encode them as they are.",
+            show_default=False,
+        ),
+    ],
     "sample": Sample,
     "infill_adapter": Annotated[
         str | None,

@@ -96,7 +96,7 @@ def command(
     if as_json:
         _print_lines(asked, found)
     else:
-        _print_hits(asked, found)
+        _print_hits(asked, found, index.chunking.language)
 
 
 def _refuse_local(spec: "ModelSpec", **given: Any) -> None:
@@ -155,7 +155,7 @@ def _print_lines(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> No
             typer.echo(json.dumps({**which, **hit.to_dict()}, ensure_ascii=False))
 
 
-def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> None:
+def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]", language: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -173,4 +173,4 @@ def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> Non
             if hit.heading or hit.title:
                 line.append(f"  {hit.heading or hit.title}", style="dim")
             console.print(line)
-            console.print(Text("    ").append_text(index_options.highlighted(hit.text, query)))
+            console.print(Text("    ").append_text(index_options.highlighted(hit.text, query, language)))

@@ -292,9 +292,11 @@ def _begins(runtime: EncoderRuntime) -> dict[str, int]:
 
 
 def _input_format(runtime: EncoderRuntime, prompt: str) -> InputFormat:
+    config = runtime.config
     return InputFormat(
         prompt=prompt,
-        append_eos=runtime.config.append_eos,
+        append_eos=config.append_eos,
         max_length=runtime.max_length,
-        follows_sentence_transformers=runtime.config.follows_sentence_transformers,
+        normalizes=config.normalizes_texts,
+        follows_sentence_transformers=config.follows_sentence_transformers,
     )

@@ -230,6 +230,7 @@ def _tokens(runtime: EncoderRuntime, texts: list[str], prompt: str) -> list[Toke
         append_eos=config.append_eos,
         max_length=runtime.max_length,
         follows_sentence_transformers=config.follows_sentence_transformers,
+        normalizes=config.normalizes_texts,
     )
     return tokenize(runtime.tokenizer, texts, input_format)
 

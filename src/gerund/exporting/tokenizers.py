@@ -5,12 +5,14 @@ Knows: padding, cutting, end tokens, where a prompt ends. Does not know: formats
 
 import copy
 import string
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from gerund.inference.encode.precision_check import SAMPLE_TEXTS
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import InputFormat, tokenize
+from gerund.normalization import JOINERS, SHOWN
 
 TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
 """What an export is tried on."""
@@ -20,7 +22,7 @@ _BEGINNINGS = 4096
 
 
 def plain_tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that by itself does what gerund does: pad, cut, and append the end token."""
+    """Return a tokenizer that by itself does what gerund does: normalize, pad, cut, and append the end token."""
     from tokenizers import processors
 
     tokenizer = copy.deepcopy(runtime.tokenizer)
@@ -38,7 +40,18 @@ def plain_tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
         core = tokenizer.backend_tokenizer
         before = core.post_processor
         core.post_processor = closing if before is None else processors.Sequence([before, closing])
+    if runtime.config.normalizes_texts and tokenizer.is_fast:
+        _normalize(tokenizer.backend_tokenizer)
     return tokenizer
+
+
+def _normalize(core: Any) -> None:
+    """Let a tokenizer read a text in its normal form, but for words that are divided at a line's end."""
+    from tokenizers import Regex, normalizers
+
+    invisible = Regex(rf"[\p{{Default_Ignorable_Code_Point}}&&[^{JOINERS}{SHOWN}]]")
+    own = [normalizers.Replace(invisible, ""), normalizers.NFKC()]
+    core.normalizer = normalizers.Sequence([*own, *([] if core.normalizer is None else [core.normalizer])])
 
 
 def is_fused(runtime: EncoderRuntime, prompt: str) -> bool:

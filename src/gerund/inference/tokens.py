@@ -15,6 +15,7 @@ from gerund.checks import check_unicode, one_of
 from gerund.encoder_methods import NO_FRAME, Template
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of, has_control, text_ids
+from gerund.normalization import Alignment, normalized
 from gerund.types import Rendered
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.
@@ -58,6 +59,7 @@ class InputFormat:
     """How texts are turned into tokens.
 
     ``parses_control`` reads the control tokens in a text as such, which is for texts that were made of token ids.
+    ``normalizes`` reads texts in their normal form.
     ``template`` stands around the text, behind the prompt; with ``prepends`` a placeholder stands before the text in
     it, and before the quotation mark that opens it. ``follows_sentence_transformers`` parses the control tokens in the
     prompt, though never those in a text, and takes the prompt to be as long as it is alone, where a token holds
@@ -75,6 +77,7 @@ class InputFormat:
     parses_control: bool = False
     follows_sentence_transformers: bool = False
     renders: bool = field(default=False, repr=False)
+    normalizes: bool = False
 
     @property
     def before(self) -> str:
@@ -117,6 +120,8 @@ def tokenize(
         TextError: a text is empty, or too long with ``overflow="error"``, or a rendered one has a prompt.
         ConfigError: the prompt alone fills the model's length.
     """
+    if input_format.normalizes:
+        return _in_normal_form(tokenizer, texts, input_format, offsets=offsets, warn=warn)
     one_of("empty", input_format.empty, ["error", "zeros"])
     one_of("overflow", input_format.overflow, ["truncate", "error"])
     check_unicode("the prompt", input_format.prompt)
@@ -148,6 +153,22 @@ def tokenize(
     for index, own, one in zip(filled, found, formatted, strict=True):
         result[index] = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
     return result
+
+
+def _in_normal_form(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], input_format: InputFormat, *, offsets: bool, warn: bool
+) -> list[Tokens | None]:
+    """Turn texts into tokens, each in its normal form; offsets count in the texts as they are.
+
+    Rendered texts, whose control tokens have places of their own, are left as they are.
+    """
+    own = [normalized(one) if isinstance(one, str) and not isinstance(one, Rendered) else one for one in texts]
+    found = tokenize(tokenizer, own, replace(input_format, normalizes=False), offsets=offsets, warn=warn)
+    for place, (text, other, tokens) in enumerate(zip(texts, own, found, strict=True)):
+        if tokens is not None and tokens.offsets and other != text:
+            aligned = Alignment(text)
+            found[place] = replace(tokens, offsets=tuple(aligned.original(*one) for one in tokens.offsets))
+    return found
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class Transformer(InputModule):
             max_length=self.max_seq_length,
             empty="zeros",
             follows_sentence_transformers=runtime.config.follows_sentence_transformers,
+            normalizes=runtime.config.normalizes_texts,
         )
         tokens = [item or Tokens([], 0, 0) for item in tokenize(self.tokenizer, inputs, input_format)]
         longest = max(1, *map(len, tokens)) if tokens else 1

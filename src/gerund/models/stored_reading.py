@@ -110,6 +110,8 @@ def stored_reading(
         notes += _demand_said(folder, said)
         settings["append_eos"] = True
     both_ways = config.model_type in SEQ2SEQ or is_bidirectional(config)
+    # Its author's tokenizer reads a text as it stands.
+    settings["text_normalization"] = "none"
     encoder = EncoderConfig(attention=_BOTH_WAYS if both_ways else AttentionPlan("causal"), **settings)
     width = state_width(config) * encoder.poolings
     head = _head(folder, found.modules, width)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gerund.inference.generate.chat import Message
     from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
+    from gerund.retrieval.documents import Chunking
     from gerund.retrieval.prompting import AnswerPrompt
     from gerund.types import Generation
 
@@ -288,6 +289,11 @@ class Asking(ABC):
     @abstractmethod
     def lm(self) -> "LanguageModel":
         """The model."""
+
+    @property
+    @abstractmethod
+    def chunking(self) -> "Chunking":
+        """How documents are cut, and what they are written in."""
 
     @abstractmethod
     def _prepared(self, asked: Asked) -> Answer | Written:

@@ -12,6 +12,7 @@ from gerund.config import EncoderConfig
 from gerund.encoder_methods import templates_around
 from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
+from gerund.normalization import joined_lines
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.text_encoder import TextEncoder
 
@@ -76,7 +77,12 @@ class Embedder:
         if not texts:
             return np.zeros((0, self.lm.dimensions), dtype=np.float32)
         vectors: np.ndarray = self.lm.encode(
-            list(texts), None, True, show_progress=False, empty="zeros", prompt_name=self._prompts[job]
+            [joined_lines(one) for one in texts],
+            None,
+            True,
+            show_progress=False,
+            empty="zeros",
+            prompt_name=self._prompts[job],
         )
         return vectors
 
@@ -137,8 +143,10 @@ class Window:
             # Only white space stands between two chunks; how much of it is of no account.
             gap = 0 if before is None else one.start - before.end
             text += "\n\n" if gap > 1 else " " * gap
-            spans.append((len(text), len(text) + len(one.text)))
-            text += one.text
+            # Whatever the encoder does to a text: that words are divided there is the page's doing.
+            own = joined_lines(one.text)
+            spans.append((len(text), len(text) + len(own)))
+            text += own
         return cls(text, spans, repeated)
 
 

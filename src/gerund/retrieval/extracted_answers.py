@@ -4,7 +4,6 @@ Knows: sentences, hits, when nothing relevant was found. Does not know: models, 
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,9 +11,10 @@ import numpy as np
 from gerund.data.passages import sentence_bounds
 from gerund.retrieval import fusion
 from gerund.retrieval.asking import EXTRACTIVE, sources_of
-from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
+from gerund.retrieval.documents import PATH_SIGN, Chunk
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.store import About, Words, content_words
+from gerund.retrieval.store import About, Words
+from gerund.text_analysis import Analyzer
 from gerund.types import Answer, Hit
 
 NOTHING = "Nothing in the index is about this question."
@@ -41,23 +41,21 @@ _CODE_HOLDS = re.compile(r"\w\(.*\)|[{};]\s*\Z|\w\s*[-+*/]?=\s*\S|</?\w[^>]*>|\w
 def coverage(question: str, hits: Sequence[Hit], language: str) -> float:
     """Return which fraction of a question's words one of the hits has at most; 0 for no hits.
 
-    Stems count for English, as in the search for words. A question of stop words alone is covered by any hit.
+    Words are compared as a search compares them. A question of stop words alone is covered by any hit.
 
     >>> hit = Hit("a", 0, 30, "The railways opened in 1825.", 1.0, 1)
     >>> coverage("When was the first railway opened?", [hit], "en")
     0.6666666666666666
     """
-    asked = list(dict.fromkeys(word.casefold() for word in content_words(question, language)))
+    analyzer = Analyzer(language)
+    asked = analyzer.content(question)
     if not hits or not asked:
         return float(bool(hits))
-    store = MemoryStore()
-    store.create(About("", "", 1, "", Chunking(language=language)))
-    chunks = [_chunk(place, f"{one.title}\n{one.heading}\n{one.text}") for place, one in enumerate(hits)]
-    store.replace([one.source for one in chunks], chunks, np.zeros((len(chunks), 1), dtype=np.float32))
-    has: Counter[str] = Counter()
-    for word in asked:
-        has.update(chunk.source for chunk, _ in store.words(Words(word), len(chunks)))
-    return max(has.values(), default=0) / len(asked)
+    return max(len(asked.intersection(analyzer.document(_whole_text(one)))) for one in hits) / len(asked)
+
+
+def _whole_text(hit: Hit) -> str:
+    return f"{hit.title}\n{hit.heading}\n{hit.text}"
 
 
 def is_relevant(question: str, hits: Sequence[Hit], language: str) -> bool:

@@ -1,4 +1,4 @@
-"""Chunks and queries in LanceDB's terms: Arrow tables, how words are found in a language, queries of full text.
+"""Chunks and queries in LanceDB's terms: Arrow tables, the index of words, queries of full text.
 
 Knows: Arrow, LanceDB's names. Does not know: where tables lie.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from gerund.quantization import quantize, width_of
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.store import Words
+from gerund.text_analysis import Analyzer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,37 +19,47 @@ if TYPE_CHECKING:
 FIELDS = ("source", "start", "stop", "text", "number", "tokens", "title", "heading", "file", "digest")
 """The columns of a chunk, in the order of its attributes."""
 
-# LanceDB's names of the languages that it knows stems and stop words of.
-_LANGUAGES = {
-    "ar": "Arabic", "da": "Danish", "nl": "Dutch", "en": "English", "fi": "Finnish", "fr": "French", "de": "German",
-    "el": "Greek", "hu": "Hungarian", "it": "Italian", "no": "Norwegian", "pt": "Portuguese", "ro": "Romanian",
-    "ru": "Russian", "es": "Spanish", "sv": "Swedish", "ta": "Tamil", "tr": "Turkish",
-}  # fmt: skip
-_WITHOUT_SPACES = ("zh", "ja", "ko", "th", "km", "lo", "my")
+TERMS = "terms"
+"""The column of a chunk's terms, one space between two. Where terms come to be others than they are, it is called
+otherwise, so that the words of what is stored are analysed again."""
+
+# The terms are what ``text_analysis`` makes of a text: LanceDB changes nothing about them.
+_AS_THEY_ARE = {
+    "base_tokenizer": "whitespace",
+    "max_token_length": None,
+    "lower_case": False,
+    "stem": False,
+    "remove_stop_words": False,
+    "ascii_folding": False,
+    "with_position": True,
+}
 
 
-def analysis(language: str) -> dict[str, Any]:
-    """Return how words are found in a language: its stems and stop words where they are known."""
-    if language in _LANGUAGES:
-        return {"language": _LANGUAGES[language]}
-    return {"base_tokenizer": "icu" if language in _WITHOUT_SPACES else "simple", "stem": False} | {
-        "remove_stop_words": False
-    }
+def word_index() -> Any:
+    """Return LanceDB's settings of the index of terms."""
+    from lancedb.index import FTS
+
+    return FTS(**_AS_THEY_ARE)
 
 
-def full_text(query: Words) -> Any:
+def terms_of(chunk: Chunk, analyzer: Analyzer) -> str:
+    """Return the terms of a chunk, as the table has them."""
+    return " ".join(analyzer.document(chunk.indexed_text))
+
+
+def full_text(query: Words, analyzer: Analyzer) -> Any:
     """Return a query of words as LanceDB takes it; None for one without a word.
 
     Not as a text, in which some characters would have a meaning.
     """
     from lancedb.query import BooleanQuery, MatchQuery, Occur, PhraseQuery
 
-    has_words = any(letter.isalnum() for letter in query.text)
-    phrases = [PhraseQuery(one, "words") for one in query.phrases if any(letter.isalnum() for letter in one)]
+    words = " ".join(analyzer.query(query.text))
+    phrases = [PhraseQuery(terms, TERMS) for one in query.phrases if (terms := " ".join(analyzer.phrase(one)))]
     if not phrases:
-        return MatchQuery(query.text, "words") if has_words else None
+        return MatchQuery(words, TERMS) if words else None
     must = [(Occur.MUST, one) for one in phrases]
-    return BooleanQuery([*must, (Occur.SHOULD, MatchQuery(query.text, "words"))] if has_words else must)
+    return BooleanQuery([*must, (Occur.SHOULD, MatchQuery(words, TERMS))] if words else must)
 
 
 def vector_type(dimensions: int, precision: str) -> "pa.DataType":
@@ -78,7 +89,7 @@ def schema_of(dimensions: int, precision: str) -> "pa.Schema":
 
     text, number = pa.string(), pa.int64()
     named = {"id": text, "source": text, "start": number, "stop": number, "text": text, "number": number}
-    named |= {"tokens": number, "title": text, "heading": text, "file": text, "digest": text, "words": text}
+    named |= {"tokens": number, "title": text, "heading": text, "file": text, "digest": text, TERMS: text}
     return pa.schema([*named.items(), ("vector", vector_type(dimensions, precision))])
 
 
@@ -89,7 +100,7 @@ def text_rows(columns: Mapping[str, Sequence[str]]) -> "pa.Table":
     return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
 
 
-def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray, precision: str) -> "pa.Table":
+def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray, precision: str, analyzer: Analyzer) -> "pa.Table":
     """Return chunks with their vectors, in the precision that the index has, as rows."""
     import pyarrow as pa
 
@@ -97,7 +108,7 @@ def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray, precision: str) 
     columns: dict[str, list[Any]] = {
         name: [getattr(one, "end" if name == "stop" else name) for one in chunks] for name in ("id", *FIELDS)
     }
-    columns["words"] = [one.indexed_text for one in chunks]
+    columns[TERMS] = [terms_of(one, analyzer) for one in chunks]
     kept = quantize(vectors_ND, "ubinary") if precision == BINARY else vectors_ND.astype(precision)
     flat = pa.array(np.ascontiguousarray(kept).ravel())
     arrays = [

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,10 +30,10 @@ from gerund.jobs.locks import give_back, take
 from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.lance_errors import demand_place, refused, told
-from gerund.retrieval.lance_phrases import found_by_words
+from gerund.retrieval.lance_reanalysis import analysed_again
 from gerund.retrieval.lance_rows import (
     FIELDS,
-    analysis,
+    TERMS,
     arrow_rows,
     chunks_in,
     full_text,
@@ -42,6 +41,7 @@ from gerund.retrieval.lance_rows import (
     schema_of,
     stored_in,
     text_rows,
+    word_index,
 )
 from gerund.retrieval.store import (
     POINTER_FOLDER,
@@ -54,6 +54,7 @@ from gerund.retrieval.store import (
     one_of_sources,
     quoted,
 )
+from gerund.text_analysis import Analyzer
 
 METADATA = b"gerund"
 _POINTER, _CURRENT = POINTER_FOLDER.removesuffix(".lance"), "chunks"
@@ -96,6 +97,8 @@ class LanceStore:
         self._folder = None if is_remote(self.name) else Path(place)
         self._generation: str | None = None
         self._tables: dict[str, Any] = {}
+        self._analyzers: dict[str, Analyzer] = {}
+        self._with_terms: set[str] = set()
         self._lock, self._depth = threading.RLock(), 0
         if self._folder is not None:
             demand_place(self._folder, POINTER_FOLDER)
@@ -174,9 +177,9 @@ class LanceStore:
         if not sources:
             return
         with self.locked(), self._told():
-            table, condition = self._table(self._demand_current()), one_of_sources(sources)
+            table, condition = self._table_with_terms(), one_of_sources(sources)
             known = table.count_rows(condition)
-            rows = arrow_rows(chunks, vectors_ND, precision_in(table.schema)) if chunks else None
+            rows = arrow_rows(chunks, vectors_ND, precision_in(table.schema), self._analyzer()) if chunks else None
             if known and chunks:
                 merge = table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
                 merge.when_not_matched_by_source_delete(condition).execute(rows)
@@ -331,33 +334,59 @@ class LanceStore:
         db = self._connected()
 
         import pyarrow as pa
-        from lancedb.index import FTS
 
         schema = schema_of(about.dimensions, about.chunking.precision).with_metadata(
             {METADATA: about.to_json().encode()}
         )
-        table = db.create_table(name, schema=schema, exist_ok=True)
-        if not any("words" in one.columns for one in table.list_indices()):
-            table.create_index("words", config=FTS(with_position=True, **analysis(about.chunking.language)))
+        if name in db.list_tables(limit=1000).tables:  # left by somebody who was interrupted, perhaps long ago
+            table = db.open_table(name)
+            if not _has_terms(table):
+                analysed_again(table, Analyzer(about.chunking.language), self.name)
+        else:
+            db.create_table(name, schema=schema, exist_ok=True).create_index(TERMS, config=word_index())
         db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
 
     def _by_words(self, query: Words, more: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that BM25 finds; None for a query without a word."""
-
-        def search(wanted: Any, count: int, condition: str | None) -> Any:
-            if wanted is None:
-                unscored = [one for one in more if one != "_score"]
-                return self._search(lambda table: table.search(), unscored, count, condition)
-            return self._search(lambda table: table.search(wanted, query_type="fts"), more, count, condition)
-
-        if not query.phrases:
-            wanted = full_text(query)
-            return None if wanted is None else search(wanted, limit, where)
         with self._told():
-            tokens = partial(self._table(self._demand_current()).tokenize, column="words")
+            self._table_with_terms()
+            wanted = full_text(query, self._analyzer())
+        if wanted is None:
+            return None
+        return self._search(lambda table: table.search(wanted, query_type="fts"), more, limit, where)
+
+    def _analyzer(self) -> Analyzer:
+        """Return what the words of this index are."""
+        generation = self._demand_current()
+        if generation not in self._analyzers:
             about = self.about()
             assert about is not None
-            return found_by_words(query, search, tokens, about.chunking.language, limit, where)
+            self._analyzers[generation] = Analyzer(about.chunking.language)
+        return self._analyzers[generation]
+
+    def _table_with_terms(self) -> Any:
+        """Return the table of chunks, with an index of their terms.
+
+        What another version of gerund wrote has none: its words are analysed again, once.
+        """
+        generation = self._demand_current()
+        table = self._table(generation)
+        if generation not in self._with_terms:
+            if not _has_terms(table):
+                self._analyse_again(table, self._analyzer())
+            self._with_terms.add(generation)
+        return table
+
+    def _analyse_again(self, table: Any, analyzer: Analyzer) -> None:
+        try:
+            with self.locked(), self._told():
+                if not _has_terms(table):  # no other process has done it meanwhile
+                    analysed_again(table, analyzer, self.name)
+        except InputError as error:  # the system refuses; a full disk is told as what it is
+            raise InputError(
+                f"the words of {self.name} have to be indexed again, for which its folder must be writable ({error}); "
+                "search it once where it is, or search by vectors alone"
+            ) from error
 
     def _search(self, search: Callable[[Any], Any], more: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that are found, with further columns than those of a chunk."""
@@ -385,6 +414,10 @@ class LanceStore:
         except (OSError, RuntimeError, ValueError):
             return False
         return name != self._generation
+
+
+def _has_terms(table: Any) -> bool:
+    return any(TERMS in one.columns for one in table.list_indices())
 
 
 def _scored(rows: Any, score: str) -> list[Found]:

@@ -5,11 +5,10 @@ For tests, for what is too small for a folder, and as the slow, obvious way that
 Knows: SQLite, numpy. Does not know: models, files.
 """
 
-import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -22,13 +21,12 @@ from gerund.retrieval.store import (
     Found,
     Words,
     bad_filter,
-    content_words,
     cosines_with,
     nearest_bits,
     one_of_sources,
 )
+from gerund.text_analysis import Analyzer
 
-_WORD = re.compile(r"\w+")
 _FIELDS = "source, start, stop, text, number, tokens, title, heading, file, digest"
 
 
@@ -40,10 +38,7 @@ class _Database(sqlite3.Connection):
 
 
 class MemoryStore:
-    """Chunks in memory.
-
-    Words are stems for English, whose stop words are left out, and whole words for other languages.
-    """
+    """Chunks in memory."""
 
     def __init__(self, name: str = "the index in memory") -> None:
         self.name = name
@@ -68,7 +63,8 @@ class MemoryStore:
                     "CREATE TABLE chunks (source TEXT, start INT, stop INT, text TEXT, number INT, tokens INT, "
                     "title TEXT, heading TEXT, file TEXT, digest TEXT)"
                 )
-                self._db.execute(_full_text_table(about.chunking.language))
+                # Terms are letters and digits, between which this tokenizer puts no border and changes nothing.
+                self._db.execute("CREATE VIRTUAL TABLE words USING fts5(terms, tokenize='ascii')")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,7 +99,8 @@ class MemoryStore:
                 values += [one.title, one.heading, one.file, one.digest]
                 marks = ", ".join("?" * len(values))
                 row = self._db.execute(f"INSERT INTO chunks VALUES ({marks})", values).lastrowid
-                self._db.execute("INSERT INTO words (rowid, indexed) VALUES (?, ?)", (row, one.indexed_text))
+                terms = " ".join(self._analyzer.document(one.indexed_text))
+                self._db.execute("INSERT INTO words (rowid, terms) VALUES (?, ?)", (row, terms))
                 new.append(row)
             assert self._about is not None
             new_ND = self._kept(np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._about.dimensions))
@@ -133,7 +130,7 @@ class MemoryStore:
         """Return the chunks that BM25 finds, each with its row."""
         if self._about is None:
             return []
-        wanted = _match(query, self._about.chunking.language)
+        wanted = _match(query, self._analyzer)
         if not wanted:
             return []
         fields = ", ".join(f"chunks.{name.strip()}" for name in _FIELDS.split(","))
@@ -204,6 +201,11 @@ class MemoryStore:
             self._rows, self._vectors_ND = other._rows, other._vectors_ND
 
     @property
+    def _analyzer(self) -> Analyzer:
+        assert self._about is not None
+        return Analyzer(self._about.chunking.language)
+
+    @property
     def _is_binary(self) -> bool:
         return self._about is not None and self._about.chunking.precision == BINARY
 
@@ -223,29 +225,10 @@ class MemoryStore:
             raise bad_filter(where, str(error)) from error
 
 
-def stand_in(texts: Sequence[str], phrases: Sequence[str], language: str) -> list[bool]:
-    """Tell of each text whether all phrases stand in it, as a store in memory reads them.
-
-    >>> stand_in(["It is made of flour.", "It is made in Rome."], ["made of"], "en")
-    [True, False]
-    """
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.execute(_full_text_table(language))
-        db.executemany("INSERT INTO words (rowid, indexed) VALUES (?, ?)", enumerate(texts))
-        rows = db.execute("SELECT rowid FROM words WHERE words MATCH ?", (_match(Words("", tuple(phrases)), language),))
-        found = {row for (row,) in rows}
-    return [place in found for place in range(len(texts))]
-
-
-def _full_text_table(language: str) -> str:
-    tokenizer = "porter unicode61" if language == "en" else "unicode61"
-    return f"CREATE VIRTUAL TABLE words USING fts5(indexed, tokenize='{tokenizer}')"
-
-
-def _match(query: Words, language: str) -> str:
-    """Return a query in the language of FTS5, every word quoted; empty for one without a word."""
-    words = [f'"{word}"' for word in dict.fromkeys(content_words(query.text, language))]
-    phrases = [" ".join(_WORD.findall(one)) for one in query.phrases]
+def _match(query: Words, analyzer: Analyzer) -> str:
+    """Return a query in the language of FTS5, every term quoted; empty for one without a word."""
+    words = [f'"{term}"' for term in analyzer.query(query.text)]
+    phrases = [" ".join(analyzer.phrase(one)) for one in query.phrases]
     must = [f'"{one}"' for one in phrases if one]
     if not must:
         return " OR ".join(words)

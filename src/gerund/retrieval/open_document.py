@@ -15,7 +15,7 @@ from gerund.errors import ConfigError, DataError, FingerprintError, GerundError,
 from gerund.jobs.disk_cache import MOST_BYTES, DiskCache, default_cache
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of
 from gerund.retrieval.document_reader import ReadLimits
-from gerund.retrieval.documents import Document
+from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.reading import read_file
@@ -36,6 +36,7 @@ def open_document(
     *,
     cache: str | Path | DiskCache | None = None,
     limits: ReadLimits | None = None,
+    language: str = "en",
 ) -> "OpenDocument":
     """Open one document to be asked.
 
@@ -45,9 +46,11 @@ def open_document(
         cache: where what was read is kept for other processes: a folder, or ``gerund.jobs.disk_cache.DiskCache`` with a
             limit of its own. It holds the text of the document too. None keeps it in memory alone.
         limits: what reading the document may take; None for the usual limits.
+        language: what the document is written in, as in ``Chunking``, where the answer is a sentence of it.
 
     Raises:
         DataError: the file is not there, cannot be read, or is a table of many documents.
+        ConfigError: ``language`` is not a language code.
 
     >>> import tempfile, pathlib
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,6 +60,7 @@ def open_document(
     >>> document.ask("When was the railway opened?").text
     'The railway opened in 1825.'
     """
+    chunking = Chunking(language=language)
     file = demand_file(path)
     parts = list(read_file(file, limits=limits))
     if len(parts) > 1 or parts[0].key:
@@ -67,7 +71,8 @@ def open_document(
     from gerund.entry import load
 
     model = load(lm) if lm is None or isinstance(lm, ModelSpec | str | Path) else lm
-    return OpenDocument(document, model, cache if cache is None or isinstance(cache, DiskCache) else DiskCache(cache))
+    kept = cache if cache is None or isinstance(cache, DiskCache) else DiskCache(cache)
+    return OpenDocument(document, model, kept, chunking)
 
 
 def demand_file(path: str | Path) -> Path:
@@ -100,8 +105,14 @@ class OpenDocument(Asking):
         document: the document.
     """
 
-    def __init__(self, document: Document, lm: "LanguageModel", cache: DiskCache | None = None) -> None:
-        self.document, self._lm = document, lm
+    def __init__(
+        self,
+        document: Document,
+        lm: "LanguageModel",
+        cache: DiskCache | None = None,
+        chunking: Chunking | None = None,
+    ) -> None:
+        self.document, self._lm, self._chunking = document, lm, chunking or Chunking()
         self._cache = cache
         self._session: Session | None = None
         self._tried = False
@@ -111,6 +122,11 @@ class OpenDocument(Asking):
     def lm(self) -> "LanguageModel":
         """The model."""
         return self._lm
+
+    @property
+    def chunking(self) -> Chunking:
+        """How it is cut where a sentence of it is the answer, and what it is written in."""
+        return self._chunking
 
     def _prepared(self, asked: Asked) -> Answer | Written:
         if method_of(asked, self.lm) != GENERATE:
@@ -146,7 +162,7 @@ class OpenDocument(Asking):
 
     def _own_index(self) -> Index:
         if self._index is None:
-            self._index = Index(MemoryStore(), self.lm)
+            self._index = Index(MemoryStore(), self.lm, chunking=self._chunking)
             self._index.add_documents([self.document])
         return self._index
 

@@ -145,33 +145,6 @@ class Words:
 
 
 _PHRASE = re.compile(r'["“]([^"“”]*)["”]')
-_WORD = re.compile(r"\w+")
-
-# What questions are made of and documents are not about.
-_ENGLISH = (
-    "a about after all also am an and any are as at be been before being but by can could did do does "
-    "doing for from had has have having he her hers him his how i if in into is it its just may me might "
-    "more most much my no nor not of off on one only or other our out over own same shall she should so "
-    "some such tell than that the their theirs them then there these they this those through to too under "
-    "until up upon us very was we were what when where which while who whom whose why will with would you "
-    "your yours"
-)
-_STOP_WORDS = {"en": frozenset(_ENGLISH.split())}
-
-
-def stop_words(language: str) -> frozenset[str]:
-    """Return the words of a language that no search by words looks at, in lower case; known of English alone."""
-    return _STOP_WORDS.get(language, frozenset())
-
-
-def content_words(text: str, language: str) -> list[str]:
-    """Return the words of a text without stop words, which are known of English alone.
-
-    >>> content_words("What is bread made of?", "en")
-    ['bread', 'made']
-    """
-    stop = stop_words(language)
-    return [word for word in _WORD.findall(text) if word.casefold() not in stop]
 
 
 class VectorStore(Protocol):

@@ -1,5 +1,7 @@
 """Words of texts, and how many of them a continuation shares with its prefix.
 
+Words are compared in their normal form, which plain ASCII has already, so that published counts stay what they are.
+
 Knows: white space, English stop words. Does not know: models, scores.
 """
 
@@ -8,7 +10,9 @@ import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from gerund.normalization import normalized
 from gerund.scoring.names import WORD_MEASURE_NAMES
+from gerund.text_analysis import overlap_words
 
 # NLTK's list of English stop words when RankGen was published, but for those with an apostrophe: no word has one when
 # punctuation is removed.
@@ -27,7 +31,7 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text at white space, as letters stand, punctuation left on its word.
+    """Split a text at white space, as letters stand, punctuation left on its word; Chinese and the like by character.
 
     Words, not a model's tokens, so that models with different tokenizers can be compared. Human continuations
     come to a ``rep_window`` of 0.16 to 0.17 so on English books and Wikipedia; RankGen (Table 16) has 0.158 and
@@ -36,7 +40,7 @@ def words_of(text: str) -> list[str]:
     >>> words_of("To be, or not to be.")
     ['To', 'be,', 'or', 'not', 'to', 'be.']
     """
-    return text.split()
+    return overlap_words(normalized(text))
 
 
 def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> float:
@@ -60,8 +64,8 @@ def content_words(text: str) -> list[str]:
     >>> content_words("To be, or not to be: that's the Question.")
     ['thats', 'question']
     """
-    plain = _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION))
-    return [word for word in plain.split() if word not in STOP_WORDS]
+    plain = _ARTICLES.sub(" ", normalized(text).lower().translate(_WITHOUT_PUNCTUATION))
+    return [word for word in overlap_words(plain) if word not in STOP_WORDS]
 
 
 def content_overlap(continuation: str, prefix: str) -> float:

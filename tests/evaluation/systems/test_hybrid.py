@@ -16,6 +16,7 @@ from gerund.evaluation.systems.precomputed import precompute
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import reranking, retrieval
+from gerund.text_analysis import VERSION
 from tests.evaluation.tables import random_table, write_collection, write_pairs
 from tests.evaluation.tasks import trec
 from tests.evaluation.toys import ToyTask
@@ -185,8 +186,8 @@ def test_the_weight_is_the_encoders_own_where_nothing_is_said(tiny_folder):
     assert [one.fusion for one in named] == [Fusion("convex", 0.7), Fusion("rrf"), Fusion("convex", 0.2)]
     assert [one.label for one in named] == ["tiny + BM25", "tiny + BM25 (RRF)", "tiny + BM25 (0.2 vectors)"]
     assert len({one.fingerprint for one in named}) == 3
-    # Scores of reciprocal ranks that an earlier version kept are still found.
-    assert named[1].cache_key == f"{named[1].dense.cache_key}+bm25"
+    # Scores that were measured with other words are measured again.
+    assert named[1].cache_key == f"{named[1].dense.cache_key}+bm25-words{VERSION}"
     assert [one.label for one in systems_of([lm, *NAMES])][1:] == [
         f"{systems_of([lm])[0].label}{end}" for end in (" + BM25", " + BM25 (RRF)", " + BM25 (0.2 vectors)")
     ]

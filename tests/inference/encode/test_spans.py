@@ -1,5 +1,7 @@
 """Vectors of stretches of a text against states that are pooled by hand."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,53 @@ def test_what_reads_a_text_several_times_has_none(bundled):
         lm.encode_spans(["Hello"], [[(0, 5)]])
     with pytest.raises(TextError, match="is empty"):
         bundled.encode_spans([" "], [[]])
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Müller in Zürich", unicodedata.normalize("NFD", "Müller in Zürich")),
+        ("photosynthesis is", "photo\u00adsyn\u200bthesis is"),
+        ("an efficient one", "an ef\ufb01cient one"),
+        ("it is reorganised", "it is reor-\nganised"),
+    ],
+)
+def test_texts_that_read_the_same_have_the_same_vectors(bundled, text, other):
+    for verb in (
+        bundled.encode,
+        lambda one: bundled.encode_tokens([one])[0],
+        lambda one: bundled.encode(one, prompt="So: "),
+    ):
+        np.testing.assert_allclose(verb(text), verb(other), atol=1e-5)
+    first, last = other.rindex(" ") + 1, len(other)
+    [[one], [same]] = bundled.encode_spans([text, other], [[(text.rindex(" ") + 1, len(text))], [(first, last)]])
+    assert one @ same == pytest.approx(1, abs=1e-5)
+    [tokens] = bundled.tokens([other], offsets=True)
+    assert tokens.offsets[-1][1] == last
+
+
+def test_words_keep_their_places(bundled):
+    words = ["Zürich", "liegt", "schön"]
+    found = bundled.encode_words([words, [unicodedata.normalize("NFD", one) for one in words]])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+def test_texts_may_be_encoded_as_they_are(tiny_folder):
+    lm = gerund.load(tiny_folder, text_normalization="none", dtype="float32")
+    usual = gerund.load(tiny_folder, dtype="float32")
+    assert lm.encoder.to_dict()["text_normalization"] == "none"
+    assert "text_normalization" not in usual.encoder.to_dict()
+    assert lm.fingerprint() != usual.fingerprint()
+    nfd = unicodedata.normalize("NFD", "Zürich")
+    assert lm.tokens([nfd])[0].ids == lm.tokenizer(nfd).input_ids
+    assert usual.tokens([nfd])[0].ids == lm.tokenizer("Zürich").input_ids
+    np.testing.assert_array_equal(lm.encode(TEXTS), usual.encode(TEXTS))  # these have their form
+    with pytest.raises(ConfigError, match="text_normalization"):
+        gerund.load(tiny_folder, text_normalization="nfd")
+
+
+def test_what_is_written_from_is_left_as_it_is(tiny_folder):
+    lm = gerund.load(tiny_folder)
+    prompt = "Zu\u0308rich photo\u00adsyn-\nthesis"
+    [found] = lm.generate([prompt], 1)
+    assert found.usage.prompt_tokens == len(lm.tokenizer(prompt).input_ids)

@@ -1,6 +1,6 @@
 """BM25, the lexical baseline: ranks documents by the words they share with a query.
 
-Knows: bm25s, stemming, stop words, MTEB's search protocol. Does not know: tasks, files, metrics.
+Knows: bm25s, MTEB's search protocol. Does not know: tasks, files, metrics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 
 from gerund.evaluation.systems.base import System
+from gerund.text_analysis import VERSION, Analyzer
 from gerund.types import Scorer
 
 BM25 = "bm25"
 
 _K1 = 1.2
 _B = 0.75
+_ANALYZER = Analyzer("en")
 
 
 class BM25Index:
     """Documents, ready to be ranked.
 
-    Lucene's variant with its defaults (k1 = 1.2, b = 0.75), English stop words and the Snowball stemmer for
-    English.
+    Lucene's variant with its defaults (k1 = 1.2, b = 0.75). Words are those of ``text_analysis``, as in an index: stems
+    and stop words are English, and texts in other scripts are read by their script.
 
     Args:
         documents: their texts; a text without a word is found by no query.
@@ -32,7 +34,7 @@ class BM25Index:
         import bm25s
 
         self.size = len(documents)
-        words = _words(documents)
+        words = [_ANALYZER.document(one) for one in documents]
         self._index: Any = None
         # bm25s cannot index nothing.
         if any(words):
@@ -41,7 +43,7 @@ class BM25Index:
 
     def scores(self, query: str) -> np.ndarray:
         """Return the score of every document: ``(documents,)`` float32, 0 where no word is shared."""
-        [words] = _words([query])
+        words = _ANALYZER.query(query)
         if not words or self._index is None:
             return np.zeros(self.size, dtype=np.float32)
         scores: np.ndarray = self._index.get_scores(words)
@@ -132,6 +134,11 @@ class BM25System(System):
         """Its name: there is nothing else that scores depend on."""
         return BM25
 
+    @property
+    def cache_key(self) -> str:
+        """Its name, and which words it compares."""
+        return f"{BM25}-words{VERSION}"
+
     def describe(self) -> dict[str, Any]:
         """Return its name."""
         return {"model": BM25}
@@ -158,13 +165,3 @@ class BM25System(System):
         del scorer, prompt
         index = BM25Index(candidates)
         return np.array([index.scores(query) for query in queries], dtype=np.float64)
-
-
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    import bm25s
-    from Stemmer import Stemmer
-
-    words: list[list[str]] = bm25s.tokenize(
-        list(texts), stopwords="en", stemmer=Stemmer("english"), return_ids=False, show_progress=False
-    )
-    return words

@@ -15,6 +15,7 @@ from gerund.errors import ConfigError
 from gerund.evaluation.systems.base import Encoder, ScoresCandidates, System, cosine_scores
 from gerund.evaluation.systems.bm25 import BM25, BM25Search, BM25System
 from gerund.retrieval import fusion
+from gerund.text_analysis import VERSION
 from gerund.types import Scorer
 
 HYBRID = "hybrid"
@@ -100,11 +101,10 @@ class HybridSystem(System):
     @property
     def cache_key(self) -> str:
         """The encoder's key, and how BM25 takes part."""
-        return f"{self.dense.cache_key}{self._suffix}"
+        return f"{self.dense.cache_key}{self._suffix}-words{VERSION}"
 
     @property
     def _suffix(self) -> str:
-        # Reciprocal ranks were all there was at first: their scores are kept under the name that they had.
         return "+bm25" if self.fusion.method == RRF else f"+bm25-cosines-{self.fusion.weight:g}"
 
     @property

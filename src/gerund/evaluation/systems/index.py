@@ -26,6 +26,7 @@ from gerund.retrieval.index import Index
 from gerund.retrieval.opening import open_index
 from gerund.retrieval.searching import MODES, Mode
 from gerund.retrieval.store import one_of_sources
+from gerund.text_analysis import VERSION
 
 INDEX = "index"
 RERANKED = 20
@@ -140,7 +141,7 @@ class IndexSystem(System):
     @property
     def cache_key(self) -> str:
         """The encoder's key, and how the index is made and asked."""
-        return f"{self.dense.cache_key}{self._suffix}"
+        return f"{self.dense.cache_key}{self._suffix}-words{VERSION}"
 
     @property
     def _suffix(self) -> str:

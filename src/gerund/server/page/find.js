@@ -6,15 +6,28 @@ import { byId, element, onSubmit, settings, showHits } from "./form.js";
 // Words that no search by words looks at, such as "the"; the server says which.
 let stopWords = new Set();
 
+// A character of a script without spaces between words, and a run of them; Korean has spaces, but particles on its words.
+const UNSPACED = "(?:[\\p{sc=Han}\\p{sc=Hira}\\p{sc=Kana}\\p{sc=Hang}\\p{sc=Thai}\\p{sc=Laoo}\\p{sc=Khmr}\\p{sc=Mymr}\u30fc]\\p{M}*)";
+
+// Returns what to mark of a run: pairs of neighbours, as the search compares them; a single character as it is.
+function pairs(run) {
+  const characters = run.match(new RegExp(UNSPACED, "gu"));
+  return characters.length < 2 ? characters : characters.slice(1).map((one, place) => characters[place] + one);
+}
+
 // Returns the text in parts, with the words of the query marked.
 export function marked(text, query) {
-  const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{3,}/gu) ?? [])].filter((word) => !stopWords.has(word));
-  if (!words.length) return [text];
+  const asked = query.normalize("NFKC").toLowerCase();
+  const runs = [...new Set((asked.match(new RegExp(`${UNSPACED}+`, "gu")) ?? []).flatMap(pairs))];
+  const spaced = asked.replace(new RegExp(UNSPACED, "gu"), " ").match(/[\p{L}\p{N}][\p{L}\p{N}\p{M}]{2,}/gu) ?? [];
+  const words = [...new Set(spaced)].filter((word) => !stopWords.has(word));
+  if (!words.length && !runs.length) return [text];
   // A longer word may end otherwise in the text; a short one is itself.
-  const stems = words.map((word) => (word.length > 3 ? `${word.slice(0, Math.max(3, word.length - 2))}[\\p{L}\\p{N}]*` : word));
+  const stems = words.map((word) => (word.length > 3 ? `${word.slice(0, Math.max(3, word.length - 2))}[\\p{L}\\p{N}\\p{M}]*` : word));
+  const whole = stems.length ? [`(?<![\\p{L}\\p{N}])(?:${stems.join("|")})(?![\\p{L}\\p{N}])`] : [];
   const parts = [];
   let at = 0;
-  for (const found of text.matchAll(new RegExp(`(?<![\\p{L}\\p{N}])(?:${stems.join("|")})(?![\\p{L}\\p{N}])`, "giu"))) {
+  for (const found of text.matchAll(new RegExp([...whole, ...runs].join("|"), "giu"))) {
     parts.push(text.slice(at, found.index), element("mark", found[0]));
     at = found.index + found[0].length;
   }

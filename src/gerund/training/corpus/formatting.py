@@ -10,6 +10,7 @@ the one followed by those of the other. A model trained on the latter would meet
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -29,6 +30,7 @@ class InputFormatter:
         tokenizer: The model's tokenizer; with a prompt it must be a fast one.
         prompt: What the encoder puts before every text.
         append_eos: Whether the encoder ends every text with EOS.
+        normalizes: Whether the encoder reads texts in their normal form.
 
     Attributes:
         overhead: How many tokens prompt and special tokens take.
@@ -37,9 +39,16 @@ class InputFormatter:
         ConfigError: ``append_eos`` without an EOS token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, prompt: str = "", append_eos: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        prompt: str = "",
+        append_eos: bool = False,
+        normalizes: bool = False,
+    ) -> None:
         self.tokenizer, self.prompt, self.append_eos = tokenizer, prompt, append_eos
-        self._format = InputFormat(prompt=prompt, append_eos=append_eos)
+        self._format = InputFormat(prompt=prompt, append_eos=append_eos, normalizes=normalizes)
         # This is also where impossible settings are refused.
         [letter] = tokenize(tokenizer, ["a"], self._format)
         assert letter is not None
@@ -101,7 +110,7 @@ class InputFormatter:
         assert tokens is not None  # an empty text is an error
         if length is None or len(tokens) <= length:
             return tokens
-        limited = InputFormat(prompt=self.prompt, append_eos=self.append_eos, max_length=length)
+        limited = replace(self._format, max_length=length)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\d+ of \d+ texts were longer than")
             [tokens] = tokenize(self.tokenizer, [text], limited)

@@ -71,7 +71,10 @@ class Context:
         encoder = self.model.encoder
         own = encoder.prompt if config.trains_vectors else ""
         formatter = InputFormatter(
-            self.model.tokenizer, prompt=own if prompt is None else prompt, append_eos=encoder.append_eos
+            self.model.tokenizer,
+            prompt=own if prompt is None else prompt,
+            append_eos=encoder.append_eos,
+            normalizes=config.trains_vectors and encoder.normalizes_texts,
         )
         if config.length <= formatter.overhead + 1:
             raise ConfigError(

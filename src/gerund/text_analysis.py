@@ -1,0 +1,291 @@
+"""Words as a search compares them: found by the script that they are written in, stemmed, without accents.
+
+Indices on disk and in memory, BM25, and what decides whether a question is answered share these functions. Scripts that
+are written without spaces, and Korean, whose particles stand on the word, are read as single characters and pairs of
+neighbours: so documents and queries cannot be divided differently, and no dictionary has to know a word.
+
+Knows: scripts, Snowball's stems, stop words. Does not know: documents, stores, scores.
+"""
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import regex
+
+from gerund.normalization import Alignment, halves, normalized
+
+VERSION = 2
+"""Changes when words come to be others: scores that were measured with other ones are then measured again."""
+
+# The language whose stems and stop words a script has, where that of the documents is written in another.
+_BY_SCRIPT = {
+    "Latin": "en", "Cyrillic": "ru", "Greek": "el", "Arabic": "ar", "Armenian": "hy", "Devanagari": "hi", "Tamil": "ta",
+}  # fmt: skip
+# The languages that are not written in Latin letters.
+_SCRIPT_OF = {
+    "ar": "Arabic", "fa": "Arabic", "ur": "Arabic", "be": "Cyrillic", "bg": "Cyrillic", "mk": "Cyrillic",
+    "ru": "Cyrillic", "sr": "Cyrillic", "uk": "Cyrillic", "el": "Greek", "hi": "Devanagari", "mr": "Devanagari",
+    "ne": "Devanagari", "hy": "Armenian", "ta": "Tamil", "yi": "Hebrew", "he": "Hebrew", "ja": "Han", "zh": "Han",
+    "ko": "Hangul", "th": "Thai", "lo": "Lao", "km": "Khmer", "my": "Myanmar",
+}  # fmt: skip
+_STEMMERS = {
+    "ar": "arabic", "ca": "catalan", "da": "danish", "de": "german", "el": "greek", "en": "english", "es": "spanish",
+    "et": "estonian", "eu": "basque", "fi": "finnish", "fr": "french", "ga": "irish", "hi": "hindi", "hu": "hungarian",
+    "hy": "armenian", "id": "indonesian", "it": "italian", "lt": "lithuanian", "ne": "nepali", "nl": "dutch",
+    "no": "norwegian", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian", "sv": "swedish",
+    "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+
+# The long vowel mark belongs to two scripts, and so to none.
+_SCRIPTS = {
+    "cjk": r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\u30fc",
+    "hangul": r"\p{Hangul}",
+    "south_east": r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}",
+}
+_UNSPACED = rf"[{''.join(_SCRIPTS.values())}]"
+_RUNS = "|".join(rf"(?P<{name}>(?:[[\p{{L}}\p{{N}}]&&[{one}]]\p{{M}}*)+)" for name, one in _SCRIPTS.items())
+_WORD = regex.compile(
+    rf"(?V1){_RUNS}|(?P<spaced>[[\p{{L}}\p{{N}}]--{_UNSPACED}](?:[[\p{{L}}\p{{N}}]--{_UNSPACED}]|[\p{{M}}\u200c\u200d])*)"
+)
+_CHARACTER = regex.compile(r"\P{M}\p{M}*")
+_ACCENT = regex.compile(r"[\p{Latin}\p{Greek}\p{Hebrew}\p{Arabic}]\K\p{Mn}++|\p{Cyrillic}\K[\u0300\u0301]++")
+_OTHER_LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "ı": "i"})
+_NO_LETTER = str.maketrans("", "", "\u200c\u200d\ufe0e\ufe0f")
+_SCRIPT = {name: regex.compile(rf"\p{{{name}}}") for name in (*_BY_SCRIPT, "Hebrew")}
+# Longer words come once, and are not kept in mind.
+_LONG = 64
+_KANA = regex.compile(r"[\p{Hiragana}\p{Katakana}]")
+_OVERLAP = regex.compile(rf"(?V1){_UNSPACED}\p{{M}}*|(?:(?!{_UNSPACED})\S)+")
+_STOP_WORDS_FILE = Path(__file__).parent / "assets" / "stop_words.json"
+
+
+class _Word(NamedTuple):
+    """A word of a text, or a run of characters of a script without spaces.
+
+    Attributes:
+        text: its letters as they stand.
+        start: its first character.
+        end: the one behind its last.
+        characters: of a run its characters, each with its marks; None for a word.
+        kind: ``spaced`` for a word, or a name of ``_SCRIPTS``.
+    """
+
+    text: str
+    start: int
+    end: int
+    characters: tuple[str, ...] | None = None
+    kind: str = "spaced"
+
+
+@dataclass(frozen=True)
+class Analyzer:
+    """What the words of texts in one language are; words in another script are read by that script.
+
+    >>> analyzer = Analyzer("en")
+    >>> analyzer.document("The caf\u00e9s of 北京市")
+    ['the', 'cafe', 'of', '北', '北京', '京', '京市', '市']
+    >>> analyzer.query("What are the cafés of 北京?"), analyzer.query("To be or not to be")
+    (['cafe', '北京'], ['to', 'be', 'or', 'not', 'to', 'be'])
+    """
+
+    language: str
+
+    def document(self, text: str) -> list[str]:
+        """Return the terms of a text, in its order; behind them the halves of words that a line's end divides."""
+        return [*self.phrase(text), *(term for one in halves(text) for term in self.phrase(one))]
+
+    def phrase(self, text: str) -> list[str]:
+        """Return the terms that a text that has these words one behind the other has one behind the other too."""
+        return [term for word in _words(normalized(text)) for term in self._terms(word)]
+
+    def query(self, text: str) -> list[str]:
+        """Return the terms that are searched for a query, as often as it has them; stop words where nothing else is.
+
+        A long query names what it is about more than once, and BM25 counts that.
+        """
+        words = list(_words(normalized(text)))
+        content = [term for word in words for term in self._content(word)]
+        if content:
+            return content + [term for word in words for term in self._half_content(word)]
+        return [term for word in words for term in self._pairs(word)]
+
+    def content(self, text: str) -> frozenset[str]:
+        """Return the terms that say what a question is about; none for one of stop words alone."""
+        return frozenset(term for word in _words(normalized(text)) for term in self._content(word))
+
+    def matches(self, text: str, query: str) -> list[tuple[int, int]]:
+        """Return where a text has words of a query: first character and the one behind the last, in the text's order.
+
+        >>> Analyzer("en").matches("Railways: the rail\u00adway of 中国", "a railway in 中国")
+        [(0, 8), (14, 22), (26, 28)]
+        """
+        wanted, aligned = set(self.query(query)), Alignment(text)
+        found = list[tuple[int, int]]()
+        for word in _words(aligned.text):
+            for start, end in self._places(word, wanted):
+                if found and start <= found[-1][1] and word.characters is not None:
+                    found[-1] = (found[-1][0], max(end, found[-1][1]))
+                else:
+                    found.append((start, end))
+        return [aligned.original(start, end) for start, end in found]
+
+    def _terms(self, word: _Word) -> list[str]:
+        if word.characters is None:
+            return [_term(word.text, self.language)]
+        own = word.characters
+        return [term for one, other in pairwise(own) for term in (one, one + other)] + [own[-1]]
+
+    def _pairs(self, word: _Word) -> list[str]:
+        """Return what is searched of a word whatever it means."""
+        if word.characters is None:
+            return [_term(word.text, self.language)]
+        own = word.characters
+        return [one + other for one, other in pairwise(own)] or [own[0]]
+
+    def _content(self, word: _Word) -> list[str]:
+        if word.characters is None:
+            folded = _folded(word.text.casefold().translate(_NO_LETTER))
+            return [] if folded in _stop_words(_language_of(word.text, self.language)) else self._terms(word)
+        terms = list[str]()
+        for first, stop in _content_spans(word, self.language):
+            piece = word.characters[first:stop]
+            terms += [one + other for one, other in pairwise(piece)] or [piece[0]]
+        return terms
+
+    def _half_content(self, word: _Word) -> list[str]:
+        """Return the pairs of a run of which one character belongs to its content: it may end a word that is meant."""
+        if word.characters is None:
+            return []
+        is_content = [False] * len(word.characters)
+        for first, stop in _content_spans(word, self.language):
+            is_content[first:stop] = [True] * (stop - first)
+        both = zip(pairwise(word.characters), pairwise(is_content), strict=True)
+        return [one + other for (one, other), flags in both if len(set(flags)) > 1]
+
+    def _places(self, word: _Word, wanted: set[str]) -> Iterator[tuple[int, int]]:
+        if word.characters is None:
+            if _term(word.text, self.language) in wanted:
+                yield word.start, word.end
+            return
+        starts = [word.start]
+        for one in word.characters:
+            starts.append(starts[-1] + len(one))
+        for place, one in enumerate(word.characters):
+            if one in wanted:
+                yield starts[place], starts[place + 1]
+            if "".join(word.characters[place : place + 2]) in wanted and place + 1 < len(word.characters):
+                yield starts[place], starts[place + 2]
+
+
+def stop_words(language: str) -> frozenset[str]:
+    """Return the words of a language that no search looks at beside others, in lower case; none where they are unknown.
+
+    >>> "the" in stop_words("en"), stop_words("pl")
+    (True, frozenset())
+    """
+    return _listed_stop_words().get(language, frozenset())
+
+
+def overlap_words(text: str) -> list[str]:
+    """Split a normal form at white space, and scripts without spaces into their characters.
+
+    >>> overlap_words("To be, or 北京.")
+    ['To', 'be,', 'or', '北', '京', '.']
+    """
+    return text.split() if text.isascii() else _OVERLAP.findall(text)
+
+
+def _words(text: str) -> Iterator[_Word]:
+    """Yield the words of a text in its normal form."""
+    for found in _WORD.finditer(text):
+        kind = str(found.lastgroup)
+        characters = None if kind == "spaced" else tuple(_CHARACTER.findall(found[0].casefold()))
+        yield _Word(found[0], found.start(), found.end(), characters, kind)
+
+
+@cache
+def _content_patterns(name: str) -> Any:
+    """Return what matches stop words in a run: the longest first; Korean ones stand at its end."""
+    listed = sorted(_listed_stop_words()[name], key=len, reverse=True)
+    any_of = "|".join(map(regex.escape, listed))
+    return regex.compile(rf"(?:{any_of})\Z" if name == "ko" else any_of)
+
+
+def _content_spans(word: _Word, language: str) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of a run's characters that are no stop words."""
+    assert word.characters is not None
+    run = "".join(word.characters)
+    name = {"hangul": "ko", "south_east": "th"}.get(word.kind)
+    if name is None:
+        name = "ja" if language == "ja" or _KANA.search(run) else "zh"
+    stopped = set[int]()
+    for found in _content_patterns(name).finditer(run):
+        stopped |= set(range(*found.span()))
+    at, first = 0, None
+    for place, one in enumerate((*word.characters, "")):
+        is_content = bool(one) and at not in stopped
+        if is_content and first is None:
+            first = place
+        elif not is_content and first is not None:
+            yield first, place
+            first = None
+        at += len(one)
+
+
+@cache
+def _listed_stop_words() -> dict[str, frozenset[str]]:
+    listed: dict[str, str] = json.loads(_STOP_WORDS_FILE.read_text(encoding="utf-8"))
+    return {name: frozenset(words.split()) for name, words in listed.items()}
+
+
+@cache
+def _stop_words(language: str) -> frozenset[str]:
+    return frozenset(map(_folded, stop_words(language)))
+
+
+def _language_of(word: str, language: str) -> str:
+    """Return the language that a word is read in: the one given where it is written in that script."""
+    script = _script_of(word)
+    return language if script == _SCRIPT_OF.get(language, "Latin") else _BY_SCRIPT.get(script, "")
+
+
+def _script_of(word: str) -> str:
+    if word.isascii():
+        return "Latin"
+    return next((name for name, pattern in _SCRIPT.items() if pattern.search(word)), "Latin")
+
+
+def _term(word: str, language: str) -> str:
+    """Return a word as an index knows it: lower case, stemmed, without accents."""
+    return _analysed(word, language) if len(word) <= _LONG else _analysed.__wrapped__(word, language)
+
+
+@lru_cache(maxsize=1 << 16)
+def _analysed(word: str, language: str) -> str:
+    own = _language_of(word, language)
+    word = word.casefold().translate(_NO_LETTER)
+    # Stems of English know no accents, and those of other scripts do not need them.
+    if own == "en" or _script_of(word) != "Latin":
+        word = _folded(word)
+    return _folded(_stemmer(_STEMMERS[own]).stemWord(word)) if own in _STEMMERS else _folded(word)
+
+
+@cache
+def _stemmer(name: str) -> Any:
+    from Stemmer import Stemmer
+
+    return Stemmer(name)
+
+
+def _folded(word: str) -> str:
+    """Return a word without the accents that many leave out."""
+    if word.isascii():
+        return word
+    bare = _ACCENT.sub("", unicodedata.normalize("NFD", word))
+    return unicodedata.normalize("NFC", bare).translate(_OTHER_LETTERS)
