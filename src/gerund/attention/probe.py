@@ -29,7 +29,7 @@ from gerund.attention.layouts import decoder_layers
 from gerund.attention.masks import Near, visible
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
-from gerund.attention.weight_checks import refuse_damaged
+from gerund.attention.weight_checks import refuse_damaged, refuse_overflowing
 from gerund.errors import GerundError, ModelError, UnsupportedModelError
 
 LENGTH = 6
@@ -131,7 +131,7 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
     try:
         extra: dict[str, Any] = {} if bound is None else {"attention_plan": bound}
         position_ids = (real.cumsum(1) - 1).clamp(min=0)
-        model.base_model(ids, attention_mask=real, position_ids=position_ids, use_cache=False, **extra)
+        made = model.base_model(ids, attention_mask=real, position_ids=position_ids, use_cache=False, **extra)
     except (GerundError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a model's own code raises
@@ -144,6 +144,8 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
         model.train(was_training)
         for handle in handles:
             handle.remove()
+    if not bool(made[0].float().square().isfinite().all()):
+        refuse_overflowing(model)
     if recorder.ran != list(layers):
         different = len(set(recorder.ran))
         reason = f"of its {len(layers)} layers {different} are run on text alone"
@@ -177,6 +179,7 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
         report = _probe(free, None)
         if report.wrong_layers:
             refuse_damaged(model, decoder_layers(model)[report.wrong_layers[0]])
+            refuse_overflowing(free)
             if report.layers[report.wrong_layers[0]].sees_padding:
                 raise ModelError(
                     f"this {name} model cannot be used: layer {report.wrong_layers[0]} reads padding as if it were "

@@ -13,10 +13,12 @@ from pathlib import Path
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
+from gerund.models.folder_files import demand_readable_files
 from gerund.spec import ModelSpec
 
 DEFAULT_NAME = "the bundled model"
 
+_NO_GGUF = "does not read; give the folder of the model with safetensors weights from which it was made"
 # How near to the name of the bundled model a slip in it is.
 _SLIP = 0.75
 # How long the hub has to say anything, and how long a name's look-up may take on top.
@@ -79,7 +81,7 @@ def find(model: str | Path | None) -> Source:
     if text and path.is_dir():
         return Source(text, _check_folder(path))
     if text and path.exists():
-        raise ModelError(f"{path} is a file; give the folder of a model")
+        raise ModelError(_of_file(path))
     if isinstance(model, Path) or looks_local(text):
         raise ModelError(f"there is no folder {text!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
     # No hub model is called so, and without a network it takes long until that is clear.
@@ -127,11 +129,34 @@ def hub_answers() -> bool:
     return heard.is_set()
 
 
+def _of_file(path: Path) -> str:
+    """Return what to say of a file that is given for the folder of a model."""
+    if is_gguf(path):
+        return f"{path} is a GGUF file, which gerund {_NO_GGUF}"
+    return f"{path} is a file; give the folder of a model"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is one of llama.cpp's, by its name or its first bytes."""
+    if path.suffix.lower() == ".gguf":
+        return True
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
 def _check_folder(path: Path) -> Path:
     """Return the folder of a model, refusing those that only look like one."""
+    demand_readable_files(path)
     is_adapter = (path / "adapter_config.json").is_file()
     if not (path / "config.json").is_file():
         what = "an adapter; give its base model, and this folder as the adapter" if is_adapter else "no model"
+        if not is_adapter and (gguf := next(iter(sorted(path.glob("*.gguf"))), None)):
+            raise ModelError(f"{path} holds no model but {gguf.name}, a GGUF file, which gerund {_NO_GGUF}")
         hint = f"; did you mean {path / 'model'}?" if (path / "model" / "config.json").is_file() else ""
         raise ModelError(f"{path} holds {what}: it has no config.json{hint}")
     if is_adapter:
