@@ -23,6 +23,7 @@ HEAVY = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "peft", "acc
 NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket", "ftplib")
 LISTENS = ("server.listening", "server.running", "server.workers")
 HUB = "huggingface_hub"
+HUBS = ("models.loading", "models.sources", "models.folder_files")
 UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 
@@ -124,7 +125,7 @@ def unsafe(path: Path) -> Iterator[str]:
         if name.split(".")[0] in (*NETWORK, *UNSAFE):
             yield f"{named(path)} imports {name}"
         # Only a model that is named by a hub id is fetched; elsewhere the hub's exceptions are caught at most.
-        here = module_name(path) in ("models.loading", "models.sources") or name == f"{HUB}.errors"
+        here = module_name(path) in HUBS or name == f"{HUB}.errors"
         if name.split(".")[0] == HUB and not here:
             yield f"{named(path)} imports {name}"
     for node in ast.walk(tree):

@@ -145,6 +145,7 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
         for handle in handles:
             handle.remove()
     if not bool(made[0].float().square().isfinite().all()):
+        refuse_damaged(model, layers[0])
         refuse_overflowing(model)
     if recorder.ran != list(layers):
         different = len(set(recorder.ran))

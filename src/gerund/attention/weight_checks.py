@@ -75,7 +75,9 @@ def refuse_overflowing(model: PreTrainedModel) -> None:
 
         return hook
 
-    parts = [(name, part) for name, part in model.base_model.named_modules() if name and not next(part.children(), None)]
+    parts = [
+        (name, part) for name, part in model.base_model.named_modules() if name and not next(part.children(), None)
+    ]
     hooks = [part.register_forward_hook(look(name)) for name, part in parts]
     was_training = model.training
     model.eval()
@@ -90,8 +92,8 @@ def refuse_overflowing(model: PreTrainedModel) -> None:
         own = str(model.dtype).removeprefix("torch.")
         hint = ", or made for another type (try dtype='float32')" if model.dtype == torch.float16 else ""
         raise ModelError(
-            f"this {model.config.model_type} model's states overflow, or are too large for {own}, from {overflowing[0]} "
-            f"on: its weights are damaged{hint}"
+            f"this {model.config.model_type} model's states overflow, or are too large for {own}, from "
+            f"{overflowing[0]} on: its weights are damaged{hint}"
         )
 
 

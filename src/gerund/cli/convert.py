@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REPORTS: "dict[Job, str]" = {"infill": "training-infill.json", "score": "training-score.json"}
 
 
-@options.with_spec("MODEL", *options.ENCODER, "append_eos", "infill_adapter", "scorer")
+@options.with_spec("MODEL", *options.ENCODER, "infill_adapter", "scorer")
 def command(
     output: options.Output,
     spec: "ModelSpec",

@@ -98,9 +98,9 @@ def tokenize(
 ) -> list[Tokens | None]:
     """Turn texts into tokens, in order; an empty text becomes None when ``input_format.empty`` is ``"zeros"``.
 
-    A text is empty when it has no character but white space, or none that the tokenizer has a token for. Tokens of the prompt are told from those of the
-    text by their character offsets: a token that holds any character of the text belongs to the text. Control tokens
-    in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
+    A text is empty when it has no character but white space, or none that the tokenizer has a token for. Tokens of the
+    prompt are told from those of the text by their character offsets: a token that holds any character of the text
+    belongs to the text. Control tokens in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
 
     Args:
         tokenizer: the tokenizer.

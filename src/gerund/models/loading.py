@@ -345,8 +345,8 @@ def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTraine
     # A post-processor may name numbers that no token has.
     if (highest := max(tokenizer("a")["input_ids"], default=0)) >= rows:
         raise ModelError(
-            f"cannot load {source.name}: its tokenizer puts token {highest} around a text, and the model has embeddings "
-            f"for {rows}"
+            f"cannot load {source.name}: its tokenizer puts token {highest} around a text, and the model has "
+            f"embeddings for {rows}"
         )
 
 

@@ -19,12 +19,13 @@ _METHODS = ("__call__", "encode", "tokenize", "decode", "batch_decode", "convert
 
 def checked_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return the same tokenizer, which from now on raises ``TextError`` where it fails on a text or on tokens."""
-    tokenizer.__class__ = _checked(type(tokenizer))
+    kind: Any = type(tokenizer)
+    tokenizer.__class__ = _checked(kind)
     return tokenizer
 
 
 @cache
-def _checked(kind: type[PreTrainedTokenizerBase]) -> type[PreTrainedTokenizerBase]:
+def _checked(kind: Any) -> Any:
     """Return a class of tokenizers under the same name, by which transformers saves them."""
     if "gerund_kind" in vars(kind):
         return kind
@@ -53,5 +54,5 @@ def _reduced(self: PreTrainedTokenizerBase, protocol: int) -> tuple[Any, ...]:
     return (_made, (kind,), *object.__reduce_ex__(self, max(2, protocol))[2:])
 
 
-def _made(kind: type[PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+def _made(kind: Any) -> PreTrainedTokenizerBase:
     return checked_tokenizer(kind.__new__(kind))
