@@ -291,8 +291,9 @@ class _Recorder:
         hidden_RTD, streams = _states_of_texts(own)
         base_TD = hidden_RTD[0]
         # Twice the size and a new direction: a token that the sink drowns out still shows.
-        noise_TD = torch.randn(base_TD.shape, generator=self.generator).to(base_TD)
-        noise_TD = noise_TD * 2 * base_TD.pow(2).mean(dim=-1, keepdim=True).sqrt()
+        # In float32, since squares of half precision overflow beyond 256.
+        size_T1 = base_TD.float().pow(2).mean(dim=-1, keepdim=True).sqrt()
+        noise_TD = (torch.randn(base_TD.shape, generator=self.generator).to(size_T1) * 2 * size_T1).to(base_TD)
         disturbed_RTD = base_TD.expand_as(hidden_RTD).clone()
         token_T = torch.arange(len(base_TD), device=base_TD.device)
         disturbed_RTD[token_T + 1, token_T] = noise_TD
@@ -310,7 +311,7 @@ class _Recorder:
         hidden_RTD, _ = _states_of_texts(output[0] if isinstance(output, tuple) else output)
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
-        change_RTD = (hidden_RTD[1:] - hidden_RTD[:1]).float()
+        change_RTD = hidden_RTD[1:].float() - hidden_RTD[:1].float()
         moved_KQ = change_RTD.pow(2).mean(dim=-1).sqrt()  # row: disturbed key, column: query
         own_K = moved_KQ.diagonal().clone()
         self.leaks.append((moved_KQ > leak * own_K[:, None]).T.cpu())
