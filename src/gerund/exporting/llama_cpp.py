@@ -66,8 +66,8 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
         worst, compared = max(worst, _difference(exact, ids, chosen)), compared + len(chosen)
     if not worst <= near:
         raise ModelError(
-            f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {worst:.2g}, and by "
-            f"rounding {near:g} at most); try dtype float32, or llama.cpp's own convert_hf_to_gguf.py"
+            f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {worst:.2g}, and "
+            f"rounding explains {near:g}); try dtype float32, or llama.cpp's own convert_hf_to_gguf.py"
         )
     if not compared:
         raise ModelError("llama.cpp continued none of the texts that the file was tried on by a whole character")

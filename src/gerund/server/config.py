@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gerund.checks import read_input
 from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.spec import ModelSpec
@@ -150,7 +151,7 @@ def read_keys(settings: ServerConfig, environment: Mapping[str, str] | None = No
     if settings.api_key_file is not None:
         where = settings.api_key_file
         try:
-            lines = Path(where).read_text(encoding="utf-8").splitlines()
+            lines = read_input(where).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
         keys = [line.strip() for line in lines if line.strip()]
@@ -174,7 +175,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ConfigError: there is no such name.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_input(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
