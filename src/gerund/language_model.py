@@ -37,7 +37,7 @@ class LanguageModel(GenerativeModel):
     """One language model that writes and encodes with the same weights.
 
     Made by ``gerund.load``. ``model`` is the Hugging Face module, untouched: without a plan in the call its
-    logits are bit-equal to those of plain transformers. Safe to use from several threads at once.
+    logits are bit-equal to those of plain transformers in the same dtype. Safe to use from several threads at once.
 
     Attributes:
         model: the Hugging Face causal language model.
