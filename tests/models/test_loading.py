@@ -20,6 +20,7 @@ from gerund.inference.tokens import context_length
 from gerund.models import loading
 from gerund.models.pooling import unit
 from gerund.models.sources import Source, find
+from gerund.models.weights import refuse_fetched_code
 from gerund.notes import say_once
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
@@ -195,6 +196,23 @@ def test_a_config_does_not_choose_code_from_the_hub(folder: Path, key: str, form
     assert config._attn_implementation is config._experts_implementation is None
     assert not any("kernel" in str(value) for value in vars(config).values())
     assert gerund.load(folder, dtype="float32").encode("a cat").any()
+
+
+@pytest.mark.parametrize("name", ["config.json", "sentence_bert_config.json", "0_Transformer/config.json"])
+def test_nor_for_sentence_transformers(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    source = Source(str(tmp_path), tmp_path)
+    path.write_text(json.dumps({"attn_implementation": "sdpa", "model_args": {"dtype": "float32"}}))
+    refuse_fetched_code(source)
+    path.write_text(json.dumps({"model_args": {"attn_implementation": "someone/kernel"}}))
+    with pytest.raises(ModelError, match=f"{path.name} has its attention computed by code of the hub"):
+        refuse_fetched_code(source)
+    pytest.importorskip("sentence_transformers")
+    from gerund.evaluation.systems.sentence_transformers import _load
+
+    with pytest.raises(ModelError, match="by code of the hub"):
+        _load(str(tmp_path), "cpu")
 
 
 def test_nor_do_the_configs_inside_it(tmp_path: Path) -> None:

@@ -114,6 +114,29 @@ def without_implementations(data: Any) -> Any:
     return [without_implementations(value) for value in data] if isinstance(data, list) else data
 
 
+def refuse_fetched_code(source: Source) -> None:
+    """Refuse a checkpoint for another library whose settings would have code fetched from the hub and run.
+
+    Raises:
+        ModelError: a config of it names a repository as the code for its attention or its experts.
+    """
+    if source.folder is None:
+        files = [_local(source, name) for name in ("config.json", "sentence_bert_config.json")]
+    else:
+        files = [*source.folder.glob("*config.json"), *source.folder.glob("*/*config.json")]
+    for path in files:
+        if path is not None and any("/" in str(value) for value in _implementations(read_json(path))):
+            raise ModelError(
+                f"{source.name} cannot be opened: {path.name} has its attention computed by code of the hub"
+            )
+
+
+def _implementations(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from [value] if key in _COMPUTED_BY else _implementations(value)
+
+
 def refuse_absurd_config(data: Any, name: str) -> None:
     """Refuse a config whose counts no model has, before lists of that length are made of it.
 
