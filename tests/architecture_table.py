@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 # From the ground up. A module may import what stands in an earlier row, and its own package; a single module
 # (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
 ROWS = (
-    ("errors", "types", "progress", "version", "sentences", "normalization"),
+    ("errors", "types", "progress", "version", "sentences", "normalization", "notes"),
     ("text_analysis", "checks"),
     ("quantization", "poolings"),
     ("jobs",),
@@ -54,6 +54,7 @@ BASE = (
         "sentences",
         "normalization",
         "text_analysis",
+        "notes",
         "checks",
         "quantization",
         "poolings",

@@ -24,7 +24,7 @@ NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket"
 LISTENS = ("server.listening", "server.running", "server.workers")
 ASKS = "cli.remote"
 HUB = "huggingface_hub"
-ASKS_HUB = ("models.loading", "models.sources", "models.gguf_paths", "models.catalog")
+ASKS_HUB = ("models.loading", "models.sources", "models.gguf_paths", "models.catalog", "models.folder_files")
 UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 
@@ -129,10 +129,7 @@ def unsafe(path: Path) -> Iterator[str]:
         if name.split(".")[0] in (*NETWORK, *UNSAFE):
             yield f"{named(path)} imports {name}"
         # Only a model that is named by a hub id is fetched; elsewhere the hub's exceptions are caught at most.
-        here = (
-            module_name(path) in ("models.loading", "models.sources", "models.gguf_paths", "models.catalog")
-            or name == f"{HUB}.errors"
-        )
+        here = module_name(path) in ASKS_HUB or name == f"{HUB}.errors"
         if name.split(".")[0] == HUB and not here:
             yield f"{named(path)} imports {name}"
     for node in ast.walk(tree):

@@ -1,11 +1,13 @@
 """``ModelSpec``: one value that says which model and how it is read, wherever it comes from and goes to."""
 
+import inspect
 import json
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -257,3 +259,32 @@ class TestLoading:
         lm = loaded(tiny_folder)
         with pytest.raises(ConfigError, match="was not loaded from a folder or the hub"):
             _ = gerund.LanguageModel(lm.model, lm.tokenizer).spec
+
+
+def test_every_setting_is_a_keyword_of_load_and_an_option():
+    from gerund.cli.model_options import OPTIONS
+
+    keywords = inspect.signature(gerund.load).parameters
+    assert set(keywords) == set(ModelSpec.model_fields)
+    assert {one.default for one in keywords.values()} == {None}
+    # Prompts by name come out of a file (--prompts), and a search weighs vectors and words by --weight.
+    assert {name.lower() for name in OPTIONS} == set(ModelSpec.model_fields) - {"prompts", "fusion"}
+
+
+def test_settings_that_are_flags_or_auto(tiny_folder):
+    lm = gerund.load(
+        tiny_folder, dtype="float32", append_eos=True, normalize=False, pool_prompt=True, prompt="q: ", k="auto",
+        max_length="auto", fusion="auto", prompts=MappingProxyType({"query": "q: "}),
+    )  # fmt: skip
+    own = lm.encoder
+    assert (own.append_eos, own.normalize, own.pool_prompt, own.max_length, own.fusion) == (
+        True,
+        False,
+        True,
+        None,
+        None,
+    )
+    assert own.prompts == {"query": "q: "}
+    assert np.linalg.norm(lm.encode("a cat")) != pytest.approx(1, abs=1e-3)
+    plan = gerund.load(tiny_folder, attention="inter-back", combine="mean", variant="released").encoder.attention
+    assert (plan.combine, plan.variant) == ("mean", "released")

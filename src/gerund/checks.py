@@ -3,17 +3,20 @@
 Knows: paths, the limits of file systems, JSON. Does not know: what any of it is for.
 """
 
+import io
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gerund.errors import ConfigError, DataError, TextError, unknown_name
 
 _LONGEST_NAME = 255  # bytes, on the file systems in use
 _LONGEST_PATH = 4095
+_SECONDS_FOR_A_WRITER = 10.0
 
 
 def place(what: str, value: Any) -> Path:
@@ -217,6 +220,46 @@ def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
                 raise TextError(f"continuation {index} of prefix {number} is empty")
 
 
+def open_input(path: str | Path) -> BinaryIO:
+    """Open a file for reading its bytes; of a named pipe a writer is waited for a few seconds, and not for ever.
+
+    Raises:
+        OSError: it cannot be opened.
+        DataError: nothing writes to the pipe.
+    """
+    path = Path(path)
+    if not path.is_fifo():
+        return path.open("rb")
+    opened: list[BinaryIO | OSError] = []
+
+    def wait() -> None:
+        try:
+            opened.append(path.open("rb"))
+        except OSError as error:
+            opened.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(_SECONDS_FOR_A_WRITER)
+    if not opened:
+        raise DataError(f"{path} is a pipe that nothing writes to")
+    if isinstance(opened[0], OSError):
+        raise opened[0]
+    return opened[0]
+
+
+def read_input(path: str | Path) -> str:
+    """Return the text of a file, or of a pipe as ``open_input`` opens it.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+        DataError: nothing writes to the pipe.
+    """
+    with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+        return text.read()
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds.
 
@@ -224,7 +267,7 @@ def read_json(path: Path) -> Any:
         DataError: it cannot be read, or is no valid JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_input(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except RecursionError as error:
@@ -240,7 +283,7 @@ def read_sample(path: str | Path) -> list[str]:
         DataError: the file cannot be read, or holds no text.
     """
     try:
-        content = Path(path).read_text(encoding="utf-8")
+        content = read_input(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     texts = [line.strip() for line in content.split("\n") if line.strip()]

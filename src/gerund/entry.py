@@ -31,20 +31,25 @@ def load(
     model: str | Path | ModelSpec | None = None,
     *,
     attention: str | AttentionPlan | None = None,
-    k: int | None = None,
-    k0: int | None = None,
+    k: int | Literal["auto"] | None = None,
+    k0: int | Literal["auto"] | None = None,
     sink_tokens: int | None = None,
+    combine: Literal["sum", "mean"] | None = None,
+    variant: Literal["paper", "released"] | None = None,
     skips: int | None = None,
     recurrent: Literal["causal", "both"] | None = None,
     pooling: str | None = None,
     prompt: str | None = None,
     prompts: Mapping[str, str] | None = None,
+    pool_prompt: bool | None = None,
+    append_eos: bool | None = None,
+    normalize: bool | None = None,
     adapter: str | Path | None = None,
     infill_adapter: str | Path | None = None,
     scorer: str | Path | None = None,
     dtype: str | None = None,
     device: str | None = None,
-    max_length: int | None = None,
+    max_length: int | Literal["auto"] | None = None,
     template: str | None = None,
     layers: str | None = None,
     prepend: int | None = None,
@@ -52,7 +57,7 @@ def load(
     transform: str | None = None,
     pool_bos: str | None = None,
     text_normalization: str | None = None,
-    fusion: float | None = None,
+    fusion: float | Literal["auto"] | None = None,
     sample: str | Path | None = None,
     conventions: str | None = None,
     similarity: str | None = None,
@@ -69,9 +74,11 @@ def load(
         model: a folder, a hub id, None (or ``default``) for the bundled model; or a :class:`ModelSpec`, whose settings
             the others here replace.
         attention: the name of a plan (``gerund.PLAN_NAMES``) or a plan.
-        k: number of converted layers.
-        k0: for ``mask0+bidir``, how many of them hide the first token.
+        k: number of converted layers; ``auto`` for the plan's own fraction of the layers.
+        k0: for ``mask0+bidir``, how many of them hide the first token, or ``auto``.
         sink_tokens: how many first tokens a ``mask0`` plan hides.
+        combine: how ``inter`` and ``extra`` plans join their two outputs: ``sum`` or ``mean``.
+        variant: ``paper``, or ``released`` for the layout of the authors' code where it differs.
         skips: residual connections across so many layers, from the first converted one on; 0 for none.
         recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
             on the text and on the text reversed (``both``).
@@ -80,6 +87,9 @@ def load(
         prompt: default prompt of ``encode``: the text itself.
         prompts: prompts by name, for ``encode(..., prompt_name=NAME)``, in the place of the model's own; searches and
             ``rerank`` take those named ``query`` and ``document``.
+        pool_prompt: whether the prompt's tokens are pooled as well.
+        append_eos: whether an end token is put after every text.
+        normalize: whether vectors have length 1.
         adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the
             folder's own ones aside, and with them the head and the scorer that were trained with them.
         infill_adapter: another one to infill with: a PEFT folder, or a model trained from the same weights, whose
@@ -89,7 +99,7 @@ def load(
         dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
             computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
-        max_length: longest text in tokens.
+        max_length: longest text in tokens; ``auto`` for what the model was made for.
         template: what is put around a text: ``prompteol``, ``prompteol-few-shot``, ``prompteol-cot``,
             ``prompteol-knowledge`` or ``metaeol``, which are pooled by their last token unless ``pooling`` says
             otherwise; ``kv-embedding``, pooled by that and the mean of all tokens; or a text with ``{text}``; ``none``.
@@ -103,7 +113,7 @@ def load(
         pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
         text_normalization: ``nfkc`` encodes texts that read the same alike: in NFKC, without invisible characters and
             without hyphens at line ends; ``none`` encodes every text as it is.
-        fusion: what the vectors count where a search joins them with words, from 0 to 1.
+        fusion: what the vectors count where a search joins them with words, from 0 to 1; ``auto`` for what is usual.
         sample: a file of texts, one a line, on which ``transform`` is fitted.
         conventions: whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers``, as for
             every ready-made encoder.
@@ -125,35 +135,8 @@ def load(
     >>> gerund.load(lm.spec).fingerprint() == lm.fingerprint()
     True
     """
-    spec = ModelSpec.of(
-        model,
-        attention=attention,
-        k=k,
-        k0=k0,
-        sink_tokens=sink_tokens,
-        skips=skips,
-        recurrent=recurrent,
-        pooling=pooling,
-        prompt=prompt,
-        prompts=None if prompts is None else dict(prompts) if isinstance(prompts, Mapping) else prompts,
-        adapter=adapter,
-        infill_adapter=infill_adapter,
-        scorer=scorer,
-        dtype=dtype,
-        device=device,
-        max_length=max_length,
-        template=template,
-        layers=layers,
-        prepend=prepend,
-        reroute=reroute,
-        transform=transform,
-        pool_bos=pool_bos,
-        text_normalization=text_normalization,
-        fusion=fusion,
-        sample=sample,
-        conventions=conventions,
-        similarity=similarity,
-    )
+    settings = dict(locals())  # by the names of ModelSpec's fields
+    spec = ModelSpec.of(**settings)
     texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec)
     # Both have the verbs of `GenerativeModel`. A union as the return type would have everybody who loads a decoder-only
@@ -161,6 +144,7 @@ def load(
     kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
+    lm.fills_gaps = opened.fills_gaps
     for given in (spec.infill_adapter, spec.scorer):
         if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)

@@ -45,6 +45,9 @@ class GenerativeModel(TextEncoder):
 
     scorer: DualScorer | None = None
     """The encoder's own scorer of continuations, where it was trained to be one."""
+    fills_gaps: bool | None = None
+    """Whether the model, or the adapter that infills, is known to be trained to fill gaps; None for a model that was
+    made in memory, of which nothing is known."""
 
     def with_encoder(self, encoder: EncoderConfig) -> Self:
         """Return the same model, in the same memory, read another way.

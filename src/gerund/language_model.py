@@ -23,9 +23,10 @@ from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
 from gerund.inference.infill import infilling
-from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.infill.infilling import BLANK, Method, untrained_to_fill
 from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
+from gerund.notes import say_once
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
@@ -36,7 +37,7 @@ class LanguageModel(GenerativeModel):
     """One language model that writes and encodes with the same weights.
 
     Made by ``gerund.load``. ``model`` is the Hugging Face module, untouched: without a plan in the call its
-    logits are bit-equal to those of plain transformers. Safe to use from several threads at once.
+    logits are bit-equal to those of plain transformers in the same dtype. Safe to use from several threads at once.
 
     Attributes:
         model: the Hugging Face causal language model.
@@ -190,7 +191,10 @@ class LanguageModel(GenerativeModel):
             shots=shots,
             adapter=self.adapters.name("infill"),
         )
-        return each(fill, text)
+        filled = each(fill, text)
+        if method == "infill" and self.fills_gaps is False:
+            say_once(untrained_to_fill(self.name))
+        return filled
 
     def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> Export:
         """Write the encoder for other tools, in the type in which its weights are held here.

@@ -46,6 +46,7 @@ def _name_of(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_number)]
 Name = Annotated[str, BeforeValidator(_name_of)]
+ByName = Annotated[dict[str, str], BeforeValidator(lambda value: dict(value) if isinstance(value, Mapping) else value)]
 
 
 def _spelled_out(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class EncoderSpec(BaseModel):
     ``first+mean``, the vectors are concatenated."""
     prompt: str | None = None
     """Text put before every text unless another prompt is given."""
-    prompts: dict[str, str] | None = None
+    prompts: ByName | None = None
     """Prompts by name."""
     pool_prompt: bool | None = None
     """Whether the prompt's tokens are pooled as well."""

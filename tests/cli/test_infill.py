@@ -1,6 +1,7 @@
 """``gerund infill``: one text as text, many as JSON lines."""
 
 import json
+import shutil
 from unittest.mock import patch
 
 import pytest
@@ -34,10 +35,18 @@ def called():
         yield calls
 
 
+@pytest.fixture
+def filling_folder(tiny_folder, tmp_path):
+    """The tiny model with the record of a training for filling gaps."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "filling")
+    (folder / "training.json").write_text(json.dumps({"recipe": {"objectives": [{"kind": "msg"}]}}))
+    return folder
+
+
 @pytest.mark.slow
-def test_the_whole_text_is_printed(tiny_folder):
+def test_the_whole_text_is_printed(tiny_folder, filling_folder):
     wanted = gerund.load(tiny_folder).infill(TEXT, lengths=[2, 3])
-    ran = run_cli("infill", TEXT, "-m", tiny_folder, *FAST)
+    ran = run_cli("infill", TEXT, "-m", filling_folder, *FAST)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == wanted.text + "\n"
     [record] = records(run_cli("infill", TEXT, "-m", tiny_folder, *FAST, "--json").out)
@@ -48,6 +57,30 @@ def test_the_whole_text_is_printed(tiny_folder):
         "lengths": wanted.lengths,
     }
     assert list(record) == ["text", "spans", "scores", "lengths"]
+
+
+def test_a_model_that_was_not_trained_to_fill_gaps(tiny_folder):
+    """One line says so, for one text as for many, and none where the untouched model is prompted."""
+    said = f"gerund: {tiny_folder} is not known to be trained to fill gaps, so what it writes may make no sense; "
+    ran = run_cli("infill", TEXT, "-m", tiny_folder, "--length", 2)
+    assert (ran.code, ran.err.count("\n"), ran.err.startswith(said)) == (0, 1, True)
+    ran = run_cli("infill", "-f", "-", "-m", tiny_folder, "--length", 2, stdin=f"{TEXT}\n{TEXT}\n")
+    assert (ran.code, ran.err.count("\n"), ran.err.startswith(said)) == (0, 1, True)
+    ran = run_cli("infill", TEXT, "-m", tiny_folder, "--length", 2, "--method", "left-only")
+    assert (ran.code, ran.err) == (0, "")
+
+
+@pytest.mark.filterwarnings(*PEFT_WARNINGS)
+def test_what_is_known_to_fill_gaps(bundled, tiny_folder, tmp_path):
+    assert bundled.fills_gaps is True
+    adapter = make_adapter(tiny_folder, tmp_path / "adapter")
+    assert gerund.load(tiny_folder).fills_gaps is False
+    assert gerund.load(tiny_folder, adapter=adapter).fills_gaps is False
+    assert gerund.load(tiny_folder, infill_adapter=adapter).fills_gaps is True
+    (tmp_path / "training.json").write_text(json.dumps({"recipe": {"objectives": [{"kind": "msg"}]}}))
+    assert gerund.load(tiny_folder, adapter=adapter).fills_gaps is True
+    lm = gerund.load(tiny_folder)
+    assert LanguageModel(lm.model, lm.tokenizer, lm.encoder).fills_gaps is None
 
 
 @pytest.mark.slow
@@ -206,8 +239,8 @@ class TestMistakes:
             ("a.txt", b"a [blank]\n" + b"x" * 99 + b" [blank]", "a.txt, line 2: the text before the first gap has 10"),
         ],
     )
-    def test_files(self, tiny_folder, tmp_path, name, content, message):
+    def test_files(self, filling_folder, tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
         out = tmp_path / "out.jsonl"
-        assert message in run_cli("infill", "-f", tmp_path / name, "-m", tiny_folder, "-o", out, *FAST).mistake
+        assert message in run_cli("infill", "-f", tmp_path / name, "-m", filling_folder, "-o", out, *FAST).mistake
         assert not out.exists()

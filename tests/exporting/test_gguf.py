@@ -15,7 +15,7 @@ from gerund.exporting import gguf as exporting
 from gerund.exporting import llama_cpp
 from gerund.exporting.gguf_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
 from tests.cli.helpers import run_cli
-from tests.tiny import byte_tokenizer, save_tiny
+from tests.tiny import byte_tokenizer, save_tiny, tiny
 
 FIND_SPEC = importlib.util.find_spec
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
@@ -62,6 +62,36 @@ def test_half_precision_keeps_its_type(tmp_path: Path) -> None:
     assert kinds["output_norm.weight"] == "F32"
     stored = torch.from_numpy(np.array(found["blk.1.ffn_down.weight"].data)).view(torch.bfloat16)
     assert torch.equal(stored, lm.model.model.layers[1].mlp.down_proj.weight)
+
+
+@needs_gguf
+@pytest.mark.slow
+def test_a_checkpoint_in_half_precision_whose_logits_are_large(tmp_path: Path) -> None:
+    """Rounding in bfloat16 moves such logits by more than the file does, which llama.cpp reads with float32 states."""
+    from gguf import GGUFReader
+
+    model, tokenizer = tiny("llama", vocab_size=266), byte_tokenizer()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    kinds = {"auto": "BF16", "float16": "F16", "float32": "F32"}
+    for dtype, kind in kinds.items():
+        ran = run_cli("export", tmp_path / "base", tmp_path / dtype, "--format", "gguf", "--dtype", dtype)
+        assert (ran.code, ran.err) == (0, "")
+        assert GGUFReader(tmp_path / dtype / "model.gguf").tensors[1].tensor_type.name == kind
+    lm = gerund.load(tmp_path / "base", attention="causal", dtype="bfloat16")
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        rounded = lm.model(ids).logits.float()
+        exact = llama_cpp._with_float32_states(lm.model)(ids).logits
+        widened = gerund.load(tmp_path / "base", attention="causal", dtype="float32").model(ids).logits
+    assert exact.dtype == torch.float32
+    torch.testing.assert_close(exact, widened, atol=1e-4, rtol=1e-5)
+    assert float((rounded - exact).abs().max()) > llama_cpp._NEAR_HALF
+    assert {one.dtype for one in lm.model.parameters()} == {torch.bfloat16}
+    refused = run_cli("export", tmp_path / "base", tmp_path / "out", "--format", "gguf", "--dtype", "int8").mistake
+    assert "--format onnx-int8 or gguf-q8_0" in refused
 
 
 @needs_gguf

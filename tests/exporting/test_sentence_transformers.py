@@ -72,6 +72,18 @@ def test_plain(tiny_folder: Path, tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(scores, lm.similarity(TEXTS, TEXTS), atol=NEAR)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_folder_says_in_which_type_it_was_checked(tiny_folder: Path, tmp_path: Path, dtype: str) -> None:
+    """transformers and its versions choose differently where nothing is said."""
+    lm = load(tiny_folder, attention="causal", dtype=dtype)
+    lm.export(tmp_path / "out", "sentence-transformers")
+    said = json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
+    assert said["model_args"] == {"dtype": dtype}
+    config = tmp_path / "out" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float16"}))
+    assert SentenceTransformer(str(tmp_path / "out"), device="cpu").dtype == getattr(torch, dtype)
+
+
 @pytest.mark.sweep(quick=5)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")  # echo has room for half a text
 @pytest.mark.parametrize("name", [name for name in PLAN_NAMES if name not in ("causal", "bidir", "hybrid")])

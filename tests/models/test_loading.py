@@ -14,13 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 import gerund
+from gerund.attention import products
 from gerund.errors import ConfigError, DataError, ModelError, UnsupportedModelError
 from gerund.inference.tokens import context_length
 from gerund.models import loading
 from gerund.models.pooling import unit
 from gerund.models.sources import Source, find
+from gerund.models.weights import refuse_fetched_code
+from gerund.notes import say_once
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.tiny import byte_tokenizer, save_tiny
+from tests.cli.helpers import run_cli
+from tests.tiny import byte_tokenizer, save_tiny, tiny
 
 
 @pytest.fixture
@@ -186,6 +190,69 @@ def test_weights_of_the_wrong_shape(folder: Path) -> None:
 def test_damaged_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text, encoding="latin-1")
     assert refusal(folder).startswith("cannot read the config of")
+
+
+@pytest.mark.parametrize("form", ["{}", "_{}", "_{}_internal"])
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+def test_a_config_does_not_choose_code_from_the_hub(folder: Path, key: str, form: str) -> None:
+    change(folder / "config.json", **{form.format(key): "someone/kernel:function"})
+    config = loading.read_config(find(folder))
+    assert config._attn_implementation is config._experts_implementation is None
+    assert not any("kernel" in str(value) for value in vars(config).values())
+    assert gerund.load(folder, dtype="float32").encode("a cat").any()
+
+
+@pytest.mark.parametrize("name", ["config.json", "sentence_bert_config.json", "0_Transformer/config.json"])
+def test_nor_for_sentence_transformers(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    source = Source(str(tmp_path), tmp_path)
+    path.write_text(json.dumps({"attn_implementation": "sdpa", "model_args": {"dtype": "float32"}}))
+    refuse_fetched_code(source)
+    path.write_text(json.dumps({"model_args": {"attn_implementation": "someone/kernel"}}))
+    with pytest.raises(ModelError, match=f"{path.name} has its attention computed by code of the hub"):
+        refuse_fetched_code(source)
+    pytest.importorskip("sentence_transformers")
+    from gerund.evaluation.systems.sentence_transformers import _load
+
+    with pytest.raises(ModelError, match="by code of the hub"):
+        _load(str(tmp_path), "cpu")
+
+
+def test_nor_do_the_configs_inside_it(tmp_path: Path) -> None:
+    data = AutoConfig.for_model("gemma3").to_dict()
+    for part in (data, data["text_config"], data["vision_config"]):
+        part |= {"attn_implementation": "someone/kernel", "_experts_implementation": {"": "someone/kernel"}}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    config = loading.read_config(Source("x", tmp_path))
+    for part in (config, config.text_config, config.vision_config):
+        assert part._attn_implementation is part._experts_implementation is None
+    assert config.text_config.hidden_size == AutoConfig.for_model("gemma3").text_config.hidden_size
+
+
+def test_the_type_that_is_changed_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A processor without bfloat16 computes in float32, in which other texts may come out."""
+    folder = tmp_path / "model"
+    tiny("llama", vocab_size=266).to(torch.bfloat16).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    say_once.cache_clear()
+    assert gerund.load(folder).model.dtype == (torch.bfloat16 if products.cpu_has_bfloat16() else torch.float32)
+    say_once.cache_clear()
+    caplog.clear()
+    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: False)
+    for _ in range(2):
+        assert gerund.load(folder).model.dtype == torch.float32
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder} is stored in bfloat16 and computed in float32, which is faster on this processor; greedy texts may "
+        "differ from those that transformers writes in bfloat16 (dtype bfloat16 computes as it does)"
+    ]
+    ran = run_cli("generate", "a cat", "--max-new-tokens", 1, "-m", folder)
+    assert (ran.code, ran.err) == (0, f"gerund: {caplog.records[0].getMessage()}\n")
+    for dtype in ("float32", "bfloat16"):
+        assert gerund.load(folder, dtype=dtype).model.dtype == getattr(torch, dtype)
+    assert len(caplog.records) == 1
 
 
 def test_unknown_architecture(folder: Path) -> None:

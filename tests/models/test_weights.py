@@ -100,6 +100,18 @@ def test_an_index_that_is_none(folder: Path, text: str) -> None:
     assert INDEX in refusal(folder)
 
 
+def test_an_index_without_metadata(folder: Path) -> None:
+    shard(folder, WEIGHTS)
+    index = folder / INDEX
+    (folder / WEIGHTS).rename(folder / "w.safetensors")
+    names = dict.fromkeys(load_file(folder / "w.safetensors"), "w.safetensors")
+    index.write_text(json.dumps({"weight_map": names}))
+    said = f'{index} lacks the field metadata, without which it is not read; add "metadata": {{}} to it'
+    assert refusal(folder) == said
+    index.write_text(json.dumps({"weight_map": names, "metadata": {}}))
+    assert gerund.load(folder, dtype="float32").encode("a cat").any()
+
+
 def test_an_index_names_what_is_not_there(folder: Path) -> None:
     shard(folder, "absent.safetensors")
     (folder / WEIGHTS).unlink()
@@ -157,6 +169,30 @@ def test_one_number_that_is_none(tmp_path: Path) -> None:
     weight[3001, 1] = float("nan")
     spoil(folder, **{key: weight})
     assert refusal(folder) == f"this model's weights are damaged: {key} holds numbers that are not finite"
+
+
+@pytest.mark.parametrize(
+    ("key", "factor", "first"),
+    [
+        ("model.embed_tokens.weight", 1e10, "embed_tokens"),
+        ("model.layers.1.self_attn.v_proj.weight", 1e20, "layers.1.self_attn.v_proj"),
+        ("model.layers.1.mlp.down_proj.weight", 1e30, "layers.1.mlp.down_proj"),
+        ("model.norm.weight", 1e30, "norm"),
+    ],
+)
+def test_states_that_overflow(folder: Path, key: str, factor: float, first: str) -> None:
+    spoil(folder, **{key: load_file(folder / WEIGHTS)[key] * factor})
+    said = f"this llama model's states overflow, or are too large for float32, from {first} on: its weights are damaged"
+    assert refusal(folder) == said
+
+
+def test_large_states_in_half_precision(folder: Path) -> None:
+    """Some published models have states of thousands, whose squares float16 does not hold."""
+    key = "model.embed_tokens.weight"
+    spoil(folder, **{key: load_file(folder / WEIGHTS)[key] * 2000})
+    lm = gerund.load(folder, dtype="float16")
+    assert float(lm.model.get_input_embeddings().weight.detach().abs().max()) > 256
+    assert gerund.load(folder, dtype="float32").similarity("a cat", lm.encode(["a cat"])) > 0.99
 
 
 def test_embeddings_of_zeros(folder: Path) -> None:

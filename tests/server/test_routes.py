@@ -321,6 +321,14 @@ def test_infill(live: Running, served_lm: Any) -> None:
     assert other["text"].startswith("the [blank]"), "what is no gap stays as it is"
 
 
+def test_a_model_that_was_not_trained_to_fill_gaps_says_so(live: Running) -> None:
+    said = infilling.untrained_to_fill("tiny")
+    assert live.ok("/infill", text="the ant [blank] air", lengths=1)["warning"] == said
+    assert "warning" not in live.ok("/infill", text="the ant [blank] air", method="left-only")
+    assert live.ok("/v1/completions", prompt="the ant ", suffix=" air", max_tokens=1)["warning"] == said
+    assert "warning" not in live.ok("/v1/completions", prompt="the ant", max_tokens=1)
+
+
 def test_suffix_is_infill(live: Running, served_lm: Any) -> None:
     body: dict[str, Any] = {"prompt": "the [blank] ant ", "suffix": " air", "max_tokens": 3}
     expected = served_lm.infill("the [blank] ant @@ air", blank="@@", max_tokens=3)

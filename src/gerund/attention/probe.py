@@ -29,7 +29,7 @@ from gerund.attention.layouts import decoder_layers
 from gerund.attention.masks import Near, visible
 from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
-from gerund.attention.weight_checks import refuse_damaged
+from gerund.attention.weight_checks import refuse_damaged, refuse_overflowing
 from gerund.errors import GerundError, ModelError, UnsupportedModelError
 
 LENGTH = 6
@@ -131,7 +131,7 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
     try:
         extra: dict[str, Any] = {} if bound is None else {"attention_plan": bound}
         position_ids = (real.cumsum(1) - 1).clamp(min=0)
-        model.base_model(ids, attention_mask=real, position_ids=position_ids, use_cache=False, **extra)
+        made = model.base_model(ids, attention_mask=real, position_ids=position_ids, use_cache=False, **extra)
     except (GerundError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a model's own code raises
@@ -144,6 +144,9 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
         model.train(was_training)
         for handle in handles:
             handle.remove()
+    if not bool(made[0].float().square().isfinite().all()):
+        refuse_damaged(model, layers[0])
+        refuse_overflowing(model)
     if recorder.ran != list(layers):
         different = len(set(recorder.ran))
         reason = f"of its {len(layers)} layers {different} are run on text alone"
@@ -177,6 +180,7 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
         report = _probe(free, None)
         if report.wrong_layers:
             refuse_damaged(model, decoder_layers(model)[report.wrong_layers[0]])
+            refuse_overflowing(free)
             if report.layers[report.wrong_layers[0]].sees_padding:
                 raise ModelError(
                     f"this {name} model cannot be used: layer {report.wrong_layers[0]} reads padding as if it were "
@@ -287,8 +291,9 @@ class _Recorder:
         hidden_RTD, streams = _states_of_texts(own)
         base_TD = hidden_RTD[0]
         # Twice the size and a new direction: a token that the sink drowns out still shows.
-        noise_TD = torch.randn(base_TD.shape, generator=self.generator).to(base_TD)
-        noise_TD = noise_TD * 2 * base_TD.pow(2).mean(dim=-1, keepdim=True).sqrt()
+        # In float32, since squares of half precision overflow beyond 256.
+        size_T1 = base_TD.float().pow(2).mean(dim=-1, keepdim=True).sqrt()
+        noise_TD = (torch.randn(base_TD.shape, generator=self.generator).to(size_T1) * 2 * size_T1).to(base_TD)
         disturbed_RTD = base_TD.expand_as(hidden_RTD).clone()
         token_T = torch.arange(len(base_TD), device=base_TD.device)
         disturbed_RTD[token_T + 1, token_T] = noise_TD
@@ -306,7 +311,7 @@ class _Recorder:
         hidden_RTD, _ = _states_of_texts(output[0] if isinstance(output, tuple) else output)
         self.dtype = hidden_RTD.dtype
         leak = _LEAK.get(hidden_RTD.dtype, _LEAK_HALF)
-        change_RTD = (hidden_RTD[1:] - hidden_RTD[:1]).float()
+        change_RTD = hidden_RTD[1:].float() - hidden_RTD[:1].float()
         moved_KQ = change_RTD.pow(2).mean(dim=-1).sqrt()  # row: disturbed key, column: query
         own_K = moved_KQ.diagonal().clone()
         self.leaks.append((moved_KQ > leak * own_K[:, None]).T.cpu())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REPORTS: "dict[Job, str]" = {"infill": "training-infill.json", "score": "training-score.json"}
 
 
-@options.with_spec("MODEL", *options.ENCODER, "append_eos", "infill_adapter", "scorer")
+@options.with_spec("MODEL", *options.ENCODER, "infill_adapter", "scorer")
 def command(
     output: options.Output,
     spec: "ModelSpec",
@@ -142,10 +142,15 @@ def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
 
 def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
     """Return how the other adapters were trained, by the names that these reports get beside the model's own."""
+    from gerund.models.folder_files import demand_readable
+
     given = {"infill": infill_adapter, "score": scorer}
     found = {name: where for job, name in _REPORTS.items() if (where := given[job])}
     paths = {name: Path(where).expanduser() / "training.json" for name, where in found.items()}
-    return {name: path for name, path in paths.items() if path.is_file()}
+    there = {name: path for name, path in paths.items() if path.is_file()}
+    for path in there.values():
+        demand_readable(path, path.parent)
+    return there
 
 
 def _tell(lm: "LanguageModel", output: Path, identity: str, as_json: bool) -> None:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from gerund.worker_model import WorkerModel
 
 
-@options.with_spec("model", *options.PLAN, "pooling", *options.METHODS, "max_length", "adapter", *options.MACHINE)
+@options.with_spec(
+    *("model", *options.PLAN, "pooling", "pool_prompt", "append_eos", *options.METHODS, "max_length", "adapter"),
+    *options.MACHINE,
+)
 def command(
     source: Annotated[
         str,

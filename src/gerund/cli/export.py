@@ -11,8 +11,10 @@ from gerund.cli.convert import warn_of_merging
 if TYPE_CHECKING:
     from gerund.spec import ModelSpec
 
+_HELPS = {"dtype": "Type of the weights: auto, the checkpoint's own; float32, bfloat16 or float16."}
 
-@options.with_spec("MODEL", *options.ENCODER)
+
+@options.with_spec("MODEL", *options.ENCODER, "dtype", helps=_HELPS)
 def command(
     output: options.Output,
     format: Annotated[
@@ -25,7 +27,7 @@ def command(
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write an encoder for other tools, in the checkpoint's own type.
+    """Write an encoder for other tools, in the checkpoint's own type unless --dtype says another.
 
     sentence-transformers: a folder for that library. Plain SentenceTransformer("OUT") reads causal and wholly
     bidirectional encoders; it is tried, and compared with gerund, before the folder is put in place. Other plans
@@ -67,12 +69,15 @@ def command(
 
     one_of("format", format, EXPORT_FORMATS)
     from gerund.entry import load
+    from gerund.errors import ConfigError
     from gerund.jobs import folders
     from gerund.models.loading import own_dtype
     from gerund.models.sources import find
 
     folders.refuse_existing(output, overwrite=force)
-    lm = load(spec, dtype=own_dtype(find(spec.model)))
+    if spec.dtype == "int8":
+        raise ConfigError("weights are written in 8 bits by --format onnx-int8 or gguf-q8_0; leave --dtype out")
+    lm = load(spec, dtype=own_dtype(find(spec.model)) if spec.dtype == "auto" else None)
     done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
     if format == "merged":
         warn_of_merging(lm)

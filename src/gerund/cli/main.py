@@ -40,6 +40,7 @@ from gerund.cli import (
 from gerund.cli.command import CheckedCommand, LongCommand, WholeFileCommand
 from gerund.errors import GerundError, InputError, ResourceError, one_line
 from gerund.jobs.interruption import interrupt_on_termination
+from gerund.notes import printed_notes
 
 app = typer.Typer(
     name="gerund",
@@ -99,7 +100,7 @@ def main() -> None:
         Exception: a defect of gerund; it is shown as it is, with a line that says so.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), printed_notes():
             warnings.showwarning = _show_warning
             try:
                 app()
@@ -113,7 +114,12 @@ def main() -> None:
         said, status = _sentence(error)
         print(f"gerund: error: {said}", file=sys.stderr)  # noqa: T201
         sys.exit(status)
-    except Exception as error:
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of a library in Rust, and no Exception
+            print(f"gerund: error: a library failed on what was given: {one_line(str(error))}", file=sys.stderr)  # noqa: T201
+            sys.exit(InputError.exit_code)
+        if not isinstance(error, Exception):
+            raise
         error.add_note("This is a defect of gerund, whatever it was given: please report it with the lines above.")
         raise
 

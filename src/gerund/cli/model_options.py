@@ -49,6 +49,16 @@ OPTIONS: dict[str, Any] = {
     "sink_tokens": Annotated[
         int | None, typer.Option(help="How many first tokens a mask0 plan hides.", show_default=False)
     ],
+    "combine": Annotated[
+        str | None,
+        typer.Option(help="How inter and extra plans join their two outputs: sum or mean.", show_default=False),
+    ],
+    "variant": Annotated[
+        str | None,
+        typer.Option(
+            help="Layout of an inter plan or of skips: paper, or released as in its code.", show_default=False
+        ),
+    ],
     "skips": Annotated[
         int | None,
         typer.Option(help="Residual connections across this many layers; 0 for none.", show_default=False),
@@ -62,6 +72,14 @@ OPTIONS: dict[str, Any] = {
     ],
     "pooling": Annotated[str | None, typer.Option(help=f"{', '.join(POOLINGS)}.", show_default=False)],
     "prompt": Annotated[str | None, typer.Option(help="Put before every text, and not pooled.", show_default=False)],
+    "pool_prompt": Annotated[
+        bool | None,
+        typer.Option("--pool-prompt/--no-pool-prompt", help="Pool the prompt's tokens as well.", show_default=False),
+    ],
+    "normalize": Annotated[
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="Give every vector length 1.", show_default=False),
+    ],
     "append_eos": Annotated[
         bool | None,
         typer.Option("--append-eos/--no-append-eos", help="Put an end token after every text.", show_default=False),
@@ -134,9 +152,12 @@ OPTIONS: dict[str, Any] = {
     "device": Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")],
 }
 """By the names of :class:`gerund.spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
-PLAN = ("attention", "k", "k0", "sink_tokens", "skips", "recurrent")
+PLAN = ("attention", "k", "k0", "sink_tokens", "combine", "variant", "skips", "recurrent")
 METHODS = (*config.METHODS, "sample")
-ENCODER = (*PLAN, "pooling", "prompt", *METHODS, "max_length", "adapter")
+ENCODER = (
+    *(*PLAN, "pooling", "prompt", "pool_prompt", "append_eos", "normalize"),
+    *(*METHODS, "max_length", "adapter"),
+)
 MACHINE = ("dtype", "device")
 
 

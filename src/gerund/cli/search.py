@@ -155,7 +155,7 @@ def _print_lines(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> No
             typer.echo(json.dumps({**which, **hit.to_dict()}, ensure_ascii=False))
 
 
-def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]", language: str) -> None:
+def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]", language: str = "en") -> None:
     from rich.console import Console
     from rich.text import Text
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gerund.checks import open_input
 from gerund.errors import DataError
 
 COMPRESSED = (".gz", ".xz")
@@ -27,10 +28,14 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Raises:
         DataError: it cannot be read, or the archive is broken.
     """
-    opener: Callable[..., BinaryIO] = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)  # type: ignore[assignment]
+    unpack: Callable[..., BinaryIO] | None = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower())  # type: ignore[assignment]
     try:
-        with opener(path, "rb") as file:
-            yield file
+        with open_input(path) as packed:
+            if unpack is None:
+                yield packed
+            else:
+                with unpack(packed, "rb") as file:
+                    yield file
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{path}: broken or truncated archive ({error})") from error
     except OSError as error:

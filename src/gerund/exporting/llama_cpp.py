@@ -4,17 +4,23 @@ llama.cpp tokenizes and continues a few texts. Of each token that it chooses, it
 which the model itself gives it behind the same text, and with the best that the model has. So tokenizer, weights and
 settings are tried together, and rounding is told apart from what is wrong.
 
+llama.cpp keeps states in float32, whatever the type of the weights, and transformers in the type of the weights. So the
+model is compared as it is with its own weights and states in float32: the rounding of its states in half precision
+would be larger than what is looked for.
+
 Knows: llama.cpp's server in this process, log-probabilities. Does not know: GGUF.
 
 Shapes: T tokens, V vocabulary.
 """
 
+import copy
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.errors import ModelError, TextError
@@ -45,6 +51,7 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
         ModelError: it refuses the file, reads other tokens, or finds other continuations probable.
     """
     near = _NEAR_IN_EIGHT_BITS if eight_bits else _NEAR.get(model.dtype, _NEAR_HALF)
+    exact = _with_float32_states(model)
     context = min(_CONTEXT, model.config.max_position_embeddings)
     server = _demand(lambda: serve(path, context))
     worst, compared = 0.0, 0
@@ -56,10 +63,11 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
         if len(ids) + 2 > context:
             continue
         chosen = _continued(server, text, ids, min(_NEW_TOKENS, context - len(ids) - 1))
-        worst, compared = max(worst, _difference(model, ids, chosen)), compared + len(chosen)
+        worst, compared = max(worst, _difference(exact, ids, chosen)), compared + len(chosen)
     if not worst <= near:
         raise ModelError(
-            f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {worst:.2g})"
+            f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {worst:.2g}, and "
+            f"rounding explains {near:g}); try dtype float32, or llama.cpp's own convert_hf_to_gguf.py"
         )
     if not compared:
         raise ModelError("llama.cpp continued none of the texts that the file was tried on by a whole character")
@@ -82,6 +90,29 @@ def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[
         if len(chosen) == written:
             return list(chosen)
     return []
+
+
+def _with_float32_states(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with the same weights, in the same memory, whose states are float32.
+
+    Each module has its weights in float32 only while it runs, since there may be no room for all of them.
+    """
+    if model.dtype in _NEAR:
+        return model
+    memory = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    own = copy.deepcopy(model, memory)
+    for module in own.modules():
+        if stored := dict(module.named_parameters(recurse=False)):
+            module.register_forward_pre_hook(partial(_hold, stored, torch.float32))
+            module.register_forward_hook(partial(_hold, stored, None), always_call=True)
+    return own
+
+
+def _hold(stored: Mapping[str, nn.Parameter], dtype: torch.dtype | None, module: nn.Module, *_: Any) -> None:
+    """Give a module its parameters as they are stored, or copies of them in another type."""
+    for name, parameter in stored.items():
+        copied = parameter if dtype is None else nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+        setattr(module, name, copied)
 
 
 def _difference(model: PreTrainedModel, ids: list[int], chosen: list[dict[str, Any]]) -> float:

@@ -120,7 +120,9 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     if _is_bidirectional(runtime) and not is_bidirectional(model.config):
         change_json(folder / "config.json", is_causal=False)
     limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
-    write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False})
+    # The type that it is tried in, which other versions of transformers would not choose by themselves.
+    held = {"model_args": {"dtype": str(model.dtype).removeprefix("torch.")}}
+    write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False, **held})
     # The names of version 2 to 5, which version 6 reads as well.
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()

@@ -105,9 +105,9 @@ def tokenize(
 ) -> list[Tokens | None]:
     """Turn texts into tokens, in order; an empty text becomes None when ``input_format.empty`` is ``"zeros"``.
 
-    A text is empty when it has no character but white space. Tokens of the prompt are told from those of the
-    text by their character offsets: a token that holds any character of the text belongs to the text. Control tokens
-    in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
+    A text is empty when it has no character but white space, or none that the tokenizer has a token for. Tokens of the
+    prompt are told from those of the text by their character offsets: a token that holds any character of the text
+    belongs to the text. Control tokens in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
 
     Args:
         tokenizer: the tokenizer.
@@ -151,7 +151,10 @@ def tokenize(
             formatted[row], found[row] = _shortened(tokenizer, texts[filled[row]], filled[row], input_format, room)
     cut = {filled[row] for row in long}
     for index, own, one in zip(filled, found, formatted, strict=True):
-        result[index] = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
+        tokens = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
+        if tokens is None and input_format.empty == "error":
+            raise TextError.about("text", index, "has no tokens: this model's vocabulary has none of its characters")
+        result[index] = tokens
     return result
 
 
@@ -286,7 +289,7 @@ def _tokens(
     room: int | None,
     *,
     is_cut: bool,
-) -> Tokens:
+) -> Tokens | None:
     ids, before = found.ids, found.before
     last = len(ids) - found.after
     end, start = last, before
@@ -296,6 +299,8 @@ def _tokens(
         start = next((i for i in range(before, end) if found.offsets[i][1] > formatted.begin), end)
         if input_format.follows_sentence_transformers and not input_format.has_copy:
             start = min(end, _prompt_length(tokenizer, input_format))
+    if start == end and not (input_format.parses_control or isinstance(formatted.whole, Rendered)):
+        return None  # a text that may spell control tokens may consist of them alone
     behind = last - end
     if room is not None and len(ids) > room:
         cut = end - (len(ids) - room)

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from gerund.config import JOBS, Job
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.fingerprint import adapter_hash
+from gerund.models.folder_files import demand_readable
 from gerund.models.loading import NoHead
 from gerund.models.quick_lora import AdapterComputation, make_quick, quick_forward
 
@@ -61,6 +62,8 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"{folder} is not an adapter folder: it has no {config}{hint}")
     if not (folder / weights).is_file():
         raise DataError(f"{folder} has no {weights}")
+    for file in ADAPTER_FILES:
+        demand_readable(folder / file, folder)
 
 
 def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:

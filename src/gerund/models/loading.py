@@ -33,6 +33,7 @@ from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models import gguf_files
 from gerund.models.attention_flags import is_bidirectional, restore, set_aside
 from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.folder_files import demand_readable
 from gerund.models.library_calls import guarded, quiet
 from gerund.models.refused_models import refuse_by_name
 from gerund.models.sentence_transformers_folder import (
@@ -43,6 +44,7 @@ from gerund.models.sentence_transformers_folder import (
     is_ready_made,
 )
 from gerund.models.sources import Source
+from gerund.models.tokenizer_errors import checked_tokenizer
 from gerund.models.weights import (
     INDEX,
     WEIGHTS,
@@ -52,6 +54,7 @@ from gerund.models.weights import (
     shards_of,
     stored_shapes,
     weight_files,
+    without_implementations,
 )
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -143,13 +146,7 @@ def read(
     if not placed:
         refuse_unsound(model, source.name)
     _refuse_wrong_numbers(model, source.name)
-    tokenizer = guarded(
-        f"cannot load the tokenizer of {source.name}",
-        AutoTokenizer.from_pretrained,
-        source.where,
-        local_files_only=source.local_only,
-        trust_remote_code=False,
-    )
+    tokenizer = read_tokenizer(source)
     refuse_larger_tokenizer(tokenizer, model, source)
     # transformers would write how this tokenizer was loaded into every folder that it is saved in.
     for key in ("local_files_only", "is_local"):
@@ -168,10 +165,34 @@ def _read_gguf(
     if weights:
         gguf_files.read_weights(file, model, dtype or dtype_of(config) or torch.float32)
         refuse_unsound(model, str(path))
-    tokenizer = gguf_files.read_tokenizer(file)
+    tokenizer = checked_tokenizer(gguf_files.read_tokenizer(file))
     model.generation_config.eos_token_id = gguf_files.ends_of(file, tokenizer) or None
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.eval(), tokenizer
+
+
+def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that turns its own failures into gerund's errors.
+
+    Args:
+        source: the model.
+        where: the folder or hub id that has its tokenizer's files, where that is another one.
+
+    Raises:
+        ModelError: there is none, it has no tokens, or it cannot read a letter.
+    """
+    what = f"cannot load the tokenizer of {source.name}"
+    tokenizer: PreTrainedTokenizerBase = guarded(
+        what,
+        AutoTokenizer.from_pretrained,
+        where or source.where,
+        local_files_only=source.local_only,
+        trust_remote_code=False,
+    )
+    if all(number in tokenizer.added_tokens_decoder for number in tokenizer.get_vocab().values()):
+        raise ModelError(f"{what}: its vocabulary is empty, so that no text has a token")
+    guarded(what, lambda: tokenizer.decode(tokenizer("a")["input_ids"]))
+    return checked_tokenizer(tokenizer)
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -208,6 +229,10 @@ def read_config(source: Source) -> PreTrainedConfig:
     config: PreTrainedConfig = guarded(
         what, AutoConfig.from_pretrained, source.where, trust_remote_code=False, **options
     )
+    cleaned = without_implementations(data)
+    if cleaned != data:
+        # transformers renames some architectures while it reads.
+        config = guarded(what, type(config).from_dict, {**cleaned, "model_type": config.model_type})
     set_aside(config, data)
     return config
 
@@ -344,7 +369,10 @@ def original_files(source: Source) -> list[Path]:
     weights = {WEIGHTS} if (folder / WEIGHTS).is_file() else {INDEX, *shards_of(index)}
     others = {path.name for pattern in _FILES for path in folder.glob(pattern) if not path.name.startswith(".")}
     others = {name for name in others if ".safetensors" not in name and name not in (CONFIG_FILE, *_NOT_COPIED)}
-    return [folder / name for name in sorted(weights | others) if (folder / name).is_file()]
+    files = [folder / name for name in sorted(weights | others) if (folder / name).is_file()]
+    for path in files:
+        demand_readable(path, folder)
+    return files
 
 
 def _refuse_wrong_numbers(model: PreTrainedModel, name: str) -> None:
@@ -360,7 +388,7 @@ def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTraine
     """Refuse a tokenizer whose files have tokens that the model has no embedding for.
 
     Raises:
-        ModelError: it has such tokens.
+        ModelError: it has such tokens, or puts them around a text.
     """
     rows, added = model.get_input_embeddings().weight.shape[0], tokenizer.added_tokens_decoder
     ids = tokenizer.get_vocab()
@@ -371,6 +399,12 @@ def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTraine
     if tokens > rows:
         raise ModelError(
             f"cannot load {source.name}: its tokenizer has {tokens} tokens, and the model embeddings for {rows}"
+        )
+    # A post-processor may name numbers that no token has.
+    if (highest := max(tokenizer("a")["input_ids"], default=0)) >= rows:
+        raise ModelError(
+            f"cannot load {source.name}: its tokenizer puts token {highest} around a text, and the model has "
+            f"embeddings for {rows}"
         )
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention import products
-from gerund.checks import place
+from gerund.checks import place, read_json
 from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
 from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, DataError, ModelError
@@ -29,7 +29,11 @@ from gerund.models.sources import find
 from gerund.models.stored_reading import stored_reading
 from gerund.models.vector_transforms import Transform, read_transform
 from gerund.models.weights import weight_files
+from gerund.notes import say_once
 from gerund.spec import NO_ADAPTER, ModelSpec
+
+# The objective that trains a model to fill gaps.
+_FILLING = "msg"
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Opened:
         transform: what its folder has for the encoder's transform; None where that has to be fitted.
         spec: what it was asked for by.
         stamp: under what the hash of its weights is kept; None where it is not kept.
+        fills_gaps: whether it or its adapter for filling gaps is known to be trained for that.
     """
 
     model: PreTrainedModel
@@ -63,6 +68,7 @@ class Opened:
     transform: Transform | None
     spec: ModelSpec
     stamp: str | None = None
+    fills_gaps: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -117,10 +123,8 @@ def open_model(spec: ModelSpec) -> Opened:
         head = None
     if head is not None and not vectors_alike(encoder, stored):
         head = head.without_space()
-    if weights_type is None and where.type == "cpu" and not products.cpu_has_bfloat16():
-        # Half precision would be emulated, slowly; float32 holds the same values.
-        stored_type = loading.dtype_of(config)
-        weights_type = torch.float32 if stored_type in (torch.bfloat16, torch.float16) else None
+    if weights_type is None and where.type == "cpu":
+        weights_type = _computed_type(config, source.name)
     transform = None
     if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
         # Fitted to the vectors of one encoder config, it means nothing to those of another.
@@ -145,7 +149,22 @@ def open_model(spec: ModelSpec) -> Opened:
         spec=spec,
         # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
         stamp=None if seq2seq or described(files) != before else stamp(before, str(loaded.dtype)),
+        fills_gaps=seq2seq or _is_trained_to_fill(settings, own_adapters, spec),
     )
+
+
+def _computed_type(config: PreTrainedConfig, name: str) -> torch.dtype | None:
+    """Return the type in which this processor takes a checkpoint's weights, and say so where it is another one."""
+    stored = loading.dtype_of(config)
+    if stored not in (torch.bfloat16, torch.float16) or products.cpu_has_bfloat16():
+        return None
+    # Half precision would be emulated, slowly; float32 holds the same values.
+    called = str(stored).removeprefix("torch.")
+    say_once(
+        f"{name} is stored in {called} and computed in float32, which is faster on this processor; greedy texts may "
+        f"differ from those that transformers writes in {called} (dtype {called} computes as it does)"
+    )
+    return torch.float32
 
 
 def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
@@ -162,6 +181,30 @@ def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
             if where != NO_ADAPTER:
                 folders[job] = _adapter_in(where, job)
     return Adapters(folders)
+
+
+def _is_trained_to_fill(settings: Path | None, own: Mapping[Job, Path], spec: ModelSpec) -> bool:
+    """Whether somebody has chosen an adapter to fill gaps with, or the records of the training say what it was for."""
+    if spec.infill_adapter is not None:
+        return spec.infill_adapter != NO_ADAPTER
+    records = []
+    if spec.adapter is None:
+        if own.get("infill") not in (None, own.get("encode")):
+            return True
+        if settings is not None:
+            records.append(settings / "training.json")
+    elif not spec.leaves_adapters:
+        # Beside an adapter that was trained here lies its record, or one folder above it.
+        records += [Path(spec.adapter) / "training.json", Path(spec.adapter).parent / "training.json"]
+    return any(_FILLING in _trained_for(path) for path in records)
+
+
+def _trained_for(record: Path) -> list[str]:
+    """Return the kinds of the objectives that a model was trained for; none where there is no record."""
+    try:
+        return [str(one["kind"]) for one in read_json(record)["recipe"]["objectives"]]
+    except (DataError, LookupError, TypeError):
+        return []
 
 
 def _adapter_in(where: str | Path, job: Job) -> Path:

@@ -14,6 +14,7 @@ from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError, ModelError
 from gerund.models.catalog import NAMED
+from gerund.models.folder_files import demand_readable_files
 from gerund.models.gguf_paths import find_local, gguf_in, is_gguf
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.spec import ModelSpec
@@ -156,6 +157,7 @@ def hub_answers() -> bool:
 
 def _check_folder(path: Path) -> Path:
     """Return the folder of a model, refusing those that only look like one."""
+    demand_readable_files(path)
     is_adapter = (path / "adapter_config.json").is_file()
     if not (path / "config.json").is_file():
         refuse_modules(path)

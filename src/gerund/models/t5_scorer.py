@@ -9,16 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5EncoderModel, T5PreTrainedModel
+from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, T5PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.utils import cached_file
 
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.errors import ModelError
 from gerund.models.library_calls import guarded
-from gerund.models.loading import refuse_incomplete, refuse_larger_tokenizer
+from gerund.models.loading import read_tokenizer, refuse_incomplete, refuse_larger_tokenizer
 from gerund.models.sources import Source
-from gerund.models.weights import INDEX, WEIGHTS, refuse_absurd_config, refuse_other_shapes, stored_shapes, weight_files
+from gerund.models.weights import (
+    INDEX,
+    WEIGHTS,
+    refuse_absurd_config,
+    refuse_other_shapes,
+    stored_shapes,
+    weight_files,
+    without_implementations,
+)
 
 ARCHITECTURE = "T5EncoderWithProjection"
 # The published checkpoints bring no tokenizer; theirs is that of the T5 they were made from, which its width tells.
@@ -89,8 +97,9 @@ def read_t5_scorer(
     """
     name, local = source.where, source.local_only
     what = f"cannot read the config of {source.name}"
-    refuse_absurd_config(guarded(what, T5Config.get_config_dict, name, local_files_only=local)[0], source.name)
-    config = guarded(what, T5Config.from_pretrained, name, local_files_only=local)
+    data, _ = guarded(what, T5Config.get_config_dict, name, local_files_only=local)
+    refuse_absurd_config(data, source.name)
+    config = guarded(what, T5Config.from_dict, without_implementations(data))
     if ARCHITECTURE not in (config.architectures or []):
         raise ModelError(f"{source.name} is no T5 scorer: its config does not name {ARCHITECTURE}")
     _check_weights(source, config)
@@ -134,11 +143,4 @@ def _tokenizer(source: Source, name: str, config: T5Config) -> PreTrainedTokeniz
             hint = f"; put the files of {other} into the folder" if other else ""
             raise ModelError(f"{source.name} has no tokenizer{hint}")
         name = other
-    tokenizer: PreTrainedTokenizerBase = guarded(
-        what,
-        AutoTokenizer.from_pretrained,
-        name,
-        local_files_only=source.local_only,
-        trust_remote_code=False,
-    )
-    return tokenizer
+    return read_tokenizer(source, name)

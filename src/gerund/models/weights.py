@@ -76,6 +76,8 @@ def shards_of(index: Path) -> list[str]:
     names = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(names, dict) or not names:
         raise ModelError(f"{index} is no index of weights: it has no weight_map")
+    if not isinstance(data.get("metadata"), dict):
+        raise ModelError(f'{index} lacks the field metadata, without which it is not read; add "metadata": {{}} to it')
     for shard in names.values():
         _demand_safe(str(index.parent), index.name, shard, (_SAFE,))
     return sorted(set(names.values()))
@@ -92,6 +94,50 @@ def stored_shapes(name: str, files: list[Path]) -> Shapes:
         with guarded(f"cannot load {name}", safe_open, str(path), framework="pt") as file:
             shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     return shapes
+
+
+# By these a config chooses how attention and experts are computed: also by code that is fetched from the hub.
+_COMPUTED_BY = frozenset(
+    ("attn_implementation", "_attn_implementation", "_attn_implementation_internal",
+     "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
+     "_attn_implementation_autoset")
+)  # fmt: skip
+
+
+def without_implementations(data: Any) -> Any:
+    """Return a config as it lies on the disk, without what says by which code the model is computed.
+
+    With the package ``kernels`` transformers would fetch that code from the hub and run it.
+
+    >>> without_implementations({"attn_implementation": "a/b", "text_config": {"_attn_implementation": "a/b", "n": 1}})
+    {'text_config': {'n': 1}}
+    """
+    if isinstance(data, dict):
+        return {key: without_implementations(value) for key, value in data.items() if key not in _COMPUTED_BY}
+    return [without_implementations(value) for value in data] if isinstance(data, list) else data
+
+
+def refuse_fetched_code(source: Source) -> None:
+    """Refuse a checkpoint for another library whose settings would have code fetched from the hub and run.
+
+    Raises:
+        ModelError: a config of it names a repository as the code for its attention or its experts.
+    """
+    if source.folder is None:
+        files = [_local(source, name) for name in ("config.json", "sentence_bert_config.json")]
+    else:
+        files = [*source.folder.glob("*config.json"), *source.folder.glob("*/*config.json")]
+    for path in files:
+        if path is not None and any("/" in str(value) for value in _implementations(read_json(path))):
+            raise ModelError(
+                f"{source.name} cannot be opened: {path.name} has its attention computed by code of the hub"
+            )
+
+
+def _implementations(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from [value] if key in _COMPUTED_BY else _implementations(value)
 
 
 def refuse_absurd_config(data: Any, name: str) -> None:

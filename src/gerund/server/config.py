@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gerund.checks import read_input
 from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.spec import ModelSpec
@@ -213,7 +214,7 @@ def keys_in(file: str | None, environment: Mapping[str, str] | None = None) -> l
     if file is not None:
         where = file
         try:
-            lines = Path(where).read_text(encoding="utf-8").splitlines()
+            lines = read_input(where).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
         keys = [line.strip() for line in lines if line.strip()]
@@ -237,7 +238,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ConfigError: there is no such name.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_input(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from gerund.inference.infill.infilling import BLANK
+from gerund.inference.infill.infilling import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.choices import Form, usage_of
@@ -42,6 +42,7 @@ async def fill(service: Service, request: Request, body: InfillRequest) -> dict[
         "scores": [round(score, 6) for score in found.scores],
         "lengths": found.lengths,
         "usage": usage_of(read, sum(found.lengths)),
+        **_warning(service, more["method"]),
     }
 
 
@@ -58,7 +59,7 @@ async def complete(
     one = Generation(span, found.token_ids[0], found.scores[0], True, usage=Usage(read, found.lengths[0]))
     form = Form("text", service.names[0])
     if not body.stream:
-        return form.whole([one], usage)
+        return {**form.whole([one], usage), **_warning(service, "infill")}
 
     async def events() -> AsyncIterator[Any]:
         yield form.piece(0, span, [], wants=False)
@@ -67,6 +68,12 @@ async def complete(
             yield form.usage(usage)
 
     return EventStream(events(), lambda: None)
+
+
+def _warning(service: Service, method: str) -> dict[str, str]:
+    """Return the field that says that the model was not trained to fill gaps; none where it was."""
+    untrained = method == "infill" and service.lm.fills_gaps is False
+    return {"warning": untrained_to_fill(service.names[0])} if untrained else {}
 
 
 async def _filled(

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from gerund.checks import read_input
 from gerund.errors import ConfigError
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
@@ -79,7 +80,7 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
         ConfigError: the file is missing or no YAML, or an override has no place.
     """
     try:
-        content = _parse(path.read_text("utf-8"))
+        content = _parse(read_input(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
     except (OSError, UnicodeDecodeError) as error:

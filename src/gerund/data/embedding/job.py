@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gerund.checks import open_input
 from gerund.data.embedding.config import EmbeddingConfig, EmbeddingSummary
 from gerund.data.embedding.files import (
     FORMAT,
@@ -331,7 +332,7 @@ def _spooled(table: Table, folder: WorkingFolder) -> Table:
         if table.path is None:
             shutil.copyfileobj(sys.stdin.buffer, file, 2**20)
         else:
-            with table.path.open("rb") as pipe:
+            with open_input(table.path) as pipe:
                 shutil.copyfileobj(pipe, file, 2**20)
     return replace(table, path=spool)
 

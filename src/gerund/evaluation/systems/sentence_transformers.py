@@ -15,7 +15,8 @@ import numpy as np
 from gerund.errors import MissingDependencyError, ModelError
 from gerund.evaluation.systems.base import Encoder
 from gerund.models.library_calls import quiet
-from gerund.models.sources import looks_local
+from gerund.models.sources import Source, looks_local
+from gerund.models.weights import refuse_fetched_code
 from gerund.progress import progress
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def _load(name: str, device: str) -> "SentenceTransformer":
     path = Path(name).expanduser()
     if (looks_local(name) or path.exists()) and not (name and path.is_dir()):
         raise ModelError(f"there is no folder {name!r}")
+    refuse_fetched_code(Source(name, path if path.is_dir() else None))
     try:
         with quiet():
             return SentenceTransformer(

@@ -37,10 +37,13 @@ def int8_cosine(runtime: EncoderRuntime) -> float:
 
 
 def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
-    input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
+    own = runtime.config
+    input_format = InputFormat(append_eos=own.append_eos, repeat_text=runtime.plan.repeats_text, empty="zeros")
     found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
     # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
     tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in found]
+    if not tokens:  # a vocabulary of another script
+        return 0.0
     return smallest_cosine(*(encode(one, tokens, show=False) for one in (runtime.in_own_type(), other)))
 
 

@@ -96,8 +96,13 @@ class SentenceTransformersTeacher:
             ) from error
         from gerund.attention.products import cpu_has_bfloat16
         from gerund.models.loading import quiet
+        from gerund.models.sources import Source, looks_local
+        from gerund.models.weights import refuse_fetched_code
 
         self.name, self.prompt = name, prompt
+        folder = Path(name) if Path(name).is_dir() else None
+        if folder is not None or not looks_local(name):
+            refuse_fetched_code(Source(name, folder))
         try:
             with quiet():
                 self.model: Any = SentenceTransformer(

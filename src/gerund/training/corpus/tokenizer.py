@@ -20,6 +20,7 @@ from gerund.data.corpus import read_documents
 from gerund.errors import ConfigError
 from gerund.jobs.folders import atomic_folder
 from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.folder_files import demand_readable_files
 from gerund.models.sources import find
 from gerund.training.corpus.sources import cache_folder, existing
 from gerund.training.recipe import Recipe, TokenizerConfig
@@ -109,6 +110,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
 
     Raises:
         ConfigError: The folder is missing or holds no fast tokenizer.
+        ModelError: A file of it cannot be read, or is a link that leads out of it.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -116,6 +118,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
         folder = find(DEFAULT_MODEL).where
     if not (Path(folder) / "tokenizer.json").is_file():
         raise ConfigError(f"{folder}: no tokenizer.json there")
+    demand_readable_files(Path(folder))
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
 
 

@@ -1,0 +1,81 @@
+"""Which files of a model's folder are read: regular files inside it, or blobs of the hub's cache that it links to.
+
+A folder that somebody else has made may hold links, and what a link leads to would be read as part of the model, and
+copied with it. It may also hold pipes, which keep whoever opens them waiting.
+
+Knows: links, kinds of files. Does not know: torch, what a file says.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from gerund.errors import ModelError
+
+# Folders inside a model's folder of which every file is read.
+_READ_WHOLE = ("additional_chat_templates", "adapter*", "[0-9]*_*")
+
+
+def demand_readable_files(folder: Path) -> None:
+    """Refuse a model's folder with a file that must not or cannot be read.
+
+    Args:
+        folder: the folder of a model; it may itself be reached through a link.
+
+    Raises:
+        ModelError: a link leads out of the folder, a file is no regular one, or this user may not read it.
+    """
+    for path in _read_files(folder):
+        demand_readable(path, folder)
+
+
+def demand_readable(path: Path, folder: Path) -> None:
+    """Refuse one file of a model's folder that must not or cannot be read; one that is not there is passed over.
+
+    Raises:
+        ModelError: as in ``demand_readable_files``.
+    """
+    try:
+        real, root = path.resolve(), folder.resolve()
+        if not (real.is_relative_to(root) or _is_blob(real, root)):
+            raise ModelError(
+                f"{path} is a link that leads out of its folder, to {real}; only files inside a model's folder are "
+                "read: replace the link by a copy of the file"
+            )
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except (OSError, RuntimeError) as error:  # such as a link to itself
+        raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise ModelError(f"{path} is not a regular file; remove it from the model's folder")
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"{path} cannot be read: permission denied")
+
+
+def _read_files(folder: Path) -> Iterator[Path]:
+    """Yield what loaders may open: every file at the top, and the folders whose files are all read."""
+    try:
+        for entry in sorted(folder.iterdir()):
+            if not entry.is_dir():
+                yield entry
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror or error}") from error
+    for pattern in _READ_WHOLE:
+        for inside in sorted(folder.glob(pattern)):
+            if inside.is_dir():
+                yield inside
+                yield from sorted(inside.iterdir())
+
+
+def _is_blob(real: Path, root: Path) -> bool:
+    """Whether a file is in the hub's cache: next to the snapshot that the folder is or is in, or in this user's own."""
+    for snapshots in (place for place in root.parents if place.name == "snapshots"):
+        if real.parent == snapshots.parent / "blobs":
+            return True
+    from huggingface_hub import constants
+
+    # The names of blobs are hashes, which nobody guesses.
+    cache = Path(constants.HF_HUB_CACHE).resolve()
+    return real.is_relative_to(cache) and real.parent.name == "blobs"
