@@ -267,8 +267,10 @@ def test_every_setting_is_a_keyword_of_load_and_an_option():
     keywords = inspect.signature(gerund.load).parameters
     assert set(keywords) == set(ModelSpec.model_fields)
     assert {one.default for one in keywords.values()} == {None}
-    # Prompts by name come out of a file (--prompts), and a search weighs vectors and words by --weight.
-    assert {name.lower() for name in OPTIONS} == set(ModelSpec.model_fields) - {"prompts", "fusion"}
+    # Prompts by name come out of a file (--prompts), a search weighs vectors and words by --weight, and what the author
+    # of a ready-made encoder decided is in its folder.
+    elsewhere = {"prompts", "fusion", "conventions", "similarity"}
+    assert {name.lower() for name in OPTIONS} == set(ModelSpec.model_fields) - elsewhere
 
 
 def test_settings_that_are_flags_or_auto(tiny_folder):
