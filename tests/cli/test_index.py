@@ -180,6 +180,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["search", "my.index", "x", "--mode", "both"], "unknown mode 'both'"),
         (["search", "my.index", "x", "-k", 0], "k=0"),
         (["search", "my.index", "x", "--filter", "nope = 1"], "the filter 'nope = 1' cannot be used"),
+        (["search", "my.index", "x", "--filter", "tokens > 5 tokens < 3"], "at character 12: 'tokens' is not expected"),
         (["search", "my.index", "x", "--weight", 3], "the weight 3.0 is not a number from 0"),
         (
             ["search", "my.index", "x", "--rerank", 3, "--rerank-by", "own"],

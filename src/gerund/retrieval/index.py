@@ -17,9 +17,10 @@ from gerund.retrieval import fusion
 from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.extracted_answers import extractive_answer, is_relevant, no_answer
+from gerund.retrieval.filters import check_filter
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
 from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joined, reranked, sides
-from gerund.retrieval.store import About, VectorStore, check_filter
+from gerund.retrieval.store import About, VectorStore
 from gerund.spec import ModelSpec
 from gerund.types import Answer, Hit
 
@@ -222,7 +223,8 @@ class Index(Asking):
             k: how many chunks at most.
             mode: ``words`` (BM25, which needs no model), ``vectors``, or ``hybrid``: the first 100 of each, joined.
             filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
-                and ``tokens``.
+                and ``tokens``: comparisons, ``IN``, ``BETWEEN``, ``LIKE``, ``ILIKE``, ``IS NULL``, sums, ``lower``,
+                ``upper``, ``length``, ``starts_with``, ``ends_with`` and ``contains``.
             weight: what the vectors count in ``hybrid``, from 0 to 1; None for what the encoder was tuned to
                 (``gerund tune --fusion``), else 0.5.
             expand: how many other ways to ask, written by the model, join the query (``lm.expand``).

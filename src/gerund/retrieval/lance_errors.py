@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gerund.errors import DataError, GerundError, InputError, ResourceError, StaleIndexError, one_line
-from gerund.retrieval.store import bad_filter
+from gerund.retrieval.filters import bad_filter
 
 _CHARACTERS_OF_A_REASON = 200
 

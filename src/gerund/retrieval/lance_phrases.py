@@ -10,9 +10,10 @@ import unicodedata
 from collections.abc import Callable, Sized
 from typing import Any
 
+from gerund.retrieval.filters import quoted
 from gerund.retrieval.lance_rows import chunks_in, full_text
 from gerund.retrieval.memory_store import stand_in
-from gerund.retrieval.store import Words, quoted
+from gerund.retrieval.store import Words
 
 Search = Callable[[Any, int, str | None], Any]
 """Returns the rows of a query of full text (None: all rows), so many at most, that a filter leaves."""

@@ -30,6 +30,7 @@ from gerund.errors import DataError, GerundError, InputError, MissingDependencyE
 from gerund.jobs.locks import give_back, take
 from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.filters import quoted
 from gerund.retrieval.lance_errors import demand_place, refused, told
 from gerund.retrieval.lance_phrases import found_by_words
 from gerund.retrieval.lance_rows import (
@@ -52,7 +53,6 @@ from gerund.retrieval.store import (
     cosines_with,
     nearest_bits,
     one_of_sources,
-    quoted,
 )
 
 METADATA = b"gerund"
