@@ -45,6 +45,8 @@ RerankBy = Annotated[
 ]
 HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
 
+COMPLETED = "an earlier gerund index was ended before its last step, the index of words; it is done now"
+
 _WORD = re.compile(r"\w+")
 _SNIPPET = 300
 # So many first letters are the same in most forms of an English word.
@@ -62,7 +64,10 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
     demand_index(where)
     about = store_at(where).about()
     assert about is not None
-    return open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
+    index = open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
+    if index.store.finish():
+        typer.echo(f"gerund: {where}: {COMPLETED}", err=True)
+    return index
 
 
 def own_model(about: "About", where: str, spec: "ModelSpec") -> "ModelSpec | None":

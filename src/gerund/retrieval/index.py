@@ -152,7 +152,7 @@ class Index(Asking):
         writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
         if error := all_failed(writer.summary):
             raise error
-        return self._tidied(writer)
+        return writer.tidied()
 
     def add_documents(self, documents: Iterable[Document]) -> IndexSummary:
         """Index documents that come from no file.
@@ -168,7 +168,7 @@ class Index(Asking):
             check_unicode(f"the document {one.source!r}", one.text + one.title)
         writer = self._writer()
         writer.add_documents(listed)
-        return self._tidied(writer)
+        return writer.tidied()
 
     def remove(self, sources: str | Sequence[str]) -> IndexSummary:
         """Remove documents by their names.
@@ -178,7 +178,7 @@ class Index(Asking):
         """
         writer = self._writer()
         writer.remove([sources] if isinstance(sources, str) else sources)
-        return self._tidied(writer)
+        return writer.tidied()
 
     def migrate(self, show_progress: bool | None = None, *, chunking: Chunking | None = None) -> int:
         """Embed every document anew with this index's model, beside the old vectors, and swap in one step.
@@ -382,11 +382,6 @@ class Index(Asking):
         from gerund.retrieval.chunking import cut
 
         return cut(document, self.lm.tokenizer, self.chunking)
-
-    def _tidied(self, writer: Writer) -> IndexSummary:
-        if writer.summary.documents or writer.summary.removed:
-            self.store.tidy()
-        return writer.summary
 
 
 def _checked(lm: "LanguageModel") -> "LanguageModel":

@@ -18,7 +18,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gerund.errors import DataError, GerundError, InputError, MissingDependencyError
+from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError
 from gerund.jobs.locks import give_back, take
 from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
@@ -131,7 +131,7 @@ class LanceStore:
                 self._generation = name
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, wait: float = _SECONDS_TO_WAIT) -> Iterator[None]:
         """Keep other writers on this machine out until the block ends; on an object store those of this store alone.
 
         There, merging rows in the place of adding them would not help: two merges of new rows both go in.
@@ -141,7 +141,7 @@ class LanceStore:
                 yield
                 return
             try:
-                lock = take(self._folder, self.name, wait=_SECONDS_TO_WAIT)
+                lock = take(self._folder, self.name, wait=wait)
             except OSError as error:
                 raise refused(self.name, str(error.strerror or error)) from error
             self._depth += 1
@@ -245,11 +245,42 @@ class LanceStore:
         with self._told():
             return int(self._table(generation).count_rows())
 
+    def is_tidy(self) -> bool:
+        """Whether ``tidy`` was run to its end since the last change, so that every row is in every index."""
+        generation = self._current()
+        if generation is None:
+            return True
+        with self._told():
+            table = self._table(generation)
+            indices = table.list_indices()
+            wanted = {"words", *(["vector"] if table.count_rows() >= FLAT_ROWS else [])}
+            if not wanted <= {column for one in indices for column in one.columns}:
+                return False
+            statistics = [table.index_stats(one.name) for one in indices]
+        return all(one is not None and not one.num_unindexed_rows for one in statistics)
+
+    def finish(self) -> bool:
+        """Tidy up after a writer that was ended before it did; tells whether it was done.
+
+        It is not while another process writes, nor where nothing can be written; a search finds the same without it,
+        only more slowly. On an object store, where no lock shows another writer, it is left to the next one.
+        """
+        if self._folder is None or self.is_tidy():
+            return False
+        with suppress(InputError, ResourceError), self.locked(wait=0):
+            if not self.is_tidy():
+                self.tidy()
+                return True
+        return False
+
     def tidy(self) -> None:
         """Merge small files, take new rows into the indices, and forget versions that are older than an hour."""
         generation = self._demand_current()
         with self.locked(), self._told():
             table = self._table(generation)
+            about = self.about()
+            assert about is not None
+            _index_words(table, about)
             if table.count_rows() >= FLAT_ROWS and not any("vector" in one.columns for one in table.list_indices()):
                 from lancedb.index import IvfFlat
 
@@ -331,14 +362,12 @@ class LanceStore:
         db = self._connected()
 
         import pyarrow as pa
-        from lancedb.index import FTS
 
         schema = schema_of(about.dimensions, about.chunking.precision).with_metadata(
             {METADATA: about.to_json().encode()}
         )
         table = db.create_table(name, schema=schema, exist_ok=True)
-        if not any("words" in one.columns for one in table.list_indices()):
-            table.create_index("words", config=FTS(with_position=True, **analysis(about.chunking.language)))
+        _index_words(table, about)
         db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
 
     def _by_words(self, query: Words, more: list[str], limit: int, where: str | None) -> Any:
@@ -385,6 +414,14 @@ class LanceStore:
         except (OSError, RuntimeError, ValueError):
             return False
         return name != self._generation
+
+
+def _index_words(table: Any, about: About) -> None:
+    """Make the index of words where it is not there."""
+    from lancedb.index import FTS
+
+    if not any("words" in one.columns for one in table.list_indices()):
+        table.create_index("words", config=FTS(with_position=True, **analysis(about.chunking.language)))
 
 
 def _scored(rows: Any, score: str) -> list[Found]:

@@ -212,6 +212,14 @@ class MemoryStore:
         """Return how many chunks there are."""
         return len(self._rows)
 
+    def is_tidy(self) -> bool:
+        """Return True: there is nothing to put into shape."""
+        return True
+
+    def finish(self) -> bool:
+        """Return False: there is nothing to put into shape."""
+        return False
+
     def tidy(self) -> None:
         """Do nothing: there is nothing to put into shape."""
 

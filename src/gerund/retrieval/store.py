@@ -243,6 +243,12 @@ class VectorStore(Protocol):
     def tidy(self) -> None:
         """Put what was written into the shape that is quickest to read."""
 
+    def is_tidy(self) -> bool:
+        """Whether ``tidy`` was run to its end since the last change."""
+
+    def finish(self) -> bool:
+        """Tidy up after a writer that was ended before it did, if nobody is writing; tells whether it was done."""
+
     def beside(self, about: About) -> Self:
         """Return an empty store, or what an earlier call left, that may take the place of this one."""
 
