@@ -15,6 +15,9 @@ from gerund.checks import place
 from gerund.config import DTYPE_NAMES
 from gerund.errors import ConfigError, GerundError, unknown_name
 
+# Characters of a text that a message shows.
+_SHOWN = 60
+
 
 class LiteralHelp(core.TyperCommand):
     """A command whose help has ``[blank]`` where that was written, and line breaks where the terminal ends."""
@@ -95,7 +98,19 @@ def _check(called: str, value: Any) -> None:
         except UnicodeEncodeError as error:
             # The name of a file may hold any bytes, and then the file is there.
             if not _is_there(value):
-                raise ConfigError(f"{called} is not valid UTF-8, at character {error.start}") from error
+                # Of several queries it is one: what it is called is that of all.
+                own = called if called.startswith("-") else "the argument"
+                raise ConfigError(f"{own} {_shown(value)} is not valid UTF-8, at character {error.start}") from error
+
+
+def _shown(text: str) -> str:
+    r"""Return the beginning of a text, what is no character spelled as a byte.
+
+    >>> _shown("caf\udce9.txt")
+    "'caf\\xe9.txt'"
+    """
+    begin = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return "'" + begin.encode(errors="surrogateescape").decode(errors="backslashreplace") + "'"
 
 
 def _is_there(name: str) -> bool:

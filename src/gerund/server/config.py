@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gerund.data.yaml_text import parse_yaml
 from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.spec import ModelSpec
@@ -174,10 +175,10 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ConfigError: there is no such name.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path} is not valid YAML: {error}") from error
     if content is None:
         return {}, {}
