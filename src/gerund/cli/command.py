@@ -14,6 +14,7 @@ from typer import core
 from gerund.checks import place
 from gerund.config import DTYPE_NAMES
 from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.progress import progress_lines
 
 # Characters of a text that a message shows.
 _SHOWN = 60
@@ -121,12 +122,16 @@ def _is_there(name: str) -> bool:
 
 
 class LongCommand(CheckedCommand):
-    """A command whose work may take hours: whoever interrupts it is told what was kept and how to go on."""
+    """A command whose work may take hours.
+
+    It says how far it is without a terminal too, and whoever interrupts it is told what was kept and how to go on.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; the work itself notes on its ``KeyboardInterrupt`` what it has kept."""
         try:
-            return super().invoke(ctx)
+            with progress_lines():
+                return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             notes = getattr(stop, "__notes__", None)
             for note in notes or ["nothing new was done yet; run the same command again"]:
