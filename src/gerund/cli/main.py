@@ -28,6 +28,7 @@ from gerund.cli import (
     inspect,
     mine,
     negatives,
+    quick_imports,
     recipes,
     rerank,
     score,
@@ -157,7 +158,11 @@ def run() -> None:
     # SIGPIPE stays ignored, as Python starts: the pipes to a job's processes break too, when those are ended, and the
     # signal would end the command before it has said what it kept.
     interrupt_on_termination()
-    main()
+    quick_imports.prepare(sys.argv)
+    try:
+        main()
+    finally:
+        quick_imports.leave()
 
 
 def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:

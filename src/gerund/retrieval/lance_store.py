@@ -15,7 +15,9 @@ Knows: LanceDB, its traps. Does not know: models, files that are indexed.
 """
 
 import hashlib
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -344,10 +346,7 @@ class LanceStore:
         if self._db is None:
             # One warning a query, about a column that is selected here anyway.
             os.environ.setdefault("LANCEDB_LOG", "error")
-            try:
-                import lancedb
-            except ImportError as error:
-                raise MissingDependencyError(f"{self.name} needs LanceDB: pip install 'gerund[index]'") from error
+            lancedb = _imported(self.name)
             # Each read looks whether another process has written.
             self._db = lancedb.connect(self.name, read_consistency_interval=timedelta(0))
         return self._db
@@ -414,6 +413,27 @@ class LanceStore:
         except (OSError, RuntimeError, ValueError):
             return False
         return name != self._generation
+
+
+def _imported(name: str) -> Any:
+    """Return LanceDB, imported without the client of its service of names, which takes longer than all the rest.
+
+    Its package imports every call of that service when one of its types is imported. A package of the same name that
+    has the same modules, and imports none by itself, stands in its place meanwhile.
+    """
+    client = "lance_namespace_urllib3_client"
+    spec = None if client in sys.modules else importlib.util.find_spec(client)
+    if spec is not None:
+        sys.modules[client] = importlib.util.module_from_spec(spec)
+    try:
+        import lancedb
+    except ImportError as error:
+        raise MissingDependencyError(f"{name} needs LanceDB: pip install 'gerund[index]'") from error
+    finally:
+        if spec is not None:
+            # Who imports it from now on imports it whole.
+            sys.modules.pop(client, None)
+    return lancedb
 
 
 def _index_words(table: Any, about: About) -> None:
