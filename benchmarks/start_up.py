@@ -2,9 +2,9 @@
 
     python benchmarks/start_up.py [--before FOLDER]
 
-Each command runs in a process of its own; with the source of an earlier version (`--before src`) the two run in turn. The
-first run of each fills this user's caches, as a user's first one does, and is left out. `modules` are those that the last
-run imported, by `python -X importtime`.
+Each command runs in a process of its own; with the source of an earlier version (`--before src`) the two run in turn.
+The first run of each fills this user's caches, as a user's first one does, and is left out. `modules` are those that
+the last run imported, by `python -X importtime`.
 """
 
 import os
@@ -19,14 +19,14 @@ import harness
 from results import Column, Table, median_of
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
-# Without arguments `chat` talks; one message from standard input is one turn.
+# The bundled model has no chat template: `chat` loads it and says so.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "--help": ("--help",),
     "search --mode words": ("search", "my.index", "flour", "--mode", "words"),
     "search": ("search", "my.index", "flour"),
     "embed, 2 texts": ("embed", "texts.txt", "-o", "out.npy", "--force"),
     "generate, 25 tokens": ("generate", "The old man", "--max-new-tokens", "25"),
-    "chat, 25 tokens": ("chat", "default", "--max-new-tokens", "25"),
+    "chat, to its first line": ("chat", "default", "--max-new-tokens", "25"),
 }
 _IMPORTED = re.compile(r"^import time:", re.MULTILINE)
 
@@ -40,7 +40,6 @@ def run(source: Path, arguments: tuple[str, ...], folder: Path, *flags: str) -> 
         check=False,
     )  # fmt: skip
     after = os.times()
-    # A bundled model without a chat template is no talker: that it says so is its start all the same.
     if done.returncode and arguments[0] != "chat":
         raise SystemExit(f"gerund {' '.join(arguments)}: {done.stderr[-500:]}")
     return after.children_user - before.children_user + after.children_system - before.children_system, done.stderr
