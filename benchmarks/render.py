@@ -72,7 +72,7 @@ PAGE = (
     Section("## Encoding", ("encode",)),
     Section("## What a plan costs", ("plan_overhead",)),
     Section("## Memory", ("memory",)),
-    Section("## The command line", ("command-line",)),
+    Section("## The command line", ("command-line", "start_up")),
     Section("## Serving", ("serve",)),
     Section("## Other runtimes", ("runtimes",)),
     Section("## Choosing a plan", ("sweep",)),

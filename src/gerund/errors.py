@@ -140,6 +140,10 @@ class OutputExistsError(InputError):
     """The output is there already and was not asked to be replaced."""
 
 
+class FinishedError(OutputExistsError):
+    """A run that is to be resumed was finished before; nothing is left to do."""
+
+
 class FingerprintError(InputError):
     """Embeddings of two different encoders would be mixed."""
 

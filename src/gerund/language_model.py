@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gerund.checks import check_texts
 from gerund.config import ExportFormat, Rerank, Sampling
 from gerund.errors import ConfigError
-from gerund.exporting import formats
-from gerund.exporting.formats import Export
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
@@ -31,6 +29,9 @@ from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.types import Ranked
+
+if TYPE_CHECKING:
+    from gerund.exporting.formats import Export
 
 
 class LanguageModel(GenerativeModel):
@@ -196,7 +197,7 @@ class LanguageModel(GenerativeModel):
             say_once(untrained_to_fill(self.name))
         return filled
 
-    def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> Export:
+    def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> "Export":
         """Write the encoder for other tools, in the type in which its weights are held here.
 
         Args:
@@ -221,6 +222,9 @@ class LanguageModel(GenerativeModel):
             ResourceError: the disk is full; nothing is left behind.
         """
         scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
+        # Exporters know all formats, which few processes write.
+        from gerund.exporting import formats
+
         return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
 
     def read(self, prompt: Prompt) -> Session:

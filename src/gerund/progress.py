@@ -1,8 +1,31 @@
-"""A progress bar on a terminal, and silence everywhere else."""
+"""How far a long job is: a bar on a terminal; elsewhere a line now and then, where a command asks for it."""
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+
+LINE_SECONDS = 30.0
+"""Seconds between two lines where there is no terminal."""
+_SHORT_STAGE_SECONDS = 5.0
+
+_line_seconds: ContextVar[float | None] = ContextVar("gerund_progress_line_seconds", default=None)
+
+
+@contextmanager
+def progress_lines(seconds: float = LINE_SECONDS) -> Iterator[None]:
+    """Let ``progress`` write lines on stderr until the block ends, where that is no terminal.
+
+    Args:
+        seconds: so often.
+    """
+    token = _line_seconds.set(seconds)
+    try:
+        yield
+    finally:
+        _line_seconds.reset(token)
 
 
 @contextmanager
@@ -12,8 +35,13 @@ def progress(total: int | None, label: str, *, show: bool | None = None) -> Iter
     Args:
         total: number of steps, or None when it is not known.
         label: what is being done.
-        show: True or False to insist; None shows it only when stderr is a terminal.
+        show: True or False to insist; None shows a bar where stderr is a terminal, and elsewhere lines in a block of
+            ``progress_lines``.
     """
+    if show is None and not sys.stderr.isatty() and (seconds := _line_seconds.get()) is not None:
+        with _lines(total, label, seconds) as advance:
+            yield advance
+        return
     if show is None:
         show = sys.stderr.isatty()
     if not show:
@@ -39,3 +67,40 @@ def progress(total: int | None, label: str, *, show: bool | None = None) -> Iter
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=total)
         yield lambda steps: bars.advance(task, steps)
+
+
+@contextmanager
+def _lines(total: int | None, label: str, seconds: float) -> Iterator[Callable[[int], None]]:
+    """Write a line every so often, whether or not there was a step, and one at the end of what took a while."""
+    done, began, end = 0, time.monotonic(), threading.Event()
+
+    def advance(steps: int) -> None:
+        nonlocal done
+        done += steps
+
+    def write() -> None:
+        print(f"gerund: {_said(label, done, total, time.monotonic() - began)}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def watch() -> None:
+        while not end.wait(seconds):
+            write()
+
+    watcher = threading.Thread(target=watch, name="gerund-progress", daemon=True)
+    watcher.start()
+    try:
+        yield advance
+    finally:
+        end.set()
+        watcher.join()
+        if time.monotonic() - began >= min(_SHORT_STAGE_SECONDS, seconds):
+            write()
+
+
+def _said(label: str, done: int, total: int | None, seconds: float) -> str:
+    """Return how far something is.
+
+    >>> _said("encoding", 250, 1000, 30.2)
+    'encoding: 250 of 1,000 in 30 s, about 91 s left'
+    """
+    left = "" if not total or not 0 < done < total else f", about {seconds * (total - done) / done:.0f} s left"
+    return f"{label}: {done:,}{'' if total is None else f' of {total:,}'} in {seconds:.0f} s{left}"

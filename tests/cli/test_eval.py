@@ -1,6 +1,7 @@
 """`gerund eval`: a report, gone on with, added to; and every mistake in one sentence."""
 
 import json
+import re
 
 import pytest
 
@@ -51,6 +52,8 @@ def test_a_second_command_goes_on_and_adds(tiny_folder, data, tmp_path):
     second = run_cli(*base, "echo", "--plan", "causal", "--tasks", "sts,zero-shot", "--json")
     assert second.code == 0, second.err
     assert json.loads(second.out)["scores"]
+    alone = re.findall(r"^gerund: (.+) alone: \d+\.\d s, \d+\.\d CPU s$", second.err, re.MULTILINE)
+    assert sorted(alone) == ["causal", "echo"]
     after = scores(report)
     assert before.items() <= after.items()
     assert {("sts/small", "echo"), ("zero-shot/fruit", "causal"), ("zero-shot/fruit", "echo")} <= set(after)

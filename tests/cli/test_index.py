@@ -52,6 +52,21 @@ def test_what_has_not_changed_needs_no_model(folder):
     assert "3 files, 0 documents stored (0 chunks), 3 files unchanged" in ran.err
 
 
+def test_the_last_step_of_a_run_that_was_killed_is_made_up_for(folder, monkeypatch):
+    (folder / "notes" / "rail.txt").write_text("Trains need rails.\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(lance_store.LanceStore, "tidy", lambda _self: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run_cli("index", folder / "notes", "-o", folder / "my.index").code != 0
+    killed = shutil.copytree(folder, folder.with_name("killed"))
+    assert not lance_store.LanceStore(folder / "my.index").is_tidy()
+    for place, command in ((folder, ["index", "notes", "-o", "my.index"]), (killed, ["search", "my.index", "rails"])):
+        monkeypatch.chdir(place)
+        more = ["--mode", "words"] if command[0] == "search" else []
+        assert "an earlier gerund index was ended before its last step" in run_cli(*command, *more).err
+        assert lance_store.LanceStore(place / "my.index").is_tidy()
+        assert "ended before its last step" not in run_cli(*command, *more).err
+
+
 @pytest.mark.slow
 def test_a_broken_file_is_reported_and_the_others_are_indexed(folder):
     (folder / "notes" / "broken.pdf").write_bytes(b"%PDF-1.4 broken")
@@ -180,6 +195,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["search", "my.index", "x", "--mode", "both"], "unknown mode 'both'"),
         (["search", "my.index", "x", "-k", 0], "k=0"),
         (["search", "my.index", "x", "--filter", "nope = 1"], "the filter 'nope = 1' cannot be used"),
+        (["search", "my.index", "x", "--filter", "tokens > 5 tokens < 3"], "at character 12: 'tokens' is not expected"),
         (["search", "my.index", "x", "--weight", 3], "the weight 3.0 is not a number from 0"),
         (
             ["search", "my.index", "x", "--rerank", 3, "--rerank-by", "own"],

@@ -133,6 +133,12 @@ def test_interrupted_says_how_to_go_on(corpus, tmp_path, monkeypatch):
     assert ran.code == 130
     assert "gerund: interrupted; finished parts are kept in" in ran.err
     assert run_cli("mine", corpus, "-o", tmp_path / "out.parquet", "-j", 1, "--resume").code == 0
+    made = (tmp_path / "out.parquet").read_bytes()
+    again = run_cli("mine", corpus, "-o", tmp_path / "out.parquet", "-j", 1, "--resume", "--json")
+    assert (again.code, json.loads(again.out)["finished"]) == (0, True)
+    assert "out.parquet is finished already, and nothing is left to resume" in again.err
+    assert (tmp_path / "out.parquet").read_bytes() == made
+    assert "exists already" in run_cli("mine", corpus, "-o", tmp_path / "out.parquet", "-j", 1).mistake
 
 
 class TestMistakes:

@@ -107,9 +107,10 @@ def test_files_that_map_no_task_to_a_text_are_refused(tmp_path, content, said):
 def test_files_that_are_missing_or_no_yaml_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"mine.yml: cannot be read \(No such file"):
         prompt_set(tmp_path / "mine.yml", LOCAL)
-    (tmp_path / "mine.yml").write_text("a: [")
-    with pytest.raises(DataError, match=r"mine.yml: not valid YAML"):
-        prompt_set(tmp_path / "mine.yml", LOCAL)
+    for content in ("a: [", "a: 2024-13-01", f"a: {'1' * 4301}", "[" * 3000):
+        (tmp_path / "mine.yml").write_text(content)
+        with pytest.raises(DataError, match=r"mine.yml: not valid YAML"):
+            prompt_set(tmp_path / "mine.yml", LOCAL)
     (tmp_path / "mine.yml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"mine.yml: "):
         prompt_set(tmp_path / "mine.yml", LOCAL)

@@ -180,6 +180,7 @@ def through(
     def same() -> None:
         store = lance_store.LanceStore(place)
         assert all_chunks(store) == wanted, "other rows than without an interruption"
+        assert store.is_tidy(), "rows are missing in the index of words"
         near = store.vectors(sign * helpers.vector_of(wanted[0].text), 1)
         assert near[0][1] > 0.999
         assert near[0][0].text == wanted[0].text

@@ -71,6 +71,4 @@ def index_files(place: Path, paths: Sequence[Path], **settings: bool) -> IndexSu
     store.create(ABOUT)
     writer = Writer(store, cut_lines, embed, place.resolve().parent)
     writer.add_files(paths, **settings)
-    if writer.summary.documents or writer.summary.removed:
-        store.tidy()
-    return writer.summary
+    return writer.tidied()

@@ -170,7 +170,8 @@ def test_questions_that_are_none(index, bad):
         ({"weight": 2}, "is not a number from 0"),
         ({"weight": "much"}, "the weight is a number"),
         ({"filter": ""}, "a filter is a condition in SQL"),
-        ({"filter": "nope = 1"}, "cannot be used: no such column: nope"),
+        ({"filter": "source = 'a' ADN tokens > 1000"}, "at character 14: 'ADN' is not expected there"),
+        ({"filter": "nope = 1"}, "cannot be used: at character 1: there is no column nope"),
     ],
 )
 def test_settings_that_cannot_be(index, settings, message):

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 from lancedb.index import FTS
 
-from gerund.errors import DataError, InputError
+from gerund.errors import DataError, InputError, ResourceError
+from gerund.retrieval import lance_store
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.lance_rows import TERMS, terms_of
 from gerund.retrieval.lance_store import LanceStore
@@ -222,6 +223,44 @@ def test_without_lancedb_there_is_the_pip_line(tmp_path):
 def test_lancedbs_own_service_is_refused_by_name():
     with pytest.raises(InputError, match=r"db://mine is LanceDB's own service, .* name a folder, or the path of"):
         LanceStore("db://mine")
+
+
+def test_what_an_interrupted_writer_left_out_is_made_up_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(lance_store, "FLAT_ROWS", 256)
+    store = LanceStore(tmp_path / "my.index")
+    assert store.is_tidy()
+    store.create(ABOUT)
+    assert store.is_tidy()
+    stored(store, [chunk(f"d{place}", f"text {place}") for place in range(200)])
+    assert not store.is_tidy()
+    assert store.finish()
+    assert store.is_tidy()
+    assert not store.finish()
+    stored(store, [chunk(f"e{place}", f"text {place}") for place in range(100)])
+    with store.locked():  # as another process that is still at it
+        assert not LanceStore(tmp_path / "my.index").finish()
+    table = store._table(store._demand_current())
+    table.optimize()
+    assert not store.is_tidy()  # there is no index of vectors yet
+    assert LanceStore(tmp_path / "my.index").finish()
+    assert {tuple(one.columns) for one in table.list_indices()} == {("words",), ("vector",)}
+    table.drop_index("words_idx")
+    assert not store.is_tidy()
+    store.tidy()
+    assert store.is_tidy()
+    assert len(store.words(Words("text"), 400)) == 300
+
+
+def test_a_full_disk_keeps_nobody_from_searching(tmp_path, monkeypatch):
+    def full(_self):
+        raise ResourceError("my.index cannot be written: No space left on device")
+
+    store = LanceStore(tmp_path / "my.index")
+    store.create(ABOUT)
+    stored(store, [chunk("a", "one cat")])
+    monkeypatch.setattr(LanceStore, "tidy", full)
+    assert not store.finish()
+    assert sources(store.words(Words("cat"), 5)) == ["a"]
 
 
 @pytest.mark.parametrize("place", ["file://{folder}/my.index", "memory://{name}/my.index"])

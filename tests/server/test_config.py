@@ -55,6 +55,9 @@ def test_a_file_has_the_options_by_name(tmp_path: Path) -> None:
         ("api_key: secret-thing", ConfigError, "does not belong into this file"),
         ("- a", DataError, "names and values"),
         ("a: [", DataError, "not valid YAML"),
+        ("[" * 3000, DataError, "not valid YAML"),
+        ("port: 2024-13-01", DataError, "not valid YAML"),
+        (f"port: {'1' * 4301}", DataError, "not valid YAML"),
         ("!!python/object/apply:os.getcwd []", DataError, "not valid YAML"),
     ],
 )

@@ -91,7 +91,15 @@ def test_an_index_that_is_migrated_is_opened_again(served_folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"query": " "}, {"query": "a", "k": 0}, {"query": "a", "mode": "x"}, {"query": "a", "filter": "1 ="}]
+    "body",
+    [
+        {},
+        {"query": " "},
+        {"query": "a", "k": 0},
+        {"query": "a", "mode": "x"},
+        {"query": "a", "filter": "1 ="},
+        {"query": "a", "filter": "1 = 1; DROP TABLE chunks"},
+    ],
 )
 def test_search_refuses_in_words(indexed: Running, body: dict[str, Any]) -> None:
     found = indexed.post("/v1/search", **body)

@@ -53,9 +53,15 @@ class TestOverrides:
             ("steps", "has not the form key=value"),
             ("=3", "has not the form key=value"),
             ("data.sources.7.weight=2", "'7' is no index of a list of 2"),
+            ("data.sources.²=2", "'²' is no index of a list of 2"),
+            (f"data.sources.{'1' * 4301}=2", "is no index of a list of 2"),
             ("data.sources.x=2", "'x' is no index of a list of 2"),
             ("steps.count=3", "'steps' has no fields"),
             ("steps=[1", "the value is not valid YAML"),
+            ("output=2024-13-01", "the value is not valid YAML"),
+            (f"steps={'1' * 4301}", "the value is not valid YAML"),
+            (f"steps=0x{'f' * 4000}", "the value is not valid YAML"),
+            ("output=!!timestamp x", "the value is not valid YAML"),
         ],
     )
     def test_malformed(self, settings, write_recipe, override, message):
@@ -172,6 +178,7 @@ class TestMistakes:
             load_recipe(tmp_path / "absent.yaml")
         for content, message in (
             ("a: [", "not valid YAML"),
+            ("a: 2024-13-01", "not valid YAML"),
             ("- 1", "a recipe is a mapping"),
             ("", "a mapping"),
         ):

@@ -14,6 +14,10 @@ from typer import core
 from gerund.checks import place
 from gerund.config import DTYPE_NAMES
 from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.progress import progress_lines
+
+# Characters of a text that a message shows.
+_SHOWN = 60
 
 
 class LiteralHelp(core.TyperCommand):
@@ -95,7 +99,19 @@ def _check(called: str, value: Any) -> None:
         except UnicodeEncodeError as error:
             # The name of a file may hold any bytes, and then the file is there.
             if not _is_there(value):
-                raise ConfigError(f"{called} is not valid UTF-8, at character {error.start}") from error
+                # Of several queries it is one: what it is called is that of all.
+                own = called if called.startswith("-") else "the argument"
+                raise ConfigError(f"{own} {_shown(value)} is not valid UTF-8, at character {error.start}") from error
+
+
+def _shown(text: str) -> str:
+    r"""Return the beginning of a text, what is no character spelled as a byte.
+
+    >>> _shown("caf\udce9.txt")
+    "'caf\\xe9.txt'"
+    """
+    begin = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return "'" + begin.encode(errors="surrogateescape").decode(errors="backslashreplace") + "'"
 
 
 def _is_there(name: str) -> bool:
@@ -106,12 +122,16 @@ def _is_there(name: str) -> bool:
 
 
 class LongCommand(CheckedCommand):
-    """A command whose work may take hours: whoever interrupts it is told what was kept and how to go on."""
+    """A command whose work may take hours.
+
+    It says how far it is without a terminal too, and whoever interrupts it is told what was kept and how to go on.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; the work itself notes on its ``KeyboardInterrupt`` what it has kept."""
         try:
-            return super().invoke(ctx)
+            with progress_lines():
+                return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             notes = getattr(stop, "__notes__", None)
             for note in notes or ["nothing new was done yet; run the same command again"]:

@@ -11,7 +11,7 @@ from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
     from gerund.evaluation.results import Result
-    from gerund.evaluation.run import Evaluation
+    from gerund.evaluation.run import Cost, Evaluation
     from gerund.evaluation.systems.base import System
     from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
     from gerund.evaluation.task import EvaluationConfig, Task
@@ -151,6 +151,7 @@ def command(
     with lock, nullcontext() if is_alone(machines) else encoded_by(machines, systems, threads=threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
+        _print_costs(done)
 
 
 def _list(data: Path | None) -> None:
@@ -287,6 +288,18 @@ class ProgressReporter:
         value = shown(result.score.value, result.unit)
         how = f"{result.seconds:.1f} s" if (task.name, system.label) in self.begun else "known already"
         typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {system.label}: {value} ({how})", err=True)
+
+
+def _print_costs(done: "Evaluation") -> None:
+    """Say what was spent on each plan or other system alone, and on what several share."""
+
+    def spent(cost: "Cost") -> str:
+        return f"{cost.seconds:.1f} s, {cost.cpu_seconds:.1f} CPU s"
+
+    for label, cost in done.costs.items():
+        typer.echo(f"gerund: {label} alone: {spent(cost)}", err=True)
+    if len(done.costs) > 1 and done.shared.cpu_seconds >= 0.1:
+        typer.echo(f"gerund: layers that plans share, run once for all: {spent(done.shared)}", err=True)
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:

@@ -268,6 +268,8 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
     typer.echo(
         f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}", err=True
     )
+    if summary.completed:
+        typer.echo(f"gerund: {output}: {index_options.COMPLETED}", err=True)
     if as_json:
         import json
 

@@ -44,6 +44,7 @@ RerankBy = Annotated[
 ]
 HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
 
+COMPLETED = "an earlier gerund index was ended before its last step, the index of words; it is done now"
 _SNIPPET = 300
 
 
@@ -58,7 +59,10 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
     demand_index(where)
     about = store_at(where).about()
     assert about is not None
-    return open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
+    index = open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
+    if index.store.finish():
+        typer.echo(f"gerund: {where}: {COMPLETED}", err=True)
+    return index
 
 
 def own_model(about: "About", where: str, spec: "ModelSpec") -> "ModelSpec | None":

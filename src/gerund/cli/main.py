@@ -29,6 +29,7 @@ from gerund.cli import (
     mine,
     models,
     negatives,
+    quick_imports,
     recipes,
     rerank,
     score,
@@ -165,7 +166,11 @@ def run() -> None:
     # SIGPIPE stays ignored, as Python starts: the pipes to a job's processes break too, when those are ended, and the
     # signal would end the command before it has said what it kept.
     interrupt_on_termination()
-    main()
+    quick_imports.prepare(sys.argv)
+    try:
+        main()
+    finally:
+        quick_imports.leave()
 
 
 def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:

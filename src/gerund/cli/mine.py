@@ -1,6 +1,8 @@
 """``gerund mine``: training pairs out of raw documents."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,7 +125,10 @@ def command(
         seed=seed,
     )
     machines = engine_of(engine, workers, address)
-    with staged(corpus, output, work=work, force=force, files=lambda path: [errors_file_of(path), path]) as place:
+    with (
+        _finished_told(output, as_json),
+        staged(corpus, output, work=work, force=force, files=lambda path: [errors_file_of(path), path]) as place,
+    ):
         mined = mine(
             corpus_files(map(Path, place.sources)),
             place.output,
@@ -136,7 +141,20 @@ def command(
         )
         errors = [] if mined.errors_file is None else [mined.errors_file]
         *errors_file, target = place.send([*errors, mined.output])
-    _tell(mined, target, next(iter(errors_file), None), as_json)
+        _tell(mined, target, next(iter(errors_file), None), as_json)
+
+
+@contextmanager
+def _finished_told(output: str, as_json: bool) -> Iterator[None]:
+    """Say of a run that is to be resumed that it is finished, which is no mistake."""
+    from gerund.errors import FinishedError
+
+    try:
+        yield
+    except FinishedError as done:
+        typer.echo(f"gerund: {done}", err=True)
+        if as_json:
+            typer.echo(json.dumps({"output": output, "finished": True}, ensure_ascii=False))
 
 
 def _tell(mined: "Mined", target: str, errors_file: str | None, as_json: bool) -> None:

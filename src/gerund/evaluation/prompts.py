@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from gerund.checks import read_input
+from gerund.data.yaml_text import parse_yaml
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.evaluation.registry import task_classes
 
@@ -128,7 +129,7 @@ def _core(name: str, kind: str) -> str:
 
 def _from_file(path: Path, task_names: Sequence[str]) -> dict[str, str]:
     try:
-        content = yaml.safe_load(read_input(path))
+        content = parse_yaml(read_input(path))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except yaml.YAMLError as error:

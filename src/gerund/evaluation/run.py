@@ -3,9 +3,10 @@
 Knows: tasks, systems, where scores are kept. Does not know: how a task measures, or what a report looks like.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,25 @@ ProgressReporter = Callable[[Task, System, Result | None], None]
 
 
 @dataclass
+class Cost:
+    """What something took: seconds on the clock, and of all processors, child processes that ended included."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Add what the block takes."""
+        before = os.times()
+        try:
+            yield
+        finally:
+            after = os.times()
+            self.seconds += after.elapsed - before.elapsed
+            self.cpu_seconds += sum(after[:4]) - sum(before[:4])
+
+
+@dataclass
 class Evaluation:
     """What was measured, and the systems and tasks, which are still at hand for pictures.
 
@@ -32,6 +52,8 @@ class Evaluation:
         tasks: on which tasks.
         config: of the evaluation.
         reused: how many results were there before.
+        costs: what was spent on each system alone, by its label, apart from what several share.
+        shared: what was spent on the layers that plans of one model share, which run once for all of them.
     """
 
     results: list[Result]
@@ -39,6 +61,8 @@ class Evaluation:
     tasks: list[Task]
     config: EvaluationConfig
     reused: int = field(default=0)
+    costs: dict[str, Cost] = field(default_factory=dict)
+    shared: Cost = field(default_factory=Cost)
 
 
 def evaluate(
@@ -98,23 +122,28 @@ def _measure(task: Task, done: Evaluation, store: ResultStore | None, reporter: 
             results[one.label] = found
             done.reused += 1
             reporter(task, one, found)
-    for group, ready in _prepared([one for one in able if one.label not in results], task, done.config):
-        with ready:
+    for group, ready in _prepared([one for one in able if one.label not in results], task, done):
+        with ExitStack() as block:
+            with done.shared.counted():
+                block.enter_context(ready)
             for one in group:
-                results[one.label] = _result(task, one, done.config, store, list(results.values()), reporter)
+                with done.costs.setdefault(one.label, Cost()).counted():
+                    results[one.label] = _result(task, one, done.config, store, list(results.values()), reporter)
                 reporter(task, one, results[one.label])
     done.results += [results[one.label] for one in able]
 
 
 def _prepared(
-    systems: list[System], task: Task, config: EvaluationConfig
+    systems: list[System], task: Task, done: Evaluation
 ) -> Iterator[tuple[list[System], AbstractContextManager[None]]]:
     """Yield systems in groups, each with a block in which what the group shares is at hand."""
     if not systems:
         return
+    config = done.config
     sentences = task.sentences(config)
     if not sentences:
-        precompute(systems, task, config)
+        with done.shared.counted():
+            precompute(systems, task, config)
         yield systems, nullcontext()
         return
     measured = [one for one in systems if task.is_measured(one, config)]

@@ -46,12 +46,15 @@ class Unfinished:
     ) -> None:
         self.folder, self.shard, self.seconds = folder, shard, seconds
         self.rows = 0
-        """Rows that are done, in this attempt or an earlier one."""
+        """Rows that are done, in this attempt or an earlier one; the last of them may still wait for the disk."""
+        self.stored = 0
+        """Those of them that are on the disk."""
         self.resumed = 0
         """Those of them that an earlier attempt had done."""
         self._advance = advance or (lambda _rows: None)
         self._store: RowStore | None = None
         self._waiting: dict[bytes, np.ndarray] = {}
+        self._whole_waiting = 0
         self._flushed = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -82,6 +85,7 @@ class Unfinished:
         if self.folder is None:
             return
         self._waiting.update(zip(keys, vectors_ND, strict=True))
+        self._whole_waiting += len(keys) if whole else 0
         if time.monotonic() - self._flushed >= self.seconds:
             self.flush()
 
@@ -89,6 +93,7 @@ class Unfinished:
         """Note how many rows an earlier attempt had done."""
         self.rows += rows
         self.resumed += rows
+        self.stored += rows
         self._advance(rows)
 
     def flush(self) -> None:
@@ -102,12 +107,15 @@ class Unfinished:
         keys = [key for key in self._waiting if store is not None and key not in store]
         if store is not None and keys:
             store.add(keys, np.stack([self._waiting[key] for key in keys]))
+        self.stored += self._whole_waiting
+        self._whole_waiting = 0
         self._waiting.clear()
         self._flushed = time.monotonic()
 
     def forget(self) -> None:
         """Remove what is kept, once the shard itself is."""
         self._waiting.clear()
+        self._whole_waiting = self.stored = 0
         self._store = None
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -21,8 +21,8 @@ from gerund.jobs.disk_cache import default_cache
 from gerund.jobs.files import write_whole
 from gerund.version import __version__
 
-LEAST_BYTES = 1 << 28
-"""Below this the weights are hashed each time: that takes less than a second."""
+LEAST_BYTES = 1 << 22
+"""Below this the weights are hashed each time: that takes a hundredth of a second."""
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 

@@ -18,9 +18,10 @@ from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of,
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.extracted_answers import extractive_answer, is_relevant, no_answer
+from gerund.retrieval.filters import check_filter
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
 from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joined, reranked, sides
-from gerund.retrieval.store import About, VectorStore, check_filter
+from gerund.retrieval.store import About, VectorStore
 from gerund.spec import ModelSpec
 from gerund.types import Answer, Hit
 
@@ -158,7 +159,7 @@ class Index(Asking):
         writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
         if error := all_failed(writer.summary):
             raise error
-        return self._tidied(writer)
+        return writer.tidied()
 
     def add_documents(self, documents: Iterable[Document]) -> IndexSummary:
         """Index documents that come from no file.
@@ -174,7 +175,7 @@ class Index(Asking):
             check_unicode(f"the document {one.source!r}", one.text + one.title)
         writer = self._writer()
         writer.add_documents(listed)
-        return self._tidied(writer)
+        return writer.tidied()
 
     def remove(self, sources: str | Sequence[str]) -> IndexSummary:
         """Remove documents by their names.
@@ -184,7 +185,7 @@ class Index(Asking):
         """
         writer = self._writer()
         writer.remove([sources] if isinstance(sources, str) else sources)
-        return self._tidied(writer)
+        return writer.tidied()
 
     def migrate(self, show_progress: bool | None = None, *, chunking: Chunking | None = None) -> int:
         """Embed every document anew with this index's model, beside the old vectors, and swap in one step.
@@ -229,7 +230,8 @@ class Index(Asking):
             k: how many chunks at most.
             mode: ``words`` (BM25, which needs no model), ``vectors``, or ``hybrid``: the first 100 of each, joined.
             filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
-                and ``tokens``.
+                and ``tokens``: comparisons, ``IN``, ``BETWEEN``, ``LIKE``, ``ILIKE``, ``IS NULL``, sums, ``lower``,
+                ``upper``, ``length``, ``starts_with``, ``ends_with`` and ``contains``.
             weight: what the vectors count in ``hybrid``, from 0 to 1; None for what the encoder was tuned to
                 (``gerund tune --fusion``), else 0.5.
             expand: how many other ways to ask, written by the model, join the query (``lm.expand``).
@@ -388,11 +390,6 @@ class Index(Asking):
         from gerund.retrieval.chunking import cut
 
         return cut(document, self.lm.tokenizer, self.chunking)
-
-    def _tidied(self, writer: Writer) -> IndexSummary:
-        if writer.summary.documents or writer.summary.removed:
-            self.store.tidy()
-        return writer.summary
 
 
 def _checked(lm: "LanguageModel") -> "LanguageModel":

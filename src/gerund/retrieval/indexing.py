@@ -62,6 +62,8 @@ class IndexSummary:
         chunks: their chunks.
         removed: documents that were removed.
         failed: files that could not be read, or not all of them.
+        completed: whether an earlier run was ended before its last step, the indices of words and vectors, and this one
+            did it.
         seconds: how long it took, without loading the model.
     """
 
@@ -71,6 +73,7 @@ class IndexSummary:
     chunks: int = 0
     removed: int = 0
     failed: list[Failure] = field(default_factory=list)
+    completed: bool = False
     seconds: float = 0.0
 
 
@@ -215,6 +218,20 @@ class Writer:
         waiting = sum(len(own) for _, own in self._waiting.values())
         if waiting >= CHUNKS_AT_ONCE * self._workers or len(self._waiting) >= DOCUMENTS_AT_ONCE * self._workers:
             self._flush()
+
+    def tidied(self) -> IndexSummary:
+        """Let the store be tidied where this run, or an earlier one that was ended too early, has changed something.
+
+        Returns:
+            What was done.
+        """
+        begin = time.perf_counter()
+        has_changed = bool(self.summary.documents or self.summary.removed)
+        if has_changed or not self.store.is_tidy():
+            self.store.tidy()
+            self.summary.completed = not has_changed
+        self.summary.seconds += time.perf_counter() - begin
+        return self.summary
 
     def _remove(self, sources: Iterable[str]) -> None:
         self._gone |= dict.fromkeys(sorted(sources))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gerund.errors import DataError, GerundError, InputError, ResourceError, StaleIndexError, one_line
-from gerund.retrieval.store import POINTER_FOLDER, bad_filter
+from gerund.retrieval.filters import bad_filter
+from gerund.retrieval.store import POINTER_FOLDER
 
 _CHARACTERS_OF_A_REASON = 200
 # Of a file or a table, not of a column that a filter names.

@@ -15,20 +15,23 @@ Knows: LanceDB, its traps. Does not know: models, files that are indexed.
 """
 
 import hashlib
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from gerund.errors import DataError, GerundError, InputError, MissingDependencyError
+from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError
 from gerund.jobs.locks import give_back, take
 from gerund.quantization import RESCORED, quantize
 from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.filters import quoted
 from gerund.retrieval.lance_errors import demand_place, refused, told
 from gerund.retrieval.lance_reanalysis import analysed_again
 from gerund.retrieval.lance_rows import (
@@ -52,7 +55,6 @@ from gerund.retrieval.store import (
     cosines_with,
     nearest_bits,
     one_of_sources,
-    quoted,
 )
 from gerund.text_analysis import Analyzer
 
@@ -134,7 +136,7 @@ class LanceStore:
                 self._generation = name
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, wait: float = _SECONDS_TO_WAIT) -> Iterator[None]:
         """Keep other writers on this machine out until the block ends; on an object store those of this store alone.
 
         There, merging rows in the place of adding them would not help: two merges of new rows both go in.
@@ -144,7 +146,7 @@ class LanceStore:
                 yield
                 return
             try:
-                lock = take(self._folder, self.name, wait=_SECONDS_TO_WAIT)
+                lock = take(self._folder, self.name, wait=wait)
             except OSError as error:
                 raise refused(self.name, str(error.strerror or error)) from error
             self._depth += 1
@@ -248,11 +250,43 @@ class LanceStore:
         with self._told():
             return int(self._table(generation).count_rows())
 
+    def is_tidy(self) -> bool:
+        """Whether ``tidy`` was run to its end since the last change, so that every row is in every index."""
+        generation = self._current()
+        if generation is None:
+            return True
+        with self._told():
+            table = self._table(generation)
+            indices = table.list_indices()
+            wanted = {TERMS, *(["vector"] if table.count_rows() >= FLAT_ROWS else [])}
+            if not wanted <= {column for one in indices for column in one.columns}:
+                return False
+            statistics = [table.index_stats(one.name) for one in indices]
+        return all(one is not None and not one.num_unindexed_rows for one in statistics)
+
+    def finish(self) -> bool:
+        """Tidy up after a writer that was ended before it did; tells whether it was done.
+
+        It is not while another process writes, nor where nothing can be written; a search finds the same without it,
+        only more slowly. On an object store, where no lock shows another writer, it is left to the next one.
+        """
+        if self._folder is None or self.is_tidy():
+            return False
+        with suppress(InputError, ResourceError), self.locked(wait=0):
+            if not self.is_tidy():
+                # The words of an index that an earlier version wrote are analysed again, which is logged there.
+                was_interrupted = TERMS in self._table(self._demand_current()).schema.names
+                self.tidy()
+                return was_interrupted
+        return False
+
     def tidy(self) -> None:
         """Merge small files, take new rows into the indices, and forget versions that are older than an hour."""
         generation = self._demand_current()
         with self.locked(), self._told():
             table = self._table(generation)
+            if not _has_terms(table):
+                analysed_again(table, self._analyzer(), self.name)
             if table.count_rows() >= FLAT_ROWS and not any("vector" in one.columns for one in table.list_indices()):
                 from lancedb.index import IvfFlat
 
@@ -316,10 +350,7 @@ class LanceStore:
         if self._db is None:
             # One warning a query, about a column that is selected here anyway.
             os.environ.setdefault("LANCEDB_LOG", "error")
-            try:
-                import lancedb
-            except ImportError as error:
-                raise MissingDependencyError(f"{self.name} needs LanceDB: pip install 'gerund[index]'") from error
+            lancedb = _imported(self.name)
             # Each read looks whether another process has written.
             self._db = lancedb.connect(self.name, read_consistency_interval=timedelta(0))
         return self._db
@@ -418,6 +449,27 @@ class LanceStore:
 
 def _has_terms(table: Any) -> bool:
     return any(TERMS in one.columns for one in table.list_indices())
+
+
+def _imported(name: str) -> Any:
+    """Return LanceDB, imported without the client of its service of names, which takes longer than all the rest.
+
+    Its package imports every call of that service when one of its types is imported. A package of the same name that
+    has the same modules, and imports none by itself, stands in its place meanwhile.
+    """
+    client = "lance_namespace_urllib3_client"
+    spec = None if client in sys.modules else importlib.util.find_spec(client)
+    if spec is not None:
+        sys.modules[client] = importlib.util.module_from_spec(spec)
+    try:
+        import lancedb
+    except ImportError as error:
+        raise MissingDependencyError(f"{name} needs LanceDB: pip install 'gerund[index]'") from error
+    finally:
+        if spec is not None:
+            # Who imports it from now on imports it whole.
+            sys.modules.pop(client, None)
+    return lancedb
 
 
 def _scored(rows: Any, score: str) -> list[Found]:

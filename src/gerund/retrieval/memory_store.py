@@ -5,22 +5,24 @@ For tests, for what is too small for a folder, and as the slow, obvious way that
 Knows: SQLite, numpy. Does not know: models, files.
 """
 
+import re
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 
 from gerund.quantization import quantize
 from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.filters import bad_filter
 from gerund.retrieval.store import (
     About,
     DocumentState,
     Found,
     Words,
-    bad_filter,
     cosines_with,
     nearest_bits,
     one_of_sources,
@@ -28,6 +30,30 @@ from gerund.retrieval.store import (
 from gerund.text_analysis import Analyzer
 
 _FIELDS = "source, start, stop, text, number, tokens, title, heading, file, digest"
+
+
+def _is_like(pattern: str, text: str) -> bool:
+    r"""Tell whether a text is like a pattern of LIKE: ``%``, ``_``, and a backslash before what is meant as it is."""
+    return _like_pattern(pattern).fullmatch(text) is not None
+
+
+@lru_cache(maxsize=64)
+def _like_pattern(pattern: str) -> re.Pattern[str]:
+    meanings = {"%": ".*", "_": "."}
+    parts = re.findall(r"\\?.", pattern, re.DOTALL)
+    return re.compile("".join(meanings.get(one) or re.escape(one[-1]) for one in parts), re.DOTALL)
+
+
+# What SQLite has not, or has for the letters of English alone, and LanceDB for all.
+_FILTER_FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
+    ("like", 2, _is_like),
+    ("lower", 1, str.lower),
+    ("upper", 1, str.upper),
+    ("length", 1, len),
+    ("starts_with", 2, str.startswith),
+    ("ends_with", 2, str.endswith),
+    ("contains", 2, str.__contains__),
+)
 
 
 class _Database(sqlite3.Connection):
@@ -45,6 +71,8 @@ class MemoryStore:
         self._lock = threading.RLock()
         self._about: About | None = None
         self._db = sqlite3.connect(":memory:", check_same_thread=False, factory=_Database)
+        for called, takes, function in _FILTER_FUNCTIONS:
+            self._db.create_function(called, takes, function, deterministic=True)
         self._files: dict[str, str] = {}
         self._rows = np.zeros(0, dtype=np.int64)
         self._vectors_ND = np.zeros((0, 0), dtype=np.float32)
@@ -181,6 +209,14 @@ class MemoryStore:
     def count(self) -> int:
         """Return how many chunks there are."""
         return len(self._rows)
+
+    def is_tidy(self) -> bool:
+        """Return True: there is nothing to put into shape."""
+        return True
+
+    def finish(self) -> bool:
+        """Return False: there is nothing to put into shape."""
+        return False
 
     def tidy(self) -> None:
         """Do nothing: there is nothing to put into shape."""

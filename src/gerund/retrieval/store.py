@@ -18,13 +18,12 @@ import numpy as np
 from gerund.errors import ConfigError, DataError
 from gerund.quantization import nearest
 from gerund.retrieval.documents import Chunk, Chunking
+from gerund.retrieval.filters import quoted
 from gerund.spec import ModelSpec
 
 FORMAT = 1
 POINTER_FOLDER = "gerund.lance"
 """By which an index in a folder is known: the table of one row, which names the chunks."""
-COLUMNS = ("source", "file", "title", "heading", "text", "start", "stop", "tokens")
-"""What a filter may name; ``stop`` is the end of a chunk, since END is a word of SQL."""
 
 Found = tuple[Chunk, float]
 """A chunk, and BM25's score or the cosine."""
@@ -150,6 +149,8 @@ _PHRASE = re.compile(r'["“]([^"“”]*)["”]')
 class VectorStore(Protocol):
     """Chunks with their vectors.
 
+    A filter, ``where``, is SQL as ``filters.check_filter`` returns it.
+
     Attributes:
         name: what messages call it.
     """
@@ -215,6 +216,12 @@ class VectorStore(Protocol):
     def tidy(self) -> None:
         """Put what was written into the shape that is quickest to read."""
 
+    def is_tidy(self) -> bool:
+        """Whether ``tidy`` was run to its end since the last change."""
+
+    def finish(self) -> bool:
+        """Tidy up after a writer that was ended before it did, if nobody is writing; tells whether it was done."""
+
     def beside(self, about: About) -> Self:
         """Return an empty store, or what an earlier call left, that may take the place of this one."""
 
@@ -246,35 +253,6 @@ def cosines_with(query_D: np.ndarray, stored_NC: np.ndarray) -> list[float]:
         signs_ND = np.unpackbits(stored_NC, axis=1, count=len(query_D)).astype(np.float32) * 2 - 1
         cosines_N = signs_ND @ query_D / np.sqrt(len(query_D))
     return [float(one) for one in cosines_N]
-
-
-def check_filter(where: Any) -> str | None:
-    """Return a filter, or None where there is none.
-
-    Raises:
-        ConfigError: it is no text, or an empty one.
-    """
-    if where is None:
-        return None
-    if not isinstance(where, str) or not where.strip():
-        raise ConfigError(f"a filter is a condition in SQL, such as \"source LIKE 'notes/%'\", not {where!r}")
-    return where
-
-
-def bad_filter(where: str, reason: str) -> ConfigError:
-    """Return the error for a filter that a store cannot use."""
-    # LanceDB lists all its own columns behind the reason, some of which are nobody's business.
-    reason = reason.partition("Valid fields are")[0].rstrip(" .;,")
-    return ConfigError(f"the filter {where!r} cannot be used: {reason}; its columns are {', '.join(COLUMNS)}")
-
-
-def quoted(text: str) -> str:
-    """Return a text as SQL writes it.
-
-    >>> print(quoted("it's"))
-    'it''s'
-    """
-    return "'" + text.replace("'", "''") + "'"
 
 
 def one_of_sources(sources: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gerund.checks import read_input
+from gerund.data.yaml_text import parse_yaml
 from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.spec import ModelSpec
@@ -238,10 +239,10 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ConfigError: there is no such name.
     """
     try:
-        content = yaml.safe_load(read_input(path))
+        content = parse_yaml(read_input(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path} is not valid YAML: {error}") from error
     if content is None:
         return {}, {}

@@ -20,6 +20,7 @@ from gerund.inference.tokens import context_length
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, unknown_model
+from gerund.server.logs import note
 from gerund.server.metrics import Metrics
 from gerund.server.request_claims import Claim
 from gerund.spec import ModelSpec
@@ -264,4 +265,7 @@ def _opened(where: str, lm: GenerativeModel) -> "Index":
     if not isinstance(lm, LanguageModel):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
     demand_index(where)
-    return open_index(where, lm)
+    index = open_index(where, lm)
+    if index.store.finish():
+        note("an earlier gerund index was ended before its last step, which is done now", index=where)
+    return index

@@ -14,12 +14,10 @@ import yaml
 from pydantic import BaseModel
 
 from gerund.checks import read_input
+from gerund.data.yaml_text import parse_yaml
 from gerund.errors import ConfigError
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
-
-# Levels of nesting; a recipe has six.
-_DEEPEST = 64
 
 # For each base class whose place several classes may take, those classes.
 Unions = Mapping[type[BaseModel], Sequence[type[BaseModel]]]
@@ -37,7 +35,7 @@ def bundled_recipes() -> dict[str, str]:
 
 def bundled_contents() -> dict[str, dict[str, Any]]:
     """Return what the bundled recipes hold, by name, as plain data."""
-    return {path.stem: _parse(path.read_text("utf-8")) for path in _FOLDER.glob("*.yaml")}
+    return {path.stem: parse_yaml(path.read_text("utf-8")) for path in _FOLDER.glob("*.yaml")}
 
 
 def find_recipe(recipe: str | Path) -> Path:
@@ -80,7 +78,7 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
         ConfigError: the file is missing or no YAML, or an override has no place.
     """
     try:
-        content = _parse(read_input(path))
+        content = parse_yaml(read_input(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -125,37 +123,12 @@ def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
     return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader with bounded depth, and ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node, unless it lies so deep that reading it would exhaust the stack."""
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise yaml.YAMLError(f"nested more than {_DEEPEST} levels deep")
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def _parse(text: str) -> Any:
-    return yaml.load(text, _Loader)  # noqa: S506  # a subclass of SafeLoader
-
-
 def _apply(content: dict[str, Any], override: str) -> None:
     key, sign, raw = override.partition("=")
     if not sign or not key:
         raise ConfigError(f"override {override!r} has not the form key=value")
     try:
-        value = _parse(raw)
+        value = parse_yaml(raw)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
     place: Any = content
@@ -180,7 +153,8 @@ def _index(place: list[Any], name: str, override: str) -> int:
     for index, item in enumerate(place):
         if isinstance(item, dict) and name in (item.get("kind"), item.get("name")):
             return index
-    if not name.isdigit() or int(name) >= len(place):
+    # No list has an index of ten digits, and other scripts' digits are no number to int.
+    if not re.fullmatch("[0-9]{1,9}", name) or int(name) >= len(place):
         known = [str(item.get("kind") or item.get("name")) for item in place if isinstance(item, dict)]
         there = f"; there are {', '.join(known)}" if known else ""
         raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}{there}")

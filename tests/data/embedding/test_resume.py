@@ -13,6 +13,7 @@ from gerund.data.embedding.files import read_embeddings
 from gerund.data.embedding.shards import Encoded, _held
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, ResourceError
+from gerund.jobs.row_store import RowStore
 from gerund.jobs.working_folder import WorkingFolder
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.embedding.jobs import TEXTS, Encoder, embed, interrupted, working
@@ -217,6 +218,30 @@ class TestFullDisk:
         # Files and folders are flushed in turn: 1-3 for the manifest, 4 and 5 for the first part, ...
         assert summary.resumed_rows == min(10, 3 * ((at - 3) // 2))
         np.testing.assert_array_equal(read_embeddings(output).vectors, fake_encode(TEXTS).vectors)
+
+    def test_rows_that_wait_for_the_disk_are_not_said_to_be_kept(self, source, output, monkeypatch):
+        def full(*_arguments):
+            raise ResourceError("vectors cannot be kept: No space left on device")
+
+        is_full = True
+
+        def encode(texts, kept):
+            vectors = fake_encode(texts).vectors
+            encoding_pass = kept.encoding_pass()
+            done = encoding_pass.fill(vectors)
+            for row in range(len(texts)):
+                if row not in done:
+                    encoding_pass.keep([row], vectors[[row]])
+                    if is_full and row == 0:
+                        kept.flush()  # the first row is on the disk, the others wait for it
+                        monkeypatch.setattr(RowStore, "add", full)
+            return Encoded(vectors)
+
+        with pytest.raises(ResourceError, match=r"No space left on device; 1 of 10 rows are kept in "):
+            embed(source, output, encode)
+        monkeypatch.undo()
+        is_full = False
+        assert embed(source, output, encode).resumed_rows == 1
 
     def test_at_the_very_first_write(self, source, output, monkeypatch):
         def full(handle):

@@ -102,8 +102,8 @@ class EmbeddingJob:
 
     @property
     def rows_done(self) -> int:
-        """Rows that are kept: in finished parts, and of those that are not."""
-        begun = sum(rows.rows for index, rows in self._begun.items() if index not in self._parts)
+        """Rows that are on the disk: in finished parts, and of those that are not."""
+        begun = sum(rows.stored for index, rows in self._begun.items() if index not in self._parts)
         given = sum(kept() for index, kept in self._given.items() if index not in self._parts)
         return begun + given + sum(facts["rows"] for facts in self._parts.values())
 

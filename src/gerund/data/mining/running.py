@@ -20,7 +20,7 @@ from gerund.data.mining.config import Mined, MiningConfig
 from gerund.data.mining.gathering import FORMATS, gather
 from gerund.data.mining.parts import ENDING, Facts, Work, make_part, read_facts
 from gerund.data.mining.shards import Shard, shards_of
-from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
+from gerund.errors import ConfigError, DataError, FinishedError, InputError, OutputExistsError
 from gerund.jobs.engine import JobEngine, LocalEngine, is_alone, mapped_by_place
 from gerund.jobs.files import errors_file_of, make_folder, refuse_existing, refuse_special, write_json_lines
 from gerund.jobs.manifest import InputFiles, Manifest
@@ -67,6 +67,7 @@ def mine(
         DataError: there is no document, or none that can be used, or no pair in any of them; or a file has changed
             while it was read.
         ConfigError: the configuration, or the name of the output.
+        FinishedError: it is to be resumed, and is finished already.
         OutputExistsError: there is an output already, or what an interrupted run has left.
         InputError: what is left is of another configuration or other files; another process writes the same output;
             the output is a symbolic link.
@@ -79,6 +80,8 @@ def mine(
     with working_folder(output, ENDING) as folder:
         # A run that was killed between its last steps has put its output in place already.
         placed = resume and folder.placing()
+        if resume and not force and not placed and output.is_file() and not folder.begun():
+            raise FinishedError(f"{output} is finished already, and nothing is left to resume; --force makes it anew")
         if not force and not placed:
             refuse_existing(output, errors_file)
         inputs = InputFiles(files)

@@ -1,0 +1,251 @@
+"""The filter of a search: a condition in SQL, read whole, checked, and written out in what every store understands.
+
+A store's own parser may stop behind the first condition that it can read, and would then return more than was asked
+for. So sqlglot reads the text to its end, and only columns of an index, values, comparisons and a few functions on
+texts pass. What is written out means the same to LanceDB (DataFusion) and to SQLite.
+
+Knows: sqlglot, the columns of an index. Does not know: stores.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from gerund.checks import check_unicode
+from gerund.errors import ConfigError
+
+COLUMNS = ("source", "file", "title", "heading", "text", "start", "stop", "tokens")
+"""What a filter may name; ``stop`` is the end of a chunk, since END is a word of SQL."""
+
+_NUMBERS = frozenset(["start", "stop", "tokens"])
+# The parts of a tree that are read here; a tree with another part says more than would be written out.
+_PARTS = frozenset(["this", "expression", "expressions", "low", "high", "is_string"])
+# DataFusion's parser gives up at 50 levels of its own; each of these takes up to two.
+_DEEPEST = 20
+# What sums of columns with these stay below 64 bits.
+_LARGEST_NUMBER = 2**53
+_CLOSED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+
+_Type = Literal["text", "number", "condition"]
+FUNCTIONS: dict[str, tuple[int, _Type]] = {
+    "lower": (1, "text"), "upper": (1, "text"), "length": (1, "number"), "starts_with": (2, "condition"),
+    "ends_with": (2, "condition"), "contains": (2, "condition"),
+}  # fmt: skip
+"""The functions that a filter may call: how many texts each takes, and what it gives."""
+
+
+def check_filter(where: Any) -> str | None:
+    """Return a filter as stores take it, or None where there is none.
+
+    Args:
+        where: a condition in SQL.
+
+    Raises:
+        ConfigError: it is no text, or no condition on the columns of an index; with the place of the mistake.
+
+    >>> check_filter("Source LIKE 'notes/%' and not tokens > 5")
+    "((source LIKE 'notes/%') AND (NOT (tokens > 5)))"
+    """
+    if where is None:
+        return None
+    if not isinstance(where, str) or not where.strip():
+        raise ConfigError(f"a filter is a condition in SQL, such as \"source LIKE 'notes/%'\", not {where!r}")
+    check_unicode("the filter", where)
+    try:
+        return _Reader(where).condition()
+    except RecursionError as error:
+        raise bad_filter(where, "it is nested too deep") from error
+
+
+def bad_filter(where: str, reason: str) -> ConfigError:
+    """Return the error for a filter that cannot be used."""
+    # LanceDB lists all its own columns behind the reason, some of which are nobody's business.
+    reason = reason.partition("Valid fields are")[0].rstrip(" .;,")
+    return ConfigError(f"the filter {where!r} cannot be used: {reason}; its columns are {', '.join(COLUMNS)}")
+
+
+def quoted(text: str) -> str:
+    """Return a text as SQL writes it.
+
+    >>> print(quoted("it's"))
+    'it''s'
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+class _Reader:
+    """Turns one filter into SQL that every store reads alike."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._depth = 0
+
+    def condition(self) -> str:
+        if "\0" in self._where:
+            raise self._refused("it has a NUL character", self._where.index("\0"))
+        return self._written(self._parsed(), "condition")
+
+    def _parsed(self) -> Any:
+        """Return the syntax tree of the whole text."""
+        from sqlglot import Dialect, TokenType, exp
+        from sqlglot.errors import ParseError, TokenError
+
+        dialect = Dialect.get_or_raise(None)
+        try:
+            tokens = dialect.tokenize(self._where)
+        except TokenError as error:
+            rest = _CLOSED.sub(lambda one: " " * len(one[0]), self._where)
+            start = min((place for sign in ("'", '"', "/*") if (place := rest.find(sign)) >= 0), default=None)
+            raise self._refused("what begins there is not closed", start) from error
+        for token in tokens:
+            if token.token_type == TokenType.SEMICOLON:
+                raise self._refused("a filter is one condition, without a semicolon", token.start)
+        if not tokens:
+            raise self._refused("there is only a comment", None)
+        try:
+            [tree] = dialect.parser().parse_into(exp.Condition, tokens, self._where)
+        except ParseError as error:
+            raise self._unreadable(error.errors[0] if error.errors else {}, tokens) from error
+        return tree
+
+    def _unreadable(self, found: dict[str, Any], tokens: Sequence[Any]) -> ConfigError:
+        """Return the error for a text that is no SQL, at the token where reading stopped."""
+        at = next((one for one in tokens if (one.line, one.col) == (found.get("line"), found.get("col"))), tokens[-1])
+        if at is tokens[-1] and "Unexpected" not in str(found.get("description")):
+            return self._refused("something is missing there", len(self._where.rstrip()))
+        return self._refused(f"{self._where[at.start : at.end + 1]!r} is not expected there", at.start)
+
+    def _refused(self, reason: str, start: int | None) -> ConfigError:
+        return bad_filter(self._where, reason if start is None else f"at character {start + 1}: {reason}")
+
+    def _refused_at(self, node: Any, reason: str) -> ConfigError:
+        """Return the error for a part of the tree, at the first of its words of which the place is known."""
+        starts = [one.meta["start"] for one in node.walk() if "start" in one.meta]
+        return self._refused(reason, min(starts, default=None))
+
+    def _written(self, node: Any, wanted: _Type) -> str:
+        """Return a part of the tree as SQL, which has to be of a type."""
+        sql, found = self._typed(node)
+        if found != wanted:
+            meant = {"text": "a text", "number": "a number", "condition": "a condition"}
+            raise self._refused_at(node, f"{node.sql()} is {meant[found]} where {meant[wanted]} is needed")
+        return sql
+
+    def _typed(self, node: Any) -> tuple[str, _Type]:
+        from sqlglot import exp
+
+        if isinstance(node, exp.Paren):
+            return self._typed(node.this)
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise self._refused_at(node, "it is nested too deep there")
+        try:
+            is_known = {name for name, value in node.args.items() if value} <= _PARTS
+            if isinstance(node, exp.Like | exp.ILike):
+                return self._like(node)
+            for kinds, write in self._kinds(exp):
+                if type(node) in kinds and is_known:
+                    return write(node)
+            if isinstance(node, exp.Func):
+                return self._function(node)
+        finally:
+            self._depth -= 1
+        raise self._refused_at(node, f"{node.sql()} is not possible in a filter")
+
+    def _kinds(self, exp: Any) -> Iterator[tuple[tuple[type, ...], Callable[[Any], tuple[str, _Type]]]]:
+        yield (exp.Column,), self._column
+        yield (exp.Literal, exp.Neg), self._value
+        yield (exp.Boolean,), lambda node: ("TRUE" if node.this else "FALSE", "condition")
+        yield (exp.And, exp.Or), self._joined
+        yield (exp.Not,), lambda node: (f"(NOT {self._written(node.this, 'condition')})", "condition")
+        yield (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE), self._compared
+        yield (exp.In,), self._one_of
+        yield (exp.Between,), self._between
+        yield (exp.Is,), self._is_null
+        yield (exp.Add, exp.Sub), self._sum
+
+    def _column(self, node: Any) -> tuple[str, _Type]:
+        name = node.name if node.this.args.get("quoted") else node.name.lower()
+        if name not in COLUMNS:
+            hint = "; texts stand in single quotes" if node.this.args.get("quoted") else ""
+            raise self._refused_at(node, f"there is no column {node.sql()}{hint}")
+        return name, "number" if name in _NUMBERS else "text"
+
+    def _value(self, node: Any) -> tuple[str, _Type]:
+        sign, own = "", node
+        if node.key == "neg":
+            sign, own = "-", node.this
+        if own.key != "literal" or (sign and own.is_string):
+            raise self._refused_at(node, f"{node.sql()} is not possible in a filter")
+        if own.is_string:
+            return quoted(own.this), "text"
+        number = float(own.this)
+        if not math.isfinite(number) or abs(number) > _LARGEST_NUMBER:
+            raise self._refused_at(node, f"{node.sql()} is too large a number")
+        if not number.is_integer():
+            raise self._refused_at(node, f"{node.sql()} is no whole number, as those of an index are")
+        return f"{sign}{int(number)}", "number"
+
+    def _joined(self, node: Any) -> tuple[str, _Type]:
+        word = f" {node.key.upper()} "
+        parts = [self._written(one, "condition") for one in node.flatten()]
+        # Pairs of pairs: a chain of a thousand conditions would be as deep to the stores' parsers.
+        while len(parts) > 1:
+            pairs = [parts[place : place + 2] for place in range(0, len(parts), 2)]
+            parts = [f"({word.join(pair)})" if len(pair) > 1 else pair[0] for pair in pairs]
+        return parts[0], "condition"
+
+    def _compared(self, node: Any) -> tuple[str, _Type]:
+        sign = {"eq": "=", "neq": "<>", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[node.key]
+        left, found = self._scalar(node.this)
+        return f"({left} {sign} {self._written(node.expression, found)})", "condition"
+
+    def _scalar(self, node: Any) -> tuple[str, _Type]:
+        sql, found = self._typed(node)
+        if found == "condition":
+            raise self._refused_at(node, f"{node.sql()} is a condition where a text or a number is needed")
+        return sql, found
+
+    def _one_of(self, node: Any) -> tuple[str, _Type]:
+        left, found = self._scalar(node.this)
+        values = node.expressions
+        if not values:
+            raise self._refused_at(node, "IN needs a list of values, such as IN ('a', 'b')")
+        return f"({left} IN ({', '.join(self._written(one, found) for one in values)}))", "condition"
+
+    def _between(self, node: Any) -> tuple[str, _Type]:
+        left, found = self._scalar(node.this)
+        low, high = (self._written(node.args[end], found) for end in ("low", "high"))
+        return f"({left} BETWEEN {low} AND {high})", "condition"
+
+    def _like(self, node: Any) -> tuple[str, _Type]:
+        pattern, is_negated = node.expression, bool(node.args.get("negate"))
+        if pattern.key != "literal" or not pattern.is_string or len(node.args) - ("negate" in node.args) > 2:
+            raise self._refused_at(pattern, "LIKE needs a text in single quotes, such as LIKE 'notes/%'")
+        if len(pattern.this) - len(pattern.this.rstrip("\\")) & 1:
+            raise self._refused_at(pattern, "the pattern ends in a backslash, behind which a character has to stand")
+        left, right = self._written(node.this, "text"), pattern.this
+        if node.key == "ilike":
+            left, right = f"lower({left})", right.lower()
+        like = f"({left} LIKE {quoted(right)})"
+        return f"(NOT {like})" if is_negated else like, "condition"
+
+    def _is_null(self, node: Any) -> tuple[str, _Type]:
+        if node.expression.key != "null":
+            raise self._refused_at(node, "IS is for NULL alone: IS NULL, IS NOT NULL")
+        return f"({self._scalar(node.this)[0]} IS NULL)", "condition"
+
+    def _sum(self, node: Any) -> tuple[str, _Type]:
+        sign = "+" if node.key == "add" else "-"
+        return f"({self._written(node.this, 'number')} {sign} {self._written(node.expression, 'number')})", "number"
+
+    def _function(self, node: Any) -> tuple[str, _Type]:
+        name = str(node.this).lower() if node.key == "anonymous" else node.sql_name().lower()
+        if name not in FUNCTIONS:
+            raise self._refused_at(node, f"there is no function {name} in a filter; there are {', '.join(FUNCTIONS)}")
+        takes, gives = FUNCTIONS[name]
+        values = [value for value in node.args.values() if value]
+        if len(values) != takes or not {part for part, value in node.args.items() if value} <= _PARTS:
+            raise self._refused_at(node, f"{name} takes {'a text' if takes == 1 else 'two texts'}")
+        return f"{name}({', '.join(self._written(one, 'text') for one in values)})", gives

@@ -1,0 +1,37 @@
+"""What short commands leave out at their start is there as soon as something asks for it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+SCRIPT = """
+import sys
+from gerund.cli import quick_imports
+quick_imports.prepare(["gerund", "search"])
+import gerund
+lm = gerund.load()
+vector = lm.encode("the cat")
+left_out = ("scipy", "torch._dynamo.eval_frame", "torch.distributed.tensor", "gerund.exporting.gguf")
+print([name for name in left_out if name in sys.modules])
+import torch
+from torch._dynamo.exc import Unsupported
+import torch.distributed.tensor
+assert isinstance(sys.modules["torch._dynamo"].config, object) and torch._dynamo.exc.Unsupported is Unsupported
+assert type(torch._dynamo).__name__ == "module"
+assert torch.distributed.tensor.DTensor.__module__ != "gerund.cli.quick_imports"
+import scipy.optimize
+double = torch.compile(lambda x: 2 * x, backend="eager")
+assert double(torch.ones(2)).tolist() == [2, 2]
+assert (lm.encode("the cat") == vector).all()
+"""
+
+
+@pytest.mark.slow
+def test_what_is_left_out_comes_when_it_is_asked_for(bundled) -> None:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -1,0 +1,37 @@
+"""Progress: lines where there is no terminal and a command asks for them, silence in a library."""
+
+import threading
+
+from gerund.progress import progress, progress_lines
+
+
+def test_a_library_is_silent_off_a_terminal(capsys):
+    with progress(3, "encoding") as advance:
+        advance(3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_says_how_far_it_is(capsys):
+    before = threading.active_count()
+    with progress_lines(0.02), progress(1000, "encoding") as advance:
+        advance(250)
+        told = ""
+        while told.count("\n") < 2:
+            told += capsys.readouterr().err
+        advance(750)
+    assert all(line.startswith("gerund: encoding: ") for line in told.splitlines())
+    assert "encoding: 250 of 1,000 in 0 s, about 0 s left" in told
+    assert capsys.readouterr().err.endswith("gerund: encoding: 1,000 of 1,000 in 0 s\n")
+    assert threading.active_count() == before
+
+
+def test_a_short_stage_and_one_that_is_silenced_write_nothing(capsys):
+    with progress_lines():
+        with progress(None, "reading") as advance:
+            advance(1)
+        with progress_lines(0.001), progress(None, "reading", show=False):
+            threading.Event().wait(0.02)
+    assert capsys.readouterr().err == ""
+    with progress(None, "reading"):  # the block of lines has ended
+        pass
+    assert capsys.readouterr().err == ""
