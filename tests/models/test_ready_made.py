@@ -587,7 +587,7 @@ BAD: dict[str, tuple[Callable[[Path], None], type[GerundError], str]] = {
     "modes": (_setting(POOLING, pooling_mode=["mean", 5]), ModelError, "pools by"),
     "include_prompt": (_setting(POOLING, include_prompt="no"), DataError, "include_prompt is true or false"),
     "Pooling gone": (_gone("1_Pooling"), DataError, "1_Pooling/config.json is missing"),
-    "message": (_setting(TEXT, **MESSAGE), ModelError, '"message" in its modality_config.*chat template'),
+    "message": (_setting(TEXT, **MESSAGE), ModelError, '"message" in its modality_config'),
     "task": (_setting(TEXT, transformer_task="text-generation"), ModelError, "says transformer_task 'text-generation'"),
     "lower case": (_setting(TEXT, do_lower_case=True), ModelError, "says do_lower_case True"),
     "query length": (_setting(TEXT, query_length=32), ModelError, "says query_length 32"),

@@ -243,7 +243,7 @@ def test_what_an_interrupted_writer_left_out_is_made_up_for(tmp_path, monkeypatc
     table.optimize()
     assert not store.is_tidy()  # there is no index of vectors yet
     assert LanceStore(tmp_path / "my.index").finish()
-    assert {tuple(one.columns) for one in table.list_indices()} == {("words",), ("vector",)}
+    assert {tuple(one.columns) for one in table.list_indices()} == {("terms",), ("vector",)}
     table.drop_index("words_idx")
     assert not store.is_tidy()
     store.tidy()

@@ -299,8 +299,11 @@ def _tokens(
         start = next((i for i in range(before, end) if found.offsets[i][1] > formatted.begin), end)
         if input_format.follows_sentence_transformers and not input_format.has_copy:
             start = min(end, _prompt_length(tokenizer, input_format))
-    if start == end and not (input_format.parses_control or isinstance(formatted.whole, Rendered)):
-        return None  # a text that may spell control tokens may consist of them alone
+    # A text that may spell control tokens may consist of them alone; by the conventions of sentence-transformers the
+    # prompt may reach into the text's first token.
+    may_be_empty = input_format.parses_control or input_format.follows_sentence_transformers
+    if start == end and not (may_be_empty or isinstance(formatted.whole, Rendered)):
+        return None
     behind = last - end
     if room is not None and len(ids) > room:
         cut = end - (len(ids) - room)
