@@ -48,11 +48,16 @@ def sample(cases: list[pytest.Item], size: int, chance: random.Random) -> list[p
     seen: Counter[tuple[str, int]] = Counter()
     chosen = []
     for _ in range(min(size, len(rest))):
-        item = min(rest, key=lambda item: sum(seen[value] for value in item.callspec.indices.items()))
+        item = min(rest, key=lambda item: sum(seen[value] for value in values_of(item)))
         rest.remove(item)
-        seen.update(item.callspec.indices.items())
+        seen.update(values_of(item))
         chosen.append(item)
     return chosen
+
+
+def values_of(case: pytest.Item) -> list[tuple[str, int]]:
+    """Return the values of a case's parameters, each as the object that all cases with it share."""
+    return [(name, id(value)) for name, value in case.callspec.params.items()]
 
 
 def pytest_collection_finish() -> None:
