@@ -34,7 +34,7 @@ def test_the_page_names_every_architecture_once():
     assert len(found["Exact"]) + len(found["Exact, with recurrent layers causal or both ways"]) >= ENOUGH
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=24)
 @this_version
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_is_exact_or_says_why_not(kind):

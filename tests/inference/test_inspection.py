@@ -51,7 +51,7 @@ def test_causal_maps_equal_those_of_plain_transformers(name):
         torch.testing.assert_close(item.weights, expected[0], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.sweep(quick=26)
+@pytest.mark.sweep(quick=20, check=40)
 @pytest.mark.parametrize("plan", ["mask0-bidir", "mask0-all", "inplace-back", "mask0+bidir"])
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
