@@ -17,8 +17,12 @@ from tests.jobs import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
 # Work that other tests spread over local processes, in the same way.
-AS_LOCALLY = (ray_session.mined_to_the_byte, ray_session.negatives_made_to_the_byte,
-              ray_session.indexed_as_by_this_process, ray_session.encoded_for_an_evaluation_as_by_this_process)  # fmt: skip
+AS_LOCALLY = (
+    ray_session.mined_to_the_byte,
+    ray_session.negatives_made_to_the_byte,
+    ray_session.indexed_as_by_this_process,
+    ray_session.encoded_for_an_evaluation_as_by_this_process,
+)
 NAMES = [
     pytest.param(check.__name__, marks=pytest.mark.full if check in AS_LOCALLY else pytest.mark.slow)
     for check in ray_session.CHECKS
