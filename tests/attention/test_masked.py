@@ -99,7 +99,7 @@ def test_a_slow_model_without_a_plan_is_the_model():
                 assert_near(states, expected[row], name)
 
 
-@pytest.mark.sweep(quick=9)
+@pytest.mark.sweep(quick=6)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_without_a_plan_nothing_changes_by_a_bit(name):
@@ -225,7 +225,7 @@ def test_plans_are_compared_one_at_a_time_where_layers_hand_more_on(name):
         assert abs(own - alone).max() < 1e-5
 
 
-@pytest.mark.sweep(quick=9)
+@pytest.mark.sweep(quick=6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_encodes_generates_and_fills_gaps_or_says_why_not(name):
     more = {"vocab_size_per_layer_input": len(byte_tokenizer())} if name.startswith("gemma") else {}

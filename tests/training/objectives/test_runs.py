@@ -243,24 +243,30 @@ def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, mon
         torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
 
 
+@pytest.mark.slow
+@needs_compiler
+@torchs_own
+def test_compiled_layers_learn_the_same(recipe_of, tmp_path, monkeypatch):
+    """One objective, traced and run by torch itself."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_module(self, **how, backend="eager"))
+    alone = json.dumps([{**SMALL, "kind": "mntp"}])
+    assert_compiled_layers_learn_the_same(recipe_of, "magnet", [f"objectives={alone}"], tmp_path, monkeypatch)
+
+
+@pytest.mark.full  # each takes minutes, which torch's own compiler needs
 @pytest.mark.parametrize(
     ("name", "others"),
     [
-        pytest.param(
-            "magnet", [f"objectives={json.dumps([{**SMALL, 'kind': 'mntp'}])}"], marks=pytest.mark.slow, id="alone"
-        ),
-        # To make C++ of these takes minutes.
-        pytest.param("magnet", [], marks=pytest.mark.full, id="magnet"),
-        pytest.param("magnet", ["encoder.attention=inter-back"], marks=pytest.mark.full, id="layers-twice"),
-        pytest.param(
-            "unimae", ["objectives.simcse.weight=0", "model.gradient_checkpointing=true"],
-            marks=pytest.mark.full, id="unimae",
-        ),
+        ("magnet", []),
+        ("magnet", ["encoder.attention=inter-back"]),
+        ("unimae", ["objectives.simcse.weight=0", "model.gradient_checkpointing=true"]),
     ],
-)  # fmt: skip
+    ids=["magnet", "layers-twice", "unimae"],
+)
 @needs_compiler
 @torchs_own
-def test_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
+def test_layers_compiled_to_machine_code_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
     assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch)
 
 
