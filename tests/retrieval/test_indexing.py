@@ -326,12 +326,11 @@ def crash(folder: Path, *arguments: object) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "which", "kills"), [("steps", 7, 3), ("times", 3, 3)])
-def test_killed_and_repeated_the_rows_are_the_same(tmp_path, how, which, kills):
-    assert crash(tmp_path, how, which) >= kills
+def test_killed_and_repeated_the_rows_are_the_same(tmp_path):
+    assert crash(tmp_path, "steps", 7) == 3
 
 
-@pytest.mark.full
+@pytest.mark.full  # for each kill several processes import LanceDB: minutes
 @pytest.mark.parametrize(("how", "kills"), [("steps", 10), ("times", 10)])
 def test_killed_at_every_step_and_at_any_time(tmp_path, how, kills):
     assert crash(tmp_path, how) >= kills
