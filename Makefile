@@ -5,7 +5,9 @@
 #   make package  build the packages of a release and try one in an empty environment
 #   make docs     build the documentation as a site in site/, without a network
 #   make docs-release   keep this version's site on the branch gh-pages, as the latest; nothing is pushed
-#   make check    style, types, documentation, packages and all tests: what a change has to pass
+#   make wheel    build the packages and try one with the libraries of .venv
+#   make check    style, types, documentation, packages and tests: what a change has to pass
+#   make check-all   the same with every case of every sweep, and in an empty environment: what a release has to pass
 #   make format   let ruff put the code into its form
 #   make benchmark-page   render docs/benchmarks.md from benchmarks/results/
 #   make clean    remove what the targets above have made
@@ -26,7 +28,7 @@ USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(USABLE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 
-.PHONY: help demo test check lint docs docs-release package format benchmark-page clean
+.PHONY: help demo test check check-all lint docs docs-release package wheel format benchmark-page clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,8 +40,12 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) $(PYTEST_ARGS)
 
-# All tests, the slow ones too. They come last, so that their summary is the last line.
-check: lint docs package
+# The slow tests too, with a sample of each sweep (SWEEP_SEED=1 takes another one), or with all of it. They come last, so
+# that their summary is the last line.
+check: lint docs wheel
+	$(PYTEST) -m "not full and not gpu" $(PYTEST_ARGS)
+
+check-all: lint docs package
 	$(PYTEST) -m "not gpu" $(PYTEST_ARGS)
 
 lint: $(READY)
@@ -59,6 +65,10 @@ docs-release: $(READY)
 
 package: $(READY)
 	$(BIN)/python -m tests.package_check dist
+
+# The same with the libraries of .venv, instead of minutes for an empty environment.
+wheel: $(READY)
+	$(BIN)/python -m tests.package_check dist --here
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections import defaultdict
+import random
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,28 +16,48 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)
 # To search for garbage in all that libraries make while they are imported takes as long as to import them.
 gc.disable()
-# To search for garbage in all that libraries make while they are imported takes as long as to import them.
-gc.disable()
 
+# Which cases of a sweep `make test` and `make check` run; another number takes others.
+SEED = os.environ.get("SWEEP_SEED", "0")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 STORIES = SHARED / "models" / "stories260k"
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave of each sweep as many cases among the quick tests as its mark says, evenly spread; the others are slow."""
+    """Leave ``quick`` cases of each sweep to ``make test`` and ``check`` of them to ``make check``; mark the others."""
     sweeps: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sweep") is not None:
             sweeps[str(item.path), item.nodeid.partition("[")[0]].append(item)
-    for cases in sweeps.values():
+    for (_, name), cases in sweeps.items():
         mark = cases[0].get_closest_marker("sweep")
         assert mark is not None
-        quick = min(mark.kwargs["quick"], len(cases))
-        kept = {place * len(cases) // quick for place in range(quick)}
-        for place, item in enumerate(cases):
-            if place not in kept:
+        quick, check = mark.kwargs["quick"], mark.kwargs.get("check")
+        chosen = sample(cases, check or quick, random.Random(f"{SEED} {name}"))
+        for item in cases:
+            if item not in chosen[:quick]:
                 item.add_marker(pytest.mark.slow)
+            if check and item not in chosen:
+                item.add_marker(pytest.mark.full)
+
+
+def sample(cases: list[pytest.Item], size: int, chance: random.Random) -> list[pytest.Item]:
+    """Choose cases that show each value of each parameter about equally often, as every beginning of them does."""
+    rest = chance.sample(cases, len(cases))
+    seen: Counter[tuple[str, int]] = Counter()
+    chosen = []
+    for _ in range(min(size, len(rest))):
+        item = min(rest, key=lambda item: sum(seen[value] for value in values_of(item)))
+        rest.remove(item)
+        seen.update(values_of(item))
+        chosen.append(item)
+    return chosen
+
+
+def values_of(case: pytest.Item) -> list[tuple[str, int]]:
+    """Return the values of a case's parameters, each as the object that all cases with it share."""
+    return [(name, id(value)) for name, value in case.callspec.params.items()]
 
 
 def pytest_collection_finish() -> None:

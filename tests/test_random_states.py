@@ -84,7 +84,7 @@ def left_alone():
     assert states() == before
 
 
-@pytest.mark.sweep(quick=10)
+@pytest.mark.sweep(quick=5, check=18)
 @pytest.mark.parametrize("sampling", [None, FRESH, SEEDED], ids=["greedy", "fresh", "seeded"])
 @pytest.mark.parametrize("verb", [*BOTH, *DECODER_ONLY])
 def test_writing(lm, verb, sampling):

@@ -69,7 +69,7 @@ def test_links_are_led_to_where_pages_lie_in_the_site(hooks) -> None:
     assert hooks.rewritten(fenced, "how-to/a.md", pages) == fenced.replace(" plan bidir 4", "")
 
 
-@pytest.mark.slow
+@pytest.mark.full  # `make docs`, which make check runs, builds one
 def test_sites_of_two_versions_lie_beside_each_other(tmp_path: Path) -> None:
     pytest.importorskip("mike")
     if not (ROOT / ".git").exists():

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -50,9 +49,8 @@ CONFIGS: dict[str, dict] = {
     "gpt_oss": dict(_HEADED, sliding_window=3, num_local_experts=4, num_experts_per_tok=2),
 }  # fmt: skip
 
-# A batch that is padded on both sides holds the rows of the two that are padded on one; these, and texts without
-# padding, are swept as slow tests.
-SIDES = ["both", *(pytest.param(side, marks=pytest.mark.slow) for side in ("none", "left", "right"))]
+# How a batch is padded; one padded on both sides holds the rows of the two that are padded on one.
+SIDES = ["both", "none", "left", "right"]
 
 _EVERY_OTHER = ["linear_attention", "full_attention"] * (N_LAYERS // 2)
 _LINEAR = dict(_HEADED, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,

@@ -34,7 +34,7 @@ def test_the_page_names_every_architecture_once():
     assert len(found["Exact"]) + len(found["Exact, with recurrent layers causal or both ways"]) >= ENOUGH
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=24)
 @this_version
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_is_exact_or_says_why_not(kind):
@@ -48,20 +48,26 @@ def test_every_architecture_is_exact_or_says_why_not(kind):
 
 @pytest.mark.slow
 @this_version
-@pytest.mark.parametrize("kind", ["llama", "bloom", "glm_moe_dsa", "qwen3_next", "mamba", "gpt_neo"])
-def test_the_doctor_says_the_same_of_one_model(kind):
+@pytest.mark.parametrize(
+    ("kind", "verdict", "gaps"),
+    [
+        ("llama", "exact", True),
+        ("bloom", "exact", False),
+        ("glm_moe_dsa", "exact", False),
+        ("qwen3_next", "recurrent", False),
+        ("mamba", "recurrent", False),
+        ("gpt_neo", "causal", False),
+    ],
+)
+def test_one_of_each_way_is_found_so_and_the_doctor_says_the_same(kind, verdict, gaps):
+    found = survey(kind)
+    assert found.verdict == verdict
+    if verdict != "causal":
+        assert (not found.gaps) == gaps
     model = build(small_config(kind))
     attach(model)
     attach_streams(decoder_layers(model))
-    assert support(model, N_LAYERS).verdict == survey(kind).verdict
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "bloom", "lfm2"])
-def test_a_survey_of_one_of_each_way(kind):
-    found = survey(kind)
-    assert found.verdict == ("exact" if kind in ("llama", "bloom") else "recurrent")
-    assert bool(found.gaps) == (kind != "llama")
+    assert support(model, N_LAYERS).verdict == verdict
 
 
 def test_a_survey_finds_masks_that_are_not_those_of_the_plan(monkeypatch):
@@ -88,7 +94,7 @@ def _asked(plan, index, hidden):
     return causal.expand(len(hidden), 1, length, length)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @this_version
 def test_another_installation_is_compared_with_the_page(tmp_path):
     here = str(Path(transformers.__file__).parent.parent)

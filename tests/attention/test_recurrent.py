@@ -69,9 +69,8 @@ STILL = [
     AttentionPlan("extra-bidir", k=3),
 ]
 PLANS = [*TURNED, *STILL]
-# What tells the ways apart that a recurrent layer may run; all of the others are slow tests.
+# What tells the ways apart that a recurrent layer may run.
 FEW = [TURNED[0], TURNED[1], TURNED[3], TURNED[6], TURNED[9], STILL[2], STILL[4]]
-ALL = [pytest.param(FEW, id="few"), pytest.param(PLANS, id="all", marks=pytest.mark.slow)]
 
 
 def ready(name, **changes):
@@ -151,9 +150,9 @@ def assert_near(found, expected, label):
     assert difference <= 3e-5 * max(1.0, expected.abs().max().item()), (label, difference)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plans", ALL)
-@pytest.mark.parametrize("side", ["both", *(pytest.param(side, marks=pytest.mark.slow) for side in ("none", "left"))])
+@pytest.mark.sweep(quick=0, check=17)
+@pytest.mark.parametrize("plans", [PLANS[0::3], PLANS[1::3], PLANS[2::3]], ids=["0", "1", "2"])
+@pytest.mark.parametrize("side", ["both", "none", "left"])
 @pytest.mark.parametrize("name", RECURRENT)
 @torch.no_grad()
 def test_every_plan_equals_the_modules_themselves_on_the_reversed_text(name, side, plans):
@@ -217,7 +216,7 @@ def test_generation_is_that_of_plain_transformers(name):
     assert all(torch.equal(a, b) for a, b in zip(found.scores, expected.scores, strict=True))
 
 
-@pytest.mark.sweep(quick=8)
+@pytest.mark.sweep(quick=6, check=12)
 @pytest.mark.parametrize("plan", [TURNED[1], TURNED[2], TURNED[6], STILL[0]], ids=lambda plan: plan.name)
 @pytest.mark.parametrize("name", SOME)
 def test_gradients_equal_the_reference_with_and_without_checkpointing(name, plan):
@@ -267,7 +266,7 @@ def test_a_sweep_equals_each_plan_alone(name):
         assert_near(states[real], run(model, plan, inputs)[real], plan)
 
 
-@pytest.mark.sweep(quick=6)
+@pytest.mark.sweep(quick=3)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_probe_knows_what_every_layer_sees(name):
     model = ready(name)

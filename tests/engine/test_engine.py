@@ -236,7 +236,7 @@ def test_a_compiled_step_writes_the_same_texts() -> None:
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_bundled_model_writes_by_a_compiled_step_with_the_usual_settings(bundled) -> None:
     [expected] = bundled.generate("The old man", 4)
     with Engine(bundled, EngineConfig(compile=True)) as engine:
@@ -245,7 +245,7 @@ def test_the_bundled_model_writes_by_a_compiled_step_with_the_usual_settings(bun
     assert written.text == expected.text
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compile, monkeypatch) -> None:
     lm = tiny_lm(num_hidden_layers=2)
     asked, rows = requests(6), set()

@@ -179,7 +179,7 @@ def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None
     assert_same(lm, custom(lm, tmp_path / "out", "weights of a weighted mean"), (None, ""))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=8)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning", "ignore:The explicitly set RoPE")
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture(tmp_path: Path, architecture: str) -> None:

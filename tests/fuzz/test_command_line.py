@@ -19,10 +19,9 @@ from tests.fuzz.outcome import Ledger
 from tests.fuzz.values import SETTINGS, TEXTS, spoiled_json
 from tests.tiny import save_tiny
 
-pytestmark = pytest.mark.slow
-
-COMMAND_LINES = 2_000
-PROCESSES = 24
+PARTS = 10
+COMMAND_LINES = 200  # in each part
+PROCESSES = 6
 SEED = 20261124
 STATUSES = (0, 1, 2)
 
@@ -222,10 +221,12 @@ def test_every_command_that_ends_is_among_them() -> None:
     assert set(get_command(app).commands) == BEGINNINGS.keys() | LASTING
 
 
-def test_command_lines_of_anything_at_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.sweep(quick=0, check=2)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_command_lines_of_anything_at_all(place: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("HOME", str(place))
-    rng = random.Random(SEED)
+    rng = random.Random(SEED + part)
     lines, ledger = Lines(rng), Ledger()
     codes: dict[int, int] = dict.fromkeys(STATUSES, 0)
 
@@ -243,9 +244,11 @@ def test_command_lines_of_anything_at_all(place: Path, monkeypatch: pytest.Monke
     assert codes[2] > COMMAND_LINES / 4
 
 
-def test_the_same_as_processes_of_their_own(place: Path) -> None:
+@pytest.mark.sweep(quick=0, check=1)
+@pytest.mark.parametrize("part", range(4))
+def test_the_same_as_processes_of_their_own(place: Path, part: int) -> None:
     """Arguments are bytes there, and texts are written to a real standard output."""
-    rng = random.Random(SEED + 1)
+    rng = random.Random(SEED + PARTS + part)
     lines, ledger = Lines(rng), Ledger()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "HOME": str(place)}
 

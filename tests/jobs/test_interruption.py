@@ -167,7 +167,7 @@ class TestPutOff:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_says_what_is_kept(tmp_path, number):
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(20_000))
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(6_000))
     parts = tmp_path / "out.jsonl.parts"
     with started(SMALL_PARTS, "mine", corpus, "-o", tmp_path / "out.jsonl", "-j", 2) as process:
         deadline = time.monotonic() + SECONDS
@@ -182,9 +182,14 @@ def test_a_command_says_what_is_kept(tmp_path, number):
     assert not (parts / "lock").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.parametrize(("what", "commands"), [([], 2), (["workers"], 1)], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    ("what", "commands"),
+    [
+        pytest.param([], 2, marks=pytest.mark.slow, id="alone"),
+        pytest.param(["workers"], 1, marks=pytest.mark.full, id="workers"),  # tests of the engine kill workers
+    ],
+)
 def test_embed_and_eval_killed_in_the_middle_of_a_shard(tmp_path, what, commands):
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run(

@@ -16,7 +16,17 @@ from gerund.jobs.engines import engine_of
 from tests.jobs import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = [check.__name__ for check in ray_session.CHECKS]
+# Work that other tests spread over local processes, in the same way.
+AS_LOCALLY = (
+    ray_session.mined_to_the_byte,
+    ray_session.negatives_made_to_the_byte,
+    ray_session.indexed_as_by_this_process,
+    ray_session.encoded_for_an_evaluation_as_by_this_process,
+)
+NAMES = [
+    pytest.param(check.__name__, marks=pytest.mark.full if check in AS_LOCALLY else pytest.mark.slow)
+    for check in ray_session.CHECKS
+]
 # Under a minute on a quiet machine, of which starting processes is most; many times as long beside other work.
 SECONDS = 280
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'gerund[ray]'")
@@ -44,15 +54,16 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """What the session saw, by the names of its checks."""
+def seen(request, tmp_path_factory):
+    """What the session saw, by the names of the checks that this run of the tests is for."""
+    names = [item.callspec.params["name"] for item in request.session.items if item.originalname == "test_on_ray"]
     if not (alone := namespace()):
         # Ray listens on all interfaces of a machine.
         pytest.skip("needs a network namespace: unshare -n")
     folder = tmp_path_factory.mktemp("ray")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*alone, sys.executable, "-m", "tests.jobs.ray_session", str(folder)],
+            [*alone, sys.executable, "-m", "tests.jobs.ray_session", str(folder), *names],
             stdout=subprocess.PIPE, stderr=log, env=environment(), cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         try:
@@ -65,11 +76,10 @@ def seen(tmp_path_factory):
     if not lines and "timed out during startup" in text:
         pytest.skip("Ray gives its own processes 30 s to start, and this machine is too busy for that")
     found = {line["check"]: line.get("wrong", "") for line in lines}
-    return {name: found.get(name, f"not reached; log:\n{text[-3000:]}") for name in NAMES}
+    return {name: found.get(name, f"not reached; log:\n{text[-3000:]}") for name in names}
 
 
 @needs_ray
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_on_ray(seen, name):
     assert not seen[name], seen[name]

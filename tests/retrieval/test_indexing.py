@@ -330,7 +330,7 @@ def test_killed_and_repeated_the_rows_are_the_same(tmp_path):
     assert crash(tmp_path, "steps", 7) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.full  # for each kill several processes import LanceDB: minutes
 @pytest.mark.parametrize(("how", "kills"), [("steps", 10), ("times", 10)])
 def test_killed_at_every_step_and_at_any_time(tmp_path, how, kills):
     assert crash(tmp_path, how) >= kills

@@ -21,13 +21,15 @@ positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 413]
 """
 
 
-@pytest.mark.slow
-def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "examples", [pytest.param(5, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
+)
+def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path, examples: int) -> None:
     pytest.importorskip("schemathesis")
     program = Path(sys.executable).with_name("schemathesis")
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     command = [
-        str(program), "run", f"{live.url}/openapi.json", "--mode", "all", "--max-time", "35", "-n", "25",
+        str(program), "run", f"{live.url}/openapi.json", "--mode", "all", "--max-time", "35", "-n", str(examples),
         "--request-timeout", "60", "--no-shrink", "--continue-on-failure", "--seed", "1", "--checks", ",".join(CHECKS),
     ]  # fmt: skip
     before = requests(live)

@@ -21,6 +21,7 @@ import pytest
 from gerund.entry import load
 from gerund.server.config import ServerConfig
 from gerund.server.listening import listen
+from tests.cli.helpers import run_cli
 from tests.server.conftest import Running
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -96,11 +97,18 @@ def refusal(*arguments: object, **environment: str) -> str:
         return line
 
 
+def refused(*arguments: object) -> str:
+    """Return the same sentence of the command in this process."""
+    return run_cli("serve", *arguments, "--port", "0").mistake
+
+
 # ----------------------------------------------------------------------------------------------------------- the start
 
 
 @pytest.mark.slow
-def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served_folder: Path) -> None:
+def test_what_cannot_be_served_is_one_sentence(
+    tmp_path: Path, served_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "gerund", "serve", str(served_folder), "--port", str(port)]
@@ -108,13 +116,14 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served_folder: Pa
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"port {port} of 127.0.0.1 is in use" in done.stderr
-    assert "a key is needed" in refusal(served_folder, "--host", "0.0.0.0")
-    assert "no address host.invalid" in refusal(served_folder, "--host", "host.invalid", GERUND_API_KEY="a-key")
-    assert "slots=0" in refusal(served_folder, "--slots", "0")
     assert "secret" not in refusal(served_folder, GERUND_API_KEY="se cret")
-    assert "nowhere" in refusal(tmp_path / "nowhere")
-    assert "unknown pooling" in refusal(served_folder, "--pooling", "medium")
-    assert "there is no setting" in refusal("--config", write(tmp_path / "serve.yaml", "ports: 1"))
+    assert "a key is needed" in refused(served_folder, "--host", "0.0.0.0")
+    assert "slots=0" in refused(served_folder, "--slots", "0")
+    assert "nowhere" in refused(tmp_path / "nowhere")
+    assert "unknown pooling" in refused(served_folder, "--pooling", "medium")
+    assert "there is no setting" in refused("--config", write(tmp_path / "serve.yaml", "ports: 1"))
+    monkeypatch.setenv("GERUND_API_KEY", "a-key")
+    assert "no address host.invalid" in refused(served_folder, "--host", "host.invalid")
 
 
 def write(path: Path, text: str) -> Path:

@@ -170,7 +170,7 @@ class TestResume:
         with pytest.raises(ConfigError, match="is missing"):
             run("out", resume=True)
 
-    @pytest.mark.slow
+    @pytest.mark.full  # test_resume_adapters.py kills a process too
     def test_killed_process_resumes_bit_equal(self, settings, write_recipe, run, tmp_path):
         run("whole", "steps=400", "save_steps=20")
         recipe = write_recipe(settings, "killed.yaml")

@@ -60,11 +60,15 @@ def check(draw, alphabet):
     return len(wanted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=ALPHABETS.keys())
-def test_equal_to_all_substrings(alphabet):
-    draw = random.Random(len(alphabet))
-    assert sum(check(draw, alphabet) for _ in range(120)) > 100
+EACH_ALPHABET = pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=ALPHABETS.keys())
+
+
+@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.parametrize("part", range(4))
+@EACH_ALPHABET
+def test_equal_to_all_substrings(alphabet, part):
+    draw = random.Random(4 * len(alphabet) + part)
+    assert sum(check(draw, alphabet) for _ in range(30)) > 25
 
 
 @pytest.mark.slow
@@ -77,26 +81,26 @@ def test_other_weights_equal_to_all_substrings():
             assert rows(find_pairs([sentences], rule)) == reference.pairs(sentences, rule)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=8)
 @pytest.mark.parametrize("bits", [0, 3])
-def test_colliding_hashes_decide_nothing(monkeypatch, bits):
+@EACH_ALPHABET
+def test_colliding_hashes_decide_nothing(monkeypatch, alphabet, bits):
     own = windows.mixed
     monkeypatch.setattr(windows, "mixed", lambda *given: own(*given) & np.uint64(2**bits - 1))
     draw = random.Random(2)
-    for alphabet in ALPHABETS.values():
-        assert sum(check(draw, alphabet) for _ in range(15)) > 5
+    assert sum(check(draw, alphabet) for _ in range(15)) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=8)
 @pytest.mark.parametrize("bits", [2, 64])
-def test_the_search_over_weights_finds_the_same_spans(monkeypatch, bits):
+@EACH_ALPHABET
+def test_the_search_over_weights_finds_the_same_spans(monkeypatch, alphabet, bits):
     # Every pair goes that way now, and none is settled by one text containing the other.
     monkeypatch.setattr(spans, "_SEEDS_A_SYMBOL", -1000)
     own = windows.mixed
     monkeypatch.setattr(windows, "mixed", lambda *given: own(*given) & np.uint64(2**bits - 1))
     draw = random.Random(3)
-    for alphabet in ALPHABETS.values():
-        assert sum(check(draw, alphabet) for _ in range(15)) > 5
+    assert sum(check(draw, alphabet) for _ in range(15)) > 5
 
 
 def test_small_chunks_change_nothing(monkeypatch):
@@ -200,10 +204,8 @@ class TestRule:
 
 
 class TestSpans:
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "seed", [pytest.param(seed, marks=pytest.mark.slow) if seed > 4 else seed for seed in range(20)]
-    )
+    @pytest.mark.sweep(quick=0, check=5)
+    @pytest.mark.parametrize("seed", range(20))
     def test_are_common_and_maximal(self, seed):
         draw = random.Random(seed)
         words = ["alpha", "beta", "汉字", "gamma delta", "x", "1999", "...", "语言"]

@@ -26,7 +26,7 @@ def runtime_of(folder, name="llama", **changes):
     return causal_runtime(lm.model, lm.tokenizer)
 
 
-@pytest.mark.sweep(quick=12)
+@pytest.mark.sweep(quick=6)
 @pytest.mark.parametrize("name", sorted({**CONFIGS, **GIVEN, **LATENT}))
 def test_equals_a_copy_for_every_row(tmp_path, name):
     runtime = runtime_of(tmp_path, name)

@@ -51,15 +51,9 @@ def steps(model, ids, written):
     return found
 
 
-@pytest.mark.sweep(quick=9)
-@pytest.mark.parametrize(
-    ("model_type", "append_eos"),
-    [
-        *((name, True) for name in CONFIGS),
-        # The other architectures differ in nothing that an end token would change.
-        *(pytest.param(name, False, marks=() if name in SOME else pytest.mark.slow) for name in CONFIGS),
-    ],
-)
+@pytest.mark.sweep(quick=6, check=20)
+@pytest.mark.parametrize("append_eos", [True, False])
+@pytest.mark.parametrize("model_type", CONFIGS)
 def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eos, seen):
     lm = build(model_type, append_eos=append_eos)
     vector, session = lm.encode_and_keep(TEXT)
@@ -78,7 +72,7 @@ def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eo
         assert len(own) == len(seen) >= len(result.token_ids)
 
 
-@pytest.mark.sweep(quick=10)
+@pytest.mark.sweep(quick=6, check=15)
 @pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"pool_prompt": True}])

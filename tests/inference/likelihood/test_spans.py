@@ -57,7 +57,7 @@ def slow(name, text, plan, bos=True):
     ]
 
 
-@pytest.mark.sweep(quick=13)
+@pytest.mark.sweep(quick=5, check=20)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_spans_score_as_under_masks_that_are_written_out(name, side):

@@ -247,14 +247,14 @@ def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, mon
 @needs_compiler
 @torchs_own
 def test_compiled_layers_learn_the_same(recipe_of, tmp_path, monkeypatch):
-    """One objective, traced and run by torch itself; what it takes to make C++ of all of them is for the slow tests."""
+    """One objective, traced and run by torch itself."""
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_module(self, **how, backend="eager"))
     alone = json.dumps([{**SMALL, "kind": "mntp"}])
     assert_compiled_layers_learn_the_same(recipe_of, "magnet", [f"objectives={alone}"], tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.full  # each takes minutes, which torch's own compiler needs
 @pytest.mark.parametrize(
     ("name", "others"),
     [
