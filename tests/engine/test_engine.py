@@ -227,7 +227,7 @@ def test_attention_that_is_no_kernel_keeps_prefixes_too() -> None:
 
 @pytest.mark.slow
 def test_a_compiled_step_writes_the_same_texts() -> None:
-    lm = tiny_lm(num_hidden_layers=2)
+    lm = tiny_lm(num_hidden_layers=1)
     asked = requests(6)
     with Engine(lm, EngineConfig(slots=4, compile=True)) as engine:
         tickets = [engine.write(*request) for request in asked]
@@ -365,7 +365,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
     samplings = [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_p=0.9, seed=4),
                  Sampling(repetition_penalty=1.3)]  # fmt: skip
     jobs = []
-    for number in range(80):
+    for number in range(48):
         if number % 3 == 2:
             jobs.append([text() for _ in range(chance.randint(1, 3))])
         else:
@@ -399,7 +399,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
         for one in clients:
             one.join(240)
     assert sorted(found) == list(range(len(jobs))), "some were lost"
-    assert sum(one is None for one in found.values()) < 20
+    assert sum(one is None for one in found.values()) < 12
     for index, job in enumerate(jobs):
         got, wanted = found[index], expected[index]
         if got is None:

@@ -227,7 +227,7 @@ class TestFullDisk:
 
 @pytest.mark.slow
 def test_killed_process_resumes_bit_equal(everything, tmp_path):
-    everything.update(steps=30, save_steps=2, snapshot_steps=None, eval_steps=30)
+    everything.update(steps=18, save_steps=2, snapshot_steps=None, eval_steps=18)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(everything), "utf-8")
     output = tmp_path / "killed"

@@ -50,11 +50,10 @@ def by_hand(lm, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [WAYS[:1], pytest.param(WAYS, marks=pytest.mark.slow)])
-def test_scores_are_those_of_a_users_search(folder, bundled, names):
+def test_scores_are_those_of_a_users_search(folder, bundled):
     [task] = retrieval.find(folder)
-    systems = systems_of([bundled, *names])
-    assert [one.label for one in systems[1:]] == [f"{systems[0].label}, index ({way_named(name)})" for name in names]
+    systems = systems_of([bundled, *WAYS])
+    assert [one.label for one in systems[1:]] == [f"{systems[0].label}, index ({way_named(name)})" for name in WAYS]
     assert len({one.cache_key for one in systems}) == len(systems)
     for system in systems[1:]:
         score = task.run(system, EvaluationConfig())

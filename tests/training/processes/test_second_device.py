@@ -9,8 +9,12 @@ from tests.tiny import save_tiny
 from tests.training.processes.recipes import SAME, steps_of
 
 
+# Second passes of other kinds than a parallel one: encoding by them is tried on a second device too.
+ALIKE = [pytest.param(name, marks=pytest.mark.full) for name in ("stack", "extend")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SAME, "sscl", "distill", "span", "parallel", "stack", "extend"])
+@pytest.mark.parametrize("name", [*SAME, "sscl", "distill", "span", "parallel", *ALIKE])
 def test_a_step_of_every_objective(paired_corpus, base, tmp_path, name):
     teacher = save_tiny(tmp_path / "teacher", "llama")
     content = steps_of(paired_corpus, base, tmp_path / "cache", teacher)[name]
