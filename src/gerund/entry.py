@@ -193,11 +193,16 @@ def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
         raise DataError(f"{other} was not trained from the weights of {lm.name} (or its {CONFIG_FILE} was changed)")
 
 
-def load_writer(spec: ModelSpec) -> LanguageModel:
+def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:
     """Load a model to generate with: no attention plan takes part, so models that no plan reaches generate too.
+
+    Args:
+        spec: which model.
+        only_writes: leave its own adapters on the disk, since generating uses none of them.
 
     Raises:
         GerundError: as ``load``.
     """
     seq2seq = loading.is_seq2seq(find(spec.model))
-    return load(spec, attention=None if seq2seq else "causal")
+    adapter = NO_ADAPTER if only_writes and spec.adapter is None and not seq2seq else None
+    return load(spec, attention=None if seq2seq else "causal", adapter=adapter)

@@ -74,7 +74,7 @@ def command(
     from gerund.entry import load_writer
     from gerund.inference.generate.chat import demand_template
 
-    lm = load_writer(spec)
+    lm = load_writer(spec, only_writes=True)
     demand_template(lm.tokenizer)
     how = (max_new_tokens, sampling, asked)
     if talks:

@@ -130,7 +130,7 @@ def command(
     from gerund.entry import load, load_writer
 
     if ranked is None:
-        lm = load_writer(spec)
+        lm = load_writer(spec, only_writes=expansion is None)
     else:
         from dataclasses import replace
 

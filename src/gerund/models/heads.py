@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.initialization import no_init_weights
 
 from gerund.checks import flag, one_of
 from gerund.config import FORMAT, read_settings
@@ -367,7 +368,8 @@ def _in_few_bytes(tensor: Tensor) -> Tensor:
 
 def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> None:
     """Refuse weights that are not those of a head of this shape, before memory is taken for it."""
-    with torch.device("meta"):
+    # Initial values on the meta device would have torch import a compiler's worth of modules.
+    with torch.device("meta"), no_init_weights():
         wanted = ProjectionHead(settings).state_dict()
     if wanted.keys() != stored.keys():
         odd = sorted(wanted.keys() ^ stored.keys())[0]

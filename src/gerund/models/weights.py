@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
+from transformers.initialization import no_init_weights
 from transformers.utils import cached_file
 
 from gerund.checks import read_json
@@ -182,7 +183,7 @@ def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Sha
             )
 
     def planned() -> tuple[str, Shapes]:
-        with torch.device("meta"):
+        with torch.device("meta"), no_init_weights():  # only shapes count
             model = build()
         wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
         return str(getattr(model, "base_model_prefix", "")), wanted
