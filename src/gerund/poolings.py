@@ -81,6 +81,30 @@ POOLINGS: dict[str, Pooling] = {
 CONCATENATED = "+"
 """Between two names: their vectors are concatenated."""
 
+_SWITCH = "pooling_mode_"
+
+
+def _short_names() -> dict[str, str]:
+    """Return gerund's name of each pooling by sentence-transformers' names: ``lasttoken``, ``cls``, ..."""
+    found = {}
+    for name, pooling in POOLINGS.items():
+        if pooling.sentence_transformers is not None:
+            whole = pooling.sentence_transformers.removeprefix(_SWITCH)
+            found[whole] = found[whole.removesuffix("_tokens").removesuffix("_token")] = name
+    return found
+
+
+_SHORT_NAMES = _short_names()
+
+
+def canonical_pooling(pooling: str) -> str:
+    """Return a setting with sentence-transformers' names of poolings replaced by gerund's; others stay as they are.
+
+    >>> canonical_pooling("cls+lasttoken")
+    'first+last'
+    """
+    return CONCATENATED.join(_SHORT_NAMES.get(name, name) for name in pooling.split(CONCATENATED))
+
 
 def pooling_parts(pooling: str) -> list[Pooling]:
     """Return the poolings that a setting names; with several, such as ``first+mean``, their vectors are concatenated.
