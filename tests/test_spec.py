@@ -91,7 +91,7 @@ class TestValue:
             ({"attention": "bidir", "k": 3}, "takes no k"),
             ({"attention": np.zeros(3)}, "attention is a text, not array"),
             ({"attention": {"name": "bidir", "x": 1}}, "unknown field of an attention plan 'x'"),
-            ({"pooling": "cls"}, "unknown pooling 'cls'"),
+            ({"pooling": "class"}, "unknown pooling 'class'"),
             ({"pooling": np.zeros(())}, "pooling is a text, not array"),
             ({"prompts": {"a": 1}}, "prompts is"),
             ({"normalize": "yes"}, "normalize is true or false, not 'yes'"),
