@@ -88,6 +88,7 @@ def takes_aliases(function: F) -> F:
     The function itself is called with the originals only. Unknown keywords are a ``TypeError`` where that type has
     aliases alone; else the function checks them.
 
+    >>> from typing import Unpack
     >>> @takes_aliases
     ... def search(query: str, k: int = 10, **aliases: Unpack[TopK]) -> int:
     ...     return k

@@ -81,20 +81,20 @@ POOLINGS: dict[str, Pooling] = {
 CONCATENATED = "+"
 """Between two names: their vectors are concatenated."""
 
-_SWITCH = "pooling_mode_"
+SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""What sentence-transformers calls poolings, by their switches in its older folders, in the order in which it
+concatenates what these switch on."""
 
-
-def _short_names() -> dict[str, str]:
-    """Return gerund's name of each pooling by sentence-transformers' names: ``lasttoken``, ``cls``, ..."""
-    found = {}
-    for name, pooling in POOLINGS.items():
-        if pooling.sentence_transformers is not None:
-            whole = pooling.sentence_transformers.removeprefix(_SWITCH)
-            found[whole] = found[whole.removesuffix("_tokens").removesuffix("_token")] = name
-    return found
-
-
-_SHORT_NAMES = _short_names()
+_BY_SWITCH = {one.sentence_transformers: name for name, one in POOLINGS.items()}
+MODES = {mode: _BY_SWITCH[switch] for switch, mode in SWITCHES.items()}
+"""gerund's names of poolings by those of sentence-transformers."""
 
 
 def canonical_pooling(pooling: str) -> str:
@@ -103,7 +103,7 @@ def canonical_pooling(pooling: str) -> str:
     >>> canonical_pooling("cls+lasttoken")
     'first+last'
     """
-    return CONCATENATED.join(_SHORT_NAMES.get(name, name) for name in pooling.split(CONCATENATED))
+    return CONCATENATED.join(MODES.get(name, name) for name in pooling.split(CONCATENATED))
 
 
 def pooling_parts(pooling: str) -> list[Pooling]:
@@ -115,7 +115,7 @@ def pooling_parts(pooling: str) -> list[Pooling]:
     >>> len(pooling_parts("mean")), len(pooling_parts("first+mean"))
     (1, 2)
     """
-    names = pooling.split(CONCATENATED)
+    names = canonical_pooling(pooling).split(CONCATENATED)
     for name in names:
         if name not in POOLINGS:
             raise unknown_name("pooling", name, list(POOLINGS))
