@@ -264,6 +264,7 @@ def _options(max_new_tokens: int, **options: Unpack[GenerationKeywords]) -> Gene
     return options
 
 
+@pytest.mark.slow
 def test_infill_and_expand(bundled: LanguageModel) -> None:
     text = "The old man looked at [blank] and went home."
     expected = bundled.infill(text, max_tokens=2, sampling=SEEDED)
@@ -369,6 +370,7 @@ class TestHub:
             (folder / "refs" / name).write_text(commit, encoding="utf-8")
         return "some/tiny"
 
+    @pytest.mark.slow
     def test_revision(self, cached: str) -> None:
         main, old = gerund.load(cached), gerund.load(cached, revision="v1", token=False)
         assert (main.encoder.pooling, old.encoder.pooling) == ("mean", "last")
