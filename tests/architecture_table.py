@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 ROWS = (
     ("errors", "types", "progress", "version", "sentences", "normalization", "notes"),
     ("text_analysis", "checks"),
+    ("aliases",),
     ("quantization", "poolings"),
     ("jobs",),
     ("attention.plan",),
@@ -56,6 +57,7 @@ BASE = (
         "text_analysis",
         "notes",
         "checks",
+        "aliases",
         "quantization",
         "poolings",
         "jobs",

@@ -5,6 +5,7 @@ Checks of many files are one test each, which names every offender.
 
 import doctest
 import importlib
+import inspect
 import re
 import shlex
 import subprocess
@@ -79,6 +80,13 @@ def loaded_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gerund, "load", give)
 
 
+class Finder(doctest.DocTestFinder):
+    """Finds the examples of decorated functions too, whose wrappers are another module's."""
+
+    def _from_module(self, module: Any, object: Any) -> bool:
+        return bool(super()._from_module(module, inspect.unwrap(object) if callable(object) else object))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("part", [slow_where(part == "integrations", part) for part in PARTS])
 @pytest.mark.usefixtures("loaded_once")
 def test_docstring_examples(part: str) -> None:
@@ -89,7 +97,7 @@ def test_docstring_examples(part: str) -> None:
             module = importlib.import_module(name)
         except MissingDependencyError:  # an integration with what is not installed
             continue
-        for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        for test in Finder(exclude_empty=True).find(module, name):
             if not HAS_DEFAULT and "gerund.load()" in (test.docstring or ""):
                 continue
             test.globs["gerund"] = gerund

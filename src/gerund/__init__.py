@@ -58,7 +58,7 @@ _WHERE = {
     "Hit": "gerund.types",
     "Index": "gerund.retrieval.index",
     "Infill": "gerund.types",
-    "LanguageModel": "gerund.language_model",
+    "LanguageModel": "gerund.entry",  # which gives it ``from_pretrained``
     "ModelError": "gerund.errors",
     "ModelSpec": "gerund.spec",
     "PLAN_NAMES": "gerund.attention.plan",

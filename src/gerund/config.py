@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from gerund.attention.plan import AttentionPlan
-from gerund.checks import demand_between, demand_number, demand_unicode, one_of, read_json, whole_number
+from gerund.checks import demand_between, demand_number, demand_unicode, flag, one_of, read_json, whole_number
 from gerund.encoder_methods import (
     LAST_LAYER,
     NO_REROUTE,
@@ -26,7 +26,7 @@ from gerund.encoder_methods import (
     transform_parts,
 )
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.poolings import CONCATENATED, pooling_parts
+from gerund.poolings import CONCATENATED, canonical_pooling, pooling_parts
 from gerund.types import Scorer
 
 CONFIG_FILE = "gerund.json"
@@ -176,6 +176,7 @@ class EncoderConfig:
             raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
         for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
             demand_unicode(name, text)
+        object.__setattr__(self, "pooling", canonical_pooling(self.pooling))
         pooling_parts(self.pooling)
         if self.max_length is not None and self.max_length < 1:
             raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
@@ -374,6 +375,10 @@ class Sampling:
         return not usual or bool(self.logit_bias)
 
 
+GREEDY = Sampling()
+"""How tokens are chosen where nothing else is said."""
+
+
 @dataclass(frozen=True)
 class Rerank:
     """Write several continuations and keep those that a scorer likes best (RankGen, section 2.3).
@@ -414,7 +419,7 @@ class Rerank:
         return self.samples * self.beams
 
 
-def sampling_or(given: Sampling | None, default: Sampling = Sampling()) -> Sampling:
+def sampling_or(given: Sampling | None, default: Sampling = GREEDY) -> Sampling:
     """Return how tokens are chosen: as given, or by default (greedily) where nothing is said.
 
     Raises:
@@ -425,6 +430,61 @@ def sampling_or(given: Sampling | None, default: Sampling = Sampling()) -> Sampl
     if not isinstance(given, Sampling):
         raise ConfigError(f"sampling is a Sampling, such as Sampling(temperature=0.8), not {given!r}")
     return given
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of ``Sampling`` as keywords of ``generate`` and its like, in the place of ``sampling``."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    seed: int | Sequence[int] | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    do_sample: bool | None
+    """Whether to sample at all, as in transformers: False is greedy, True samples with temperature 1 unless another is
+    given."""
+
+
+_FILTERS = ("top_k", "top_p", "min_p", "typical_p")
+
+
+def sampling_from(given: Sampling | None, keywords: Mapping[str, Any], default: Sampling = GREEDY) -> Sampling:
+    """Return how tokens are chosen: as ``given``, or as the default with the keywords put in.
+
+    A filter (``top_k``, ``top_p``, ``min_p``, ``typical_p``) without a temperature samples with temperature 1.
+
+    Args:
+        given: a whole ``Sampling``, which leaves nothing to the keywords.
+        keywords: those of ``SamplingKeywords``; others are passed over, and None is left out.
+        default: what holds where nothing is said.
+
+    Raises:
+        ConfigError: both are given, or the keywords contradict each other.
+
+    >>> sampling_from(None, {"top_p": 0.9, "seed": 1}) == Sampling(temperature=1.0, top_p=0.9, seed=1)
+    True
+    """
+    said = {name: keywords[name] for name in SamplingKeywords.__annotations__ if keywords.get(name) is not None}
+    if not said or given is not None:
+        if said:
+            raise ConfigError(f"`{next(iter(said))}` is a part of `sampling`; pass one of them, not both")
+        return sampling_or(given, default)
+    samples = said.pop("do_sample", None)
+    if samples is not None and not flag("do_sample", samples):
+        unused = next((name for name in ("temperature", *_FILTERS) if said.get(name)), None)
+        if unused is not None:
+            raise ConfigError(f"do_sample=False takes the most probable tokens, so `{unused}` has no use; remove it")
+        return replace(default, **{**dict.fromkeys(_FILTERS), "temperature": 0.0, **said})
+    if samples is not None and said.get("temperature") == 0:
+        raise ConfigError("do_sample=True contradicts temperature=0, which is greedy; remove one of them")
+    if "temperature" not in said and default.is_greedy and (samples or any(name in said for name in _FILTERS)):
+        said["temperature"] = 1.0
+    return replace(default, **said)
 
 
 def read_settings(path: Path, entry: str) -> dict[str, Any]:

@@ -189,6 +189,19 @@ class EncoderModel:
         return self.runtime.max_length
 
     @property
+    def max_seq_length(self) -> int | None:
+        """``max_length`` by sentence-transformers' name; to change it, load the model with ``max_length``."""
+        return self.max_length
+
+    def get_embedding_dimension(self) -> int:
+        """Return ``dimensions``, by sentence-transformers' name."""
+        return self.dimensions
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return ``dimensions``, by sentence-transformers' older name."""
+        return self.dimensions
+
+    @property
     def compute_dtype(self) -> torch.dtype:
         """The type that ``encode`` computes in; the weights keep their own."""
         if self.runtime.int8:

@@ -12,6 +12,7 @@ from gerund.checks import read_sample
 from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
 from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, DataError
+from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
@@ -19,7 +20,7 @@ from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
 from gerund.models.opening import open_model
 from gerund.models.settings_file import read_adapters, read_saved
-from gerund.models.sources import find
+from gerund.models.sources import find, find_spec
 from gerund.models.stored_reading import default_encoder_config
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
@@ -44,9 +45,9 @@ def load(
     pool_prompt: bool | None = None,
     append_eos: bool | None = None,
     normalize: bool | None = None,
-    adapter: str | Path | None = None,
-    infill_adapter: str | Path | None = None,
-    scorer: str | Path | None = None,
+    adapter: str | Path | Literal[False] | None = None,
+    infill_adapter: str | Path | Literal[False] | None = None,
+    scorer: str | Path | Literal[False] | None = None,
     dtype: str | None = None,
     device: str | None = None,
     max_length: int | Literal["auto"] | None = None,
@@ -61,6 +62,8 @@ def load(
     sample: str | Path | None = None,
     conventions: str | None = None,
     similarity: str | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
 ) -> LanguageModel:
     """Load a decoder-only language model that also encodes, or a T5.
 
@@ -83,15 +86,16 @@ def load(
         recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
             on the text and on the text reversed (``both``).
         pooling: ``mean``, ``weighted-mean``, ``last``, ``first``, ``last-mean`` (half of both), ``max`` or
-            ``mean-sqrt``; of several, such as ``first+mean``, the vectors are concatenated.
+            ``mean-sqrt``; of several, such as ``first+mean``, the vectors are concatenated. ``lasttoken``, ``cls`` and
+            sentence-transformers' other names are taken too.
         prompt: default prompt of ``encode``: the text itself.
         prompts: prompts by name, for ``encode(..., prompt_name=NAME)``, in the place of the model's own; searches and
             ``rerank`` take those named ``query`` and ``document``.
         pool_prompt: whether the prompt's tokens are pooled as well.
         append_eos: whether an end token is put after every text.
         normalize: whether vectors have length 1.
-        adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the
-            folder's own ones aside, and with them the head and the scorer that were trained with them.
+        adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none``, or False,
+            leaves the folder's own ones aside, and with them the head and the scorer that were trained with them.
         infill_adapter: another one to infill with: a PEFT folder, or a model trained from the same weights, whose
             adapter is taken, also ``default``; ``none`` infills with the untouched model.
         scorer: a model trained from the same weights to score continuations, whose adapter and encoder config are
@@ -118,6 +122,9 @@ def load(
         conventions: whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers``, as for
             every ready-made encoder.
         similarity: how ``lm.similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``.
+        revision: the branch, tag or commit of a model on the hub.
+        token: what the hub is asked with for a private or gated model: a token, or True for the one that
+            ``hf auth login`` has stored. It is saved nowhere, so a spec and other processes do without it.
 
     Returns:
         The model; that every layer obeys the plan is verified.
@@ -125,7 +132,7 @@ def load(
     Raises:
         ModelError: no such model, or neither a decoder-only one nor a T5.
         UnsupportedModelError: the plan does not reach every layer.
-        ConfigError: an unknown name or impossible setting.
+        ConfigError: an unknown name or impossible setting, or a revision or token for a model that is not on the hub.
         DataError: ``infill_adapter`` or ``scorer`` has nothing to take, or was trained from other weights.
 
     >>> lm = gerund.load()
@@ -136,9 +143,10 @@ def load(
     True
     """
     settings = dict(locals())  # by the names of ModelSpec's fields
+    del settings["token"]  # a secret is no part of a spec, which is stored and sent
     spec = ModelSpec.of(**settings)
     texts = None if spec.sample is None else read_sample(spec.sample)
-    opened = open_model(spec)
+    opened = open_model(spec, token)
     # Both have the verbs of `GenerativeModel`. A union as the return type would have everybody who loads a decoder-only
     # model ask first whether it is one.
     kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
@@ -157,6 +165,9 @@ def load(
     if lm.encoder.transform == NO_TRANSFORM:
         raise ConfigError("a sample is for a transform, such as transform='whitening'; give one")
     return lm.fitted(texts)
+
+
+GenerativeModel.loader = staticmethod(load)
 
 
 def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
@@ -203,6 +214,6 @@ def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:
     Raises:
         GerundError: as ``load``.
     """
-    seq2seq = loading.is_seq2seq(find(spec.model))
+    seq2seq = loading.is_seq2seq(find_spec(spec))
     adapter = NO_ADAPTER if only_writes and spec.adapter is None and not seq2seq else None
     return load(spec, attention=None if seq2seq else "causal", adapter=adapter)

@@ -7,13 +7,14 @@ Knows: which function does what. Does not know: how any of it is done.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
-from gerund.checks import check_candidates
-from gerund.config import EncoderConfig, Rerank, Sampling, sampling_or
+from gerund.aliases import takes_aliases
+from gerund.checks import check_candidates, flag
+from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.errors import ConfigError
 from gerund.exporting.folders import write_settings
 from gerund.inference.generate import generation
@@ -23,14 +24,15 @@ from gerund.inference.generate.rows import Emit, Piece
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion
 from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.scoring import relevance
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
-from gerund.scoring.relevance import rank
 from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Ranked, Ranking, Scorer
@@ -49,6 +51,14 @@ class GenerativeModel(TextEncoder):
     """Whether the model, or the adapter that infills, is known to be trained to fill gaps; None for a model that was
     made in memory, of which nothing is known."""
 
+    loader: ClassVar[Callable[..., Any]]
+    """``gerund.load``, which puts itself here: this module imports nothing of it."""
+
+    @classmethod
+    def from_pretrained(cls, model: Any = None, **settings: Any) -> Any:
+        """Load a model as ``gerund.load`` does, by the name that transformers uses; the arguments are the same."""
+        return cls.loader(model, **settings)
+
     def with_encoder(self, encoder: EncoderConfig) -> Self:
         """Return the same model, in the same memory, read another way.
 
@@ -63,6 +73,7 @@ class GenerativeModel(TextEncoder):
             other.scorer = None
         return other
 
+    @takes_aliases
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -89,7 +100,10 @@ class GenerativeModel(TextEncoder):
                 ``allowed_token_ids``, which tokens may follow; ``logprobs``, the log-probability of each token and
                 how many alternatives; ``schema``, ``regex`` or ``choice``, the form of the text, which need
                 llguidance. See
-                ``gerund.inference.generate.config.GenerationKeywords``. None of them goes with ``rerank``.
+                ``gerund.inference.generate.config.GenerationKeywords``. None of them goes with ``rerank``. And the
+                fields of ``Sampling`` in the place of ``sampling``: ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+                ``seed``, ...; ``do_sample``; ``max_tokens`` for ``max_new_tokens``; and ``response_format``, OpenAI's
+                form of ``schema``.
 
         Returns:
             ``n`` times a ``Generation`` for each prompt, those of one prompt together, in the order of the
@@ -98,7 +112,7 @@ class GenerativeModel(TextEncoder):
         Raises:
             TextError: a prompt is none, or fills the model's context.
             ConfigError: a setting is impossible, such as ranking greedy continuations, which are all the same, or
-                ranking at all with an encoder-decoder, which does not continue its prompt.
+                ranking at all with an encoder-decoder, which does not continue its prompt; or it is given twice.
             ModelError: a conversation is given, and the model has no chat template.
 
         >>> from gerund import Rerank, Sampling
@@ -113,6 +127,7 @@ class GenerativeModel(TextEncoder):
         settings = self._settings(max_new_tokens, sampling, rerank, options)
         return self._write(check_prompts(prompts), settings, rerank, batch_size, Event())
 
+    @takes_aliases
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -145,6 +160,7 @@ class GenerativeModel(TextEncoder):
         conversation = check_conversation(messages)
         return self.generate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
 
+    @takes_aliases
     def stream(
         self,
         prompt: Prompt,
@@ -166,6 +182,7 @@ class GenerativeModel(TextEncoder):
         """
         return TextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
 
+    @takes_aliases
     async def agenerate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -181,6 +198,7 @@ class GenerativeModel(TextEncoder):
         checked = check_prompts(prompts)
         return await in_thread(lambda stop: self._write(checked, settings, rerank, batch_size, stop))
 
+    @takes_aliases
     async def achat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -194,6 +212,7 @@ class GenerativeModel(TextEncoder):
         conversation = check_conversation(messages)
         return await self.agenerate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
 
+    @takes_aliases
     def astream(
         self,
         prompt: Prompt,
@@ -212,7 +231,7 @@ class GenerativeModel(TextEncoder):
         """Return what is asked for as one value, checked."""
         if rerank is None:
             return GenerationConfig.of(max_new_tokens, sampling, options)
-        settings = GenerationConfig.of(max_new_tokens, sampling_or(sampling, NUCLEUS), options)
+        settings = GenerationConfig.of(max_new_tokens, sampling, options, NUCLEUS)
         settings.refuse_with_rerank()
         return settings
 
@@ -322,7 +341,38 @@ class GenerativeModel(TextEncoder):
         [1]
         """
         asked, texts = check_relevance(query, documents, top_k, by)
-        return rank(self, asked, texts, by=by or DEFAULT_MEASURE, own=self.scorer, top_k=top_k)
+        return relevance.rank(self, asked, texts, by=by or DEFAULT_MEASURE, own=self.scorer, top_k=top_k)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        by: RelevanceMeasure | None = None,
+    ) -> list[dict[str, Any]]:
+        """Order documents as ``rerank`` does, and return what sentence-transformers' ``CrossEncoder.rank`` returns.
+
+        Args:
+            query: what is looked for.
+            documents: any number of texts.
+            top_k: keep only so many, the most relevant ones.
+            return_documents: whether each entry has the document's ``text`` too.
+            by: as in ``rerank``.
+
+        Returns:
+            One dict per document, the most relevant first: ``corpus_id``, its place in ``documents``, and ``score``.
+
+        >>> [best] = gerund.load().rank("how to bake bread", ["Trains run on rails.", "Bread is baked."], top_k=1)
+        >>> best["corpus_id"]
+        1
+        """
+        with_text = flag("return_documents", return_documents)
+        return [
+            {"corpus_id": index, "score": score, **({"text": documents[index]} if with_text else {})}
+            for index, score in self.rerank(query, documents, top_k, by=by)
+        ]
 
     @abstractmethod
     def infill(
@@ -337,9 +387,11 @@ class GenerativeModel(TextEncoder):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
+        **options: Unpack[InfillKeywords],
     ) -> Any:
         """Fill the gaps of a text; the models say how, and which of the settings are theirs."""
 
+    @takes_aliases
     def expand(
         self,
         query: str,
@@ -349,6 +401,7 @@ class GenerativeModel(TextEncoder):
         fraction: float = expansion.FRACTION,
         max_tokens: int = expansion.MAX_TOKENS,
         sampling: Sampling | None = None,
+        **options: Unpack[InfillKeywords],
     ) -> list[str]:
         """Return other ways to ask, with some of a query's words written anew by ``infill`` (GUR, section V-C).
 
@@ -359,6 +412,7 @@ class GenerativeModel(TextEncoder):
             fraction: fraction of the words that is masked; at least one is.
             max_tokens: tokens of a filling at most.
             sampling: how tokens are chosen; None is nucleus sampling with p 0.9. Its seed determines the masks too.
+            options: as in ``infill``: the fields of ``Sampling``, and ``max_new_tokens``.
 
         Returns:
             The most probable fillings first. A warning says when there are fewer than ``count``.
@@ -372,7 +426,7 @@ class GenerativeModel(TextEncoder):
             keep=keep,
             fraction=fraction,
             blank=BLANK,
-            sampling=sampling_or(sampling, NUCLEUS),
+            sampling=infill_sampling(sampling, options, NUCLEUS),
             begins=is_encoder_decoder(self.model) or self.tokenizer.bos_token_id is not None,
         )
 
@@ -392,6 +446,10 @@ class GenerativeModel(TextEncoder):
         """
         with atomic_folder(folder, overwrite=overwrite) as work:
             self.save_into(work)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Save the model as ``save`` does, by the name that transformers and sentence-transformers use."""
+        self.save(folder, overwrite=overwrite)
 
     def save_into(self, folder: Path) -> None:
         """Write the files of ``save`` into a folder that is there."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from gerund.aliases import takes_aliases
 from gerund.checks import check_texts
 from gerund.config import ExportFormat, Rerank, Sampling
 from gerund.errors import ConfigError
@@ -22,6 +23,7 @@ from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
 from gerund.inference.infill import infilling
 from gerund.inference.infill.infilling import BLANK, Method, untrained_to_fill
+from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
 from gerund.notes import say_once
@@ -118,6 +120,7 @@ class LanguageModel(GenerativeModel):
         own = self.adapters.name("infill")
         return span_logprobs(self.model, self.tokenizer, [text], mode, show=False, adapter=own)[0][0]
 
+    @takes_aliases
     def infill(
         self,
         text: str | Sequence[str],
@@ -130,6 +133,7 @@ class LanguageModel(GenerativeModel):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
+        **options: Unpack[InfillKeywords],
     ) -> Any:
         """Fill the gaps of a text, seeing both sides of them (MAGNET, sections 3.1 and 3.2.3).
 
@@ -162,6 +166,8 @@ class LanguageModel(GenerativeModel):
                 ``blank``, ``contextual``, ``prefix-suffix`` or ``line-by-line``, which write until they stop, at
                 most ``max_tokens``.
             shots: solved examples in the prompt, 0 or 5.
+            options: the fields of ``Sampling`` in the place of ``sampling``: ``temperature``, ``top_p``, ``seed``, ...;
+                and ``max_new_tokens`` for ``max_tokens``.
 
         Returns:
             The whole text and the spans in it: an ``Infill``, or for several texts a list of them.
@@ -185,7 +191,7 @@ class LanguageModel(GenerativeModel):
             blank=blank,
             max_tokens=max_tokens,
             lengths=lengths,
-            sampling=sampling,
+            sampling=infill_sampling(sampling, options),
             beams=beams,
             samples=samples,
             method=method,

@@ -81,6 +81,30 @@ POOLINGS: dict[str, Pooling] = {
 CONCATENATED = "+"
 """Between two names: their vectors are concatenated."""
 
+SWITCHES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""What sentence-transformers calls poolings, by their switches in its older folders, in the order in which it
+concatenates what these switch on."""
+
+_BY_SWITCH = {one.sentence_transformers: name for name, one in POOLINGS.items()}
+MODES = {mode: _BY_SWITCH[switch] for switch, mode in SWITCHES.items()}
+"""gerund's names of poolings by those of sentence-transformers."""
+
+
+def canonical_pooling(pooling: str) -> str:
+    """Return a setting with sentence-transformers' names of poolings replaced by gerund's; others stay as they are.
+
+    >>> canonical_pooling("cls+lasttoken")
+    'first+last'
+    """
+    return CONCATENATED.join(MODES.get(name, name) for name in pooling.split(CONCATENATED))
+
 
 def pooling_parts(pooling: str) -> list[Pooling]:
     """Return the poolings that a setting names; with several, such as ``first+mean``, their vectors are concatenated.
@@ -91,7 +115,7 @@ def pooling_parts(pooling: str) -> list[Pooling]:
     >>> len(pooling_parts("mean")), len(pooling_parts("first+mean"))
     (1, 2)
     """
-    names = pooling.split(CONCATENATED)
+    names = canonical_pooling(pooling).split(CONCATENATED)
     for name in names:
         if name not in POOLINGS:
             raise unknown_name("pooling", name, list(POOLINGS))

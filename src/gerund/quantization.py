@@ -10,10 +10,11 @@ Knows: numbers. Does not know: models, texts, files.
 Shapes: N vectors, Q queries, D numbers, C bytes of packed bits.
 """
 
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import numpy as np
 
+from gerund.aliases import TopK, takes_aliases
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, unknown_name
 
@@ -115,6 +116,7 @@ def restore(kept: np.ndarray, precision: Precision, dimensions: int, ranges_2D: 
     return found
 
 
+@takes_aliases
 def nearest(
     queries_QD: np.ndarray,
     kept: np.ndarray,
@@ -123,6 +125,7 @@ def nearest(
     *,
     ranges_2D: np.ndarray | None = None,
     rescored: int = RESCORED,
+    **aliases: Unpack[TopK],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the vectors that are nearest to each query, the best first.
 
@@ -134,6 +137,7 @@ def nearest(
         ranges_2D: of int8 and uint8.
         rescored: for bits: so many times ``k`` are found by counting bits and put into a new order by the product
             with the query; 0 leaves the order of the bits.
+        aliases: ``top_k`` is another name for ``k``.
 
     Returns:
         The rows of ``kept`` ``(Q, k)`` and how near they are ``(Q, k)``; with bits alone, minus the bits that differ.
@@ -141,6 +145,7 @@ def nearest(
     Raises:
         ConfigError: an unknown precision, vectors of another size or type than it makes, or int8 without ranges.
     """
+    del aliases  # replaced by what they stand for
     count = min(whole_number("k", k), len(kept))
     dimensions = queries_QD.shape[1]
     width = width_of(dimensions, precision)

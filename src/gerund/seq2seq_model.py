@@ -6,17 +6,19 @@ Knows: which part does what. Does not know: how any of it is done.
 """
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch
 
+from gerund.aliases import takes_aliases
 from gerund.checks import check_texts
-from gerund.config import Sampling, sampling_or
+from gerund.config import Sampling
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.infill import sentinels
 from gerund.inference.infill.infilling import BLANK, Method
+from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.inference.infill.several import each
 from gerund.models.encoder_decoder import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
@@ -34,6 +36,7 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         head: projects the pooled state; None without one.
     """
 
+    @takes_aliases
     def infill(
         self,
         text: str | Sequence[str],
@@ -46,6 +49,7 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
         samples: int = 1,
         method: Method = "infill",
         shots: int = 0,
+        **options: Unpack[InfillKeywords],
     ) -> Any:
         """Fill the gaps of a text by sentinels, all of them at once (T5; GUR, section V-C).
 
@@ -62,6 +66,7 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
             samples: how many fillings are sampled; above 1 it needs a temperature above 0.
             method: must be ``infill``.
             shots: must be 0.
+            options: as in ``LanguageModel.infill``.
 
         Raises:
             TextError: the text is no string, has no gap or nothing else, or is too long.
@@ -73,6 +78,8 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
             if given:
                 raise ConfigError(f"{name} is for decoder-only models; {self.name} fills gaps by sentinels")
 
+        chosen = infill_sampling(sampling, options)
+
         def fill(one: str) -> Infill:
             [checked] = check_texts([one])
             return sentinels.fill(
@@ -81,7 +88,7 @@ class Seq2SeqModel(Seq2SeqEncoder, GenerativeModel):
                 checked,
                 blank=blank,
                 max_tokens=max_tokens,
-                sampling=sampling_or(sampling),
+                sampling=chosen,
                 samples=samples,
             )[0]
 

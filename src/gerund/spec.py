@@ -18,6 +18,7 @@ from gerund.attention.plan import AttentionPlan, spelled_out
 from gerund.config import DEFAULT_MODEL, METHODS, READING, EncoderConfig, Job, whole_number
 from gerund.encoder_methods import PLACE, settings_of_template
 from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.poolings import canonical_pooling
 
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
@@ -46,6 +47,8 @@ def _name_of(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_number)]
 Name = Annotated[str, BeforeValidator(_name_of)]
+AdapterName = Annotated[str, BeforeValidator(lambda value: NO_ADAPTER if value is False else _name_of(value))]
+PoolingName = Annotated[str, BeforeValidator(lambda value: canonical_pooling(value) if type(value) is str else value)]
 ByName = Annotated[dict[str, str], BeforeValidator(lambda value: dict(value) if isinstance(value, Mapping) else value)]
 
 
@@ -83,9 +86,9 @@ class EncoderSpec(BaseModel):
     """Residual connections across so many layers; 0 for none."""
     recurrent: Literal["causal", "both"] | None = None
     """Whether converted layers without attention stay causal or run in both directions."""
-    pooling: str | None = None
+    pooling: PoolingName | None = None
     """``mean``, ``weighted-mean``, ``last``, ``first``, ``last-mean``, ``max`` or ``mean-sqrt``; of several, such as
-    ``first+mean``, the vectors are concatenated."""
+    ``first+mean``, the vectors are concatenated. sentence-transformers' names, such as ``cls``, are taken too."""
     prompt: str | None = None
     """Text put before every text unless another prompt is given."""
     prompts: ByName | None = None
@@ -285,13 +288,15 @@ class ModelSpec(EncoderSpec):
 
     model: Name = DEFAULT_MODEL
     """A folder, a hub id, or ``default`` for the bundled model."""
-    adapter: Name | None = None
-    """A PEFT folder, active while encoding and infilling and never while generating; ``none`` leaves the folder's own
-    ones aside, and with them the head and the scorer that were trained with them."""
-    infill_adapter: Name | None = None
+    revision: str | None = None
+    """Which version of a model on the hub: a branch, a tag or a commit. Only for hub ids."""
+    adapter: AdapterName | None = None
+    """A PEFT folder, active while encoding and infilling and never while generating; ``none``, or False, leaves the
+    folder's own ones aside, and with them the head and the scorer that were trained with them."""
+    infill_adapter: AdapterName | None = None
     """Another one to infill with: a PEFT folder, or a model trained from the same weights, whose adapter is taken, also
     ``default``; ``none`` infills with the untouched model."""
-    scorer: Name | None = None
+    scorer: AdapterName | None = None
     """A model trained from the same weights to score continuations, whose adapter and encoder config are taken; also
     ``default``."""
     sample: Name | None = None

@@ -5,11 +5,12 @@ Knows: which function does what. Does not know: how any of it is done, or that t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack, get_args
 
 import numpy as np
 import torch
 
+from gerund.aliases import EncodeAliases, VectorAliases, same_keywords, takes_aliases
 from gerund.attention.plan import AttentionPlan
 from gerund.checks import check_dimensions, check_texts, flag_or_none, one_of
 from gerund.config import EncoderConfig
@@ -19,18 +20,20 @@ from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
 from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.jobs.unfinished import Unfinished
-from gerund.models.pooling import compared, unit
+from gerund.models.pooling import compared, compared_in_pairs, unit
 from gerund.models.vector_transforms import fit
 from gerund.quantization import Precision, check_precision, quantize
 from gerund.token_encoder import TokenEncoder
 from gerund.types import EncodeResult
 
 Output = Literal["numpy", "torch"]
+OutputValue = Literal["sentence_embedding", "token_embeddings"]
 
 
 class TextEncoder(TokenEncoder):
     """A decoder-only model that turns texts into vectors; what writes too is built on it."""
 
+    @takes_aliases
     def encode(
         self,
         texts: str | Sequence[str],
@@ -47,6 +50,9 @@ class TextEncoder(TokenEncoder):
         prompt_name: str | None = None,
         precision: Precision = "float32",
         ranges: np.ndarray | None = None,
+        batch_size: int | None = None,
+        output_value: OutputValue = "sentence_embedding",
+        **aliases: Unpack[EncodeAliases],
     ) -> Any:
         """Turn texts into vectors.
 
@@ -67,6 +73,11 @@ class TextEncoder(TokenEncoder):
                 ``gerund.quantization``, which finds the nearest of such vectors).
             ranges: for ``int8`` and ``uint8`` the smallest and the largest value of each number ``(2, dimensions)``,
                 as ``ranges_of`` finds them; None takes those of these very texts.
+            batch_size: texts per batch at most; None leaves it to ``batch_tokens``. Both limits hold.
+            output_value: ``token_embeddings`` returns what ``encode_tokens`` does: one array per text.
+            aliases: sentence-transformers' names: ``normalize_embeddings`` is ``normalize``, ``truncate_dim`` is
+                ``dimensions``, ``show_progress_bar`` is ``show_progress``, ``convert_to_tensor=True`` is
+                ``output="torch"`` and ``convert_to_numpy=True`` is ``output="numpy"``.
 
         Returns:
             ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string. In bits, an
@@ -74,25 +85,66 @@ class TextEncoder(TokenEncoder):
 
         Raises:
             TextError: a text is empty, too long, or not a string.
-            ConfigError: an unknown setting or impossible number.
+            ConfigError: an unknown setting or impossible number, or a setting and its alias together.
 
         >>> lm = gerund.load()
         >>> lm.encode(["a cat", "a dog"]).shape == (2, lm.dimensions)
         True
         """
+        del aliases  # replaced by what they stand for
         one_of("output", output, ["numpy", "torch"])
+        one_of("output_value", output_value, get_args(OutputValue))
+        if output_value == "token_embeddings":
+            only_whole = {"dimensions": dimensions is not None, "precision": precision != "float32"}
+            if refused := next((name for name, is_given in only_whole.items() if is_given), None):
+                raise ConfigError(f"{refused} is for vectors of texts; leave it out with output_value={output_value!r}")
+            reading: dict[str, Any] = {"empty": empty, "overflow": overflow, "prompt_name": prompt_name}
+            limits = (bool(normalize), batch_tokens, show_progress)
+            states = self.encode_tokens(texts, prompt, *limits, **reading, batch_size=batch_size)
+            listed = [torch.from_numpy(one) for one in states] if output == "torch" else states
+            return listed[0] if isinstance(texts, str) else listed
         normalize = flag_or_none("normalize", normalize)
         show_progress = flag_or_none("show_progress", show_progress)
         check_precision(precision)
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokenize_prompted(texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
-        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept, batch_size)
         if precision != "float32" and len(vectors):
             vectors = quantize(vectors, precision, ranges)
         if isinstance(texts, str):
             vectors = vectors[0]
         return torch.from_numpy(vectors) if output == "torch" else vectors
 
+    @same_keywords(encode)
+    def encode_query(self, texts: str | Sequence[str], *arguments: Any, **keywords: Any) -> Any:
+        """Turn queries into vectors: ``encode`` with the encoder's prompt named ``query``, where it has one.
+
+        A prompt that you pass is used instead. The arguments are those of ``encode``. Without a prompt of that name,
+        this is ``encode``.
+
+        >>> lm = gerund.load(prompts={"query": "Question: "})
+        >>> vector = lm.encode_query("how do I bake bread?")
+        >>> bool((vector == lm.encode("how do I bake bread?", prompt_name="query")).all())
+        True
+        """
+        return self.encode(texts, *arguments, **self._with_prompt_of("query", arguments, keywords))
+
+    @same_keywords(encode)
+    def encode_document(self, texts: str | Sequence[str], *arguments: Any, **keywords: Any) -> Any:
+        """Turn documents into vectors: ``encode`` with the encoder's prompt named ``document``, where it has one.
+
+        As ``encode_query`` otherwise.
+        """
+        return self.encode(texts, *arguments, **self._with_prompt_of("document", arguments, keywords))
+
+    def _with_prompt_of(self, job: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+        """Return keywords of ``encode`` with the prompt for a job, unless they or the arguments have one."""
+        given = (*arguments[:1], keywords.get("prompt"), keywords.get("prompt_name"))
+        if job not in self.encoder.prompts or any(one is not None for one in given):
+            return keywords
+        return {**keywords, "prompt_name": job}
+
+    @takes_aliases
     def encode_with_usage(
         self,
         texts: str | Sequence[str],
@@ -106,8 +158,10 @@ class TextEncoder(TokenEncoder):
         overflow: Overflow = "truncate",
         kept: Unfinished | None = None,
         prompt_name: str | None = None,
+        **aliases: Unpack[VectorAliases],
     ) -> EncodeResult:
         """Turn texts into vectors, and say how many tokens were read and which texts were cut; as ``encode``."""
+        del aliases  # replaced by what they stand for
         check_dimensions(dimensions, self.dimensions)
         tokens = self.tokenize_prompted(texts, prompt, empty, overflow, prompt_name=prompt_name)
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
@@ -160,12 +214,14 @@ class TextEncoder(TokenEncoder):
         batch_tokens: int | None,
         show: bool | None,
         kept: Unfinished | None,
+        batch_size: int | None = None,
     ) -> np.ndarray:
         """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""
         found = []
         for number, one in enumerate(tokens):
             kept_pass = None if kept is None else kept.encoding_pass(number, len(tokens))
-            found.append(encoding.encode(self.runtime, one, batch_tokens=batch_tokens, show=show, kept=kept_pass))
+            limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
+            found.append(encoding.encode(self.runtime, one, **limits, show=show, kept=kept_pass))
         return self.vectors(found, normalize, dimensions)
 
     def similarity(self, a: Any, b: Any, prompt: str | None = None, *, prompt_name: str | None = None) -> np.ndarray:
@@ -187,11 +243,36 @@ class TextEncoder(TokenEncoder):
         >>> lm.similarity("a cat", ["a dog", "snow"], prompt_name="topic").shape
         (1, 2)
         """
+        return compared(*self._both(a, b, prompt, prompt_name), self.encoder.similarity)
+
+    def similarity_pairwise(
+        self, a: Any, b: Any, prompt: str | None = None, *, prompt_name: str | None = None
+    ) -> np.ndarray:
+        """Return how near each text (or vector) in ``a`` is to the one at the same place in ``b``.
+
+        The arguments are those of ``similarity``.
+
+        Returns:
+            ``(n,)`` float32.
+
+        Raises:
+            ConfigError: there are not as many in ``a`` as in ``b``.
+
+        >>> gerund.load().similarity_pairwise(["a cat", "rain"], ["a dog", "snow"]).shape
+        (2,)
+        """
+        left, right = self._both(a, b, prompt, prompt_name)
+        if len(left) != len(right):
+            raise ConfigError(f"pairs need as many on both sides, not {len(left)} and {len(right)}; see similarity")
+        return compared_in_pairs(left, right, self.encoder.similarity)
+
+    def _both(self, a: Any, b: Any, prompt: str | None, prompt_name: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors of both sides of a comparison."""
         before = PromptText(self.encoder.prompt_text(prompt, prompt_name))
         left, right = (np.atleast_2d(self._vectors(item, before)) for item in (a, b))
         if left.shape[1] != right.shape[1]:
             raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
-        return compared(left, right, self.encoder.similarity)
+        return left, right
 
     def fitted(self, texts: Sequence[str], prompt: str | None = None, *, prompt_name: str | None = None) -> Self:
         """Return the same model with its ``transform`` fitted on the vectors of texts; they need no labels.

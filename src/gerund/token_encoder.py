@@ -4,9 +4,11 @@ Knows: which function does what. Does not know: vectors of whole texts.
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import numpy as np
 
+from gerund.aliases import TokenAliases, takes_aliases
 from gerund.checks import check_texts, flag, flag_or_none
 from gerund.encoder_methods import NO_TRANSFORM, PromptText, Template, templates_around
 from gerund.encoder_model import EncoderModel
@@ -72,6 +74,7 @@ class TokenEncoder(EncoderModel):
         )
         return tokenize(self.tokenizer, texts, input_format, offsets=offsets, warn=warn)
 
+    @takes_aliases
     def encode_tokens(
         self,
         texts: str | Sequence[str],
@@ -83,11 +86,13 @@ class TokenEncoder(EncoderModel):
         empty: Empty = "error",
         overflow: Overflow = "truncate",
         prompt_name: str | None = None,
+        batch_size: int | None = None,
+        **aliases: Unpack[TokenAliases],
     ) -> list[np.ndarray]:
         """Return the last hidden state, after the final norm, of every token of each text.
 
         Special tokens are included, as the tokenizer yields them; prompt and padding are not. The arguments
-        are those of ``encode``.
+        are those of ``encode``, ``normalize_embeddings`` and ``show_progress_bar`` among them.
 
         Returns:
             One ``(n_tokens, d)`` float32 array a text.
@@ -97,11 +102,14 @@ class TokenEncoder(EncoderModel):
         >>> len(states) == len(lm.tokenizer("a cat").input_ids)
         True
         """
+        del aliases  # replaced by what they stand for
         normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
         tokens = self.tokens(check_texts(texts), prompt, empty, overflow, prompt_name=prompt_name)
-        states = encoding.encode_tokens(self.runtime, tokens, batch_tokens=batch_tokens, show=show_progress)
+        limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
+        states = encoding.encode_tokens(self.runtime, tokens, **limits, show=show_progress)
         return [unit(item) for item in states] if normalize else states
 
+    @takes_aliases
     def encode_spans(
         self,
         texts: Sequence[str],
@@ -112,6 +120,7 @@ class TokenEncoder(EncoderModel):
         show_progress: bool | None = None,
         *,
         prompt_name: str | None = None,
+        **aliases: Unpack[TokenAliases],
     ) -> list[np.ndarray]:
         """Turn stretches of texts into vectors, each pooled from one pass over its whole text (late chunking).
 
@@ -127,6 +136,7 @@ class TokenEncoder(EncoderModel):
             batch_tokens: as in ``encode``.
             show_progress: as in ``encode``.
             prompt_name: as in ``encode``.
+            aliases: ``normalize_embeddings`` and ``show_progress_bar``, as in ``encode``.
 
         Returns:
             For each text ``(stretches, dimensions)`` float32; zeros for a stretch that an over-long text lost to the
@@ -141,6 +151,7 @@ class TokenEncoder(EncoderModel):
         >>> vectors.shape == (2, lm.dimensions)
         True
         """
+        del aliases  # replaced by what they stand for
         normalize, show_progress = flag_or_none("normalize", normalize), flag_or_none("show_progress", show_progress)
         if self.encoder.transform != NO_TRANSFORM and self.transform is None:
             raise self._not_fitted()
@@ -151,6 +162,7 @@ class TokenEncoder(EncoderModel):
         wanted = self.encoder.normalize if normalize is None else normalize
         return [unit(own) for own in vectors] if wanted else vectors
 
+    @takes_aliases
     def encode_words(
         self,
         sentences: Sequence[Sequence[str]],
@@ -162,6 +174,7 @@ class TokenEncoder(EncoderModel):
         pooling: WordPooling = "mean",
         shift: bool = False,
         prompt_name: str | None = None,
+        **aliases: Unpack[TokenAliases],
     ) -> list[np.ndarray]:
         """Return one vector a word, for sentences that are split into words already.
 
@@ -174,6 +187,7 @@ class TokenEncoder(EncoderModel):
             pooling: ``mean`` over the word's tokens, or its ``first`` token.
             shift: read the outputs that precede the word's tokens (MAGNET, section 3.2).
             prompt_name: as in ``encode``.
+            aliases: ``normalize_embeddings`` and ``show_progress_bar``, as in ``encode``.
 
         Returns:
             One ``(n_words, d)`` float32 array a sentence. A word that an over-long sentence lost to the
@@ -184,6 +198,7 @@ class TokenEncoder(EncoderModel):
         >>> vectors.shape == (4, lm.model.config.hidden_size)
         True
         """
+        del aliases  # replaced by what they stand for
         normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
         text_before = self.encoder.prompt_text(prompt, prompt_name)
         vectors = [

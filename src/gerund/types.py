@@ -1,6 +1,6 @@
 """Frozen results: what the verbs give back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -170,6 +170,10 @@ class Ranked(Candidate):
         """All whole continuations that competed in the end, best first, each with its score; this one among them."""
         return self.history[-1] if self.history else self.beams
 
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """Yield the place in ``candidates`` and the score of each of them, best first."""
+        return ((index, one.rank_score) for index, one in enumerate(self.candidates))
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -184,6 +188,18 @@ class Ranking:
     indices: list[int]
     scores: list[float]
     by: str
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """Yield the index and the score of each document, the most relevant first.
+
+        >>> list(Ranking([1, 0], [0.8, 0.3], "vectors"))
+        [(1, 0.8), (0, 0.3)]
+        """
+        return iter(zip(self.indices, self.scores, strict=True))
+
+    def __len__(self) -> int:
+        """Return how many documents there are."""
+        return len(self.indices)
 
 
 class _Plain:

@@ -198,7 +198,7 @@ def test_converting_a_folder_in_place(tiny_folder: Path, tmp_path: Path) -> None
         (["--k", "-1"], "k=-1 is negative"),
         (["--k0", "1"], "k0 belongs to the plan 'mask0+bidir'"),
         (["--sink-tokens", "0"], "sink_tokens is at least 1"),
-        (["--pooling", "cls"], "unknown pooling 'cls'; valid are: mean, weighted-mean, last, first, last-mean"),
+        (["--pooling", "class"], "unknown pooling 'class'; valid are: mean, weighted-mean, last, first, last-mean"),
         (["--max-length", "0"], "max_length=0 leaves no room"),
         (["--adapter", "absent"], "is not an adapter folder"),
     ],

@@ -221,7 +221,7 @@ class TestMistakes:
             (["--attention", "bidirectional"], "unknown attention plan 'bidirectional'; valid are: causal, bidir,"),
             (["--k", "9"], "k=9 is larger than the model's 4 layers"),
             (["--attention", "bidir", "--k", "2"], "takes no k"),
-            (["--pooling", "cls"], "unknown pooling 'cls'; valid are: mean, weighted-mean, last, first, last-mean"),
+            (["--pooling", "class"], "unknown pooling 'class'; valid are: mean, weighted-mean, last, first, last-mean"),
             (["--dimensions", "33"], "dimensions=33 is not between 1 and the model's 32"),
             (["--dtype", "int4"], "unknown dtype 'int4'; valid are: auto, float32"),
             (["--device", "abacus"], "device 'abacus' cannot be used here"),

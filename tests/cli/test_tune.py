@@ -114,7 +114,7 @@ def test_without_a_validation_split_there_is_a_warning(tiny_folder, data, tmp_pa
         (["--methods", "skip", "--tasks", "sts"], "unknown method to tune 'skip'"),
         (["--methods", "transforms", "--tasks", "sts"], "transforms are fitted on texts"),
         (["--budget", "1", "--tasks", "sts"], "a budget of 1"),
-        (["--pooling", "cls", "--tasks", "sts"], "unknown pooling 'cls'"),
+        (["--pooling", "class", "--tasks", "sts"], "unknown pooling 'class'"),
         (["--save", "{data}", "--tasks", "sts"], "exists"),
     ],
 )

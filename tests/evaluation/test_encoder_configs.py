@@ -48,7 +48,7 @@ def test_methods_without_training():
         ("mask0-bidir:k=two", "k is a whole number, not 'two'"),
         ("mask0-bidir:k", "'k' has no value"),
         ("causal:append_eos=yes", "true or false"),
-        ("causal:pooling=cls", "unknown pooling 'cls'"),
+        ("causal:pooling=class", "unknown pooling 'class'"),
         ("causal:k=2", "takes no k"),
     ],
 )

@@ -273,7 +273,7 @@ def test_no_tokenizer(folder: Path) -> None:
         ("[]", DataError, "has no 'encoder' entry"),
         ('{"format": 2, "encoder": {}}', ConfigError, "has format 2; this version of gerund reads format 1"),
         ('{"encoder": {}}', ConfigError, "has format None"),
-        ('{"format": 1, "encoder": {"pooling": "cls"}}', ConfigError, "unknown pooling 'cls'"),
+        ('{"format": 1, "encoder": {"pooling": "class"}}', ConfigError, "unknown pooling 'class'"),
         ('{"format": 1, "encoder": {"colour": 1}}', ConfigError, "unknown field in gerund.json 'colour'"),
         ('{"format": 1, "encoder": {"attention": {"name": "x"}}}', ConfigError, "unknown attention plan 'x'"),
         ('{"format": 1, "encoder": {"attention": {"size": 1}}}', ConfigError, "field of an attention plan 'size'"),
@@ -297,7 +297,7 @@ def test_settings_that_name_an_absent_adapter(folder: Path) -> None:
 
 def test_unknown_names(folder: Path) -> None:
     assert "unknown dtype 'int4'; valid are: auto, float32" in refusal(folder, ConfigError, dtype="int4")
-    assert "unknown pooling 'cls'" in refusal(folder, ConfigError, pooling="cls")
+    assert "unknown pooling 'class'" in refusal(folder, ConfigError, pooling="class")
     assert "unknown attention plan 'all'" in refusal(folder, ConfigError, attention="all")
     for device in ("toaster", "", "cuda:x"):
         said = f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps"

@@ -40,7 +40,7 @@ from gerund.models.adapters import Adapters, adapter_computation, count_paramete
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.int8_products import cpu_has_int8
 from gerund.models.settings_file import read_adapters
-from gerund.models.sources import find
+from gerund.models.sources import find_spec
 from gerund.models.stored_reading import stored_reading
 from gerund.spec import ModelSpec
 
@@ -68,7 +68,7 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
         raise ConfigError("a model is examined in its own type, and 8 bits are checked beside it; leave the type out")
     where = loading.pick_device(spec.device)
     weights_type = loading.pick_dtype(spec.dtype)
-    source = find(spec.model)
+    source = find_spec(spec)
     settings = loading.settings_folder(source)
     config = loading.read_config(source)
     reading = stored_reading(settings, config, spec, source.gguf)

@@ -31,8 +31,8 @@ from gerund.models import loading
 from gerund.models.adapters import merged_state
 from gerund.models.attention_flags import is_bidirectional
 from gerund.models.heads import ProjectionHead
-from gerund.models.sentence_transformers_folder import MODULE_FILE, MODULE_WEIGHTS, OWN_CLASS, SWITCHES
-from gerund.poolings import pooling_parts
+from gerund.models.sentence_transformers_folder import MODULE_FILE, MODULE_WEIGHTS, OWN_CLASS
+from gerund.poolings import SWITCHES, pooling_parts
 
 # Largest cosine distance between the exported encoder and ours; half precision rounds more coarsely.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}

@@ -393,7 +393,7 @@ def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
 
 
 def token_batches(
-    lengths: Sequence[int], budget: int, min_tokens: int = 512, limit: int | None = None
+    lengths: Sequence[int], budget: int, min_tokens: int = 512, limit: int | None = None, most: int | None = None
 ) -> list[list[int]]:
     """Group texts, longest first, so that rows times longest row stays within ``budget``.
 
@@ -404,6 +404,7 @@ def token_batches(
         budget: tokens of a batch, padding included.
         min_tokens: a batch below this size is filled up even with padding.
         limit: the ``rotary_limit``: no batch holds longer texts and others.
+        most: texts of a batch at most; None sets no limit.
 
     Returns:
         Lists of indices into ``lengths``; every index once.
@@ -419,7 +420,7 @@ def token_batches(
         length = lengths[index]
         rows = len(batch) + 1
         padded = 1 - (real + length) / max(1, rows * longest)
-        too_large = rows * longest > budget
+        too_large = rows * longest > budget or (most is not None and rows > most)
         wasteful = padded > _MAX_PADDING and real >= min_tokens
         other_side = limit is not None and longest > limit >= length
         if batch and (too_large or wasteful or other_side):

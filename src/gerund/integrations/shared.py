@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gerund.config import Sampling
+from gerund.aliases import names_of
+from gerund.config import Sampling, SamplingKeywords
 from gerund.entry import load
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.chat import demand_template
@@ -29,7 +30,7 @@ Model = LanguageModel | ModelSpec | str | Path | None
 Job = Literal["query", "document"]
 
 _SAMPLING = tuple(one.name for one in fields(Sampling))
-_OPTIONS = tuple(GenerationKeywords.__annotations__)
+_OPTIONS = tuple(name for name in names_of(GenerationKeywords) if name not in SamplingKeywords.__annotations__)
 _LENGTHS = ("max_new_tokens", "max_tokens")
 SETTINGS = (*_LENGTHS[:1], *_SAMPLING, *_OPTIONS)
 """What may be said of a generation, by the names of ``gerund.Sampling`` and ``generate``."""

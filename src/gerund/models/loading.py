@@ -133,7 +133,7 @@ def read(
         dtype="auto" if dtype is None else dtype,
         use_safetensors=True,
         output_loading_info=True,
-        local_files_only=source.local_only,
+        **source.hub_options,
         trust_remote_code=False,
         **placed,
     )
@@ -186,7 +186,7 @@ def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokeni
         what,
         AutoTokenizer.from_pretrained,
         where or source.where,
-        local_files_only=source.local_only,
+        **(source.hub_options if where is None else {"local_files_only": source.local_only}),
         trust_remote_code=False,
     )
     if all(number in tokenizer.added_tokens_decoder for number in tokenizer.get_vocab().values()):
@@ -222,7 +222,7 @@ def read_config(source: Source) -> PreTrainedConfig:
     what = f"cannot read the config of {source.name}"
     if source.folder is None:
         what += ", taken as a hub id since there is no such folder"
-    options = {"local_files_only": source.local_only}
+    options = source.hub_options
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
     refuse_absurd_config(data, source.name)
     refuse_by_name(data, source.name)
@@ -336,7 +336,7 @@ def settings_folder(source: Source) -> Path | None:
     from huggingface_hub import snapshot_download
 
     def fetched(patterns: Sequence[str]) -> Path:
-        options = {"allow_patterns": list(patterns), "local_files_only": source.local_only}
+        options = {"allow_patterns": list(patterns), **source.hub_options}
         return Path(guarded(f"cannot find the settings of {source.name}", snapshot_download, source.name, **options))
 
     try:
@@ -362,7 +362,7 @@ def original_files(source: Source) -> list[Path]:
                 snapshot_download,
                 source.name,
                 allow_patterns=_FILES,
-                local_files_only=source.local_only,
+                **source.hub_options,
             )
         )
     index = folder / INDEX

@@ -25,7 +25,7 @@ from gerund.models.int8_products import cpu_has_int8
 from gerund.models.known_hashes import described, stamp
 from gerund.models.library_calls import quiet
 from gerund.models.settings_file import read_adapters
-from gerund.models.sources import find
+from gerund.models.sources import find, find_spec
 from gerund.models.stored_reading import stored_reading
 from gerund.models.vector_transforms import Transform, read_transform
 from gerund.models.weights import weight_files
@@ -91,8 +91,8 @@ class Opened:
 
 
 @quiet()  # once for all of it: whenever a logger's level changes, all loggers forget what they know
-def open_model(spec: ModelSpec) -> Opened:
-    """Load a model with its settings.
+def open_model(spec: ModelSpec, token: str | bool | None = None) -> Opened:
+    """Load a model with its settings; the hub is asked with ``token``, where it is.
 
     Raises:
         ModelError: no such model, or neither a decoder-only one nor a T5.
@@ -105,7 +105,7 @@ def open_model(spec: ModelSpec) -> Opened:
             "dtype int8 is for processors with AVX-512 VNNI or AMX, on which encoding multiplies in 8 bits; "
             + ("this one has neither" if where.type == "cpu" else f"on {where.type} take auto")
         )
-    source = find(spec.model)
+    source = find_spec(spec, token)
     settings = loading.settings_folder(source)
     own_adapters = {} if settings is None else read_adapters(settings)
     config = loading.read_config(source)

@@ -73,6 +73,22 @@ def compared(a_ND: np.ndarray, b_MD: np.ndarray, similarity: str) -> np.ndarray:
     return found_NM
 
 
+def compared_in_pairs(a_ND: np.ndarray, b_ND: np.ndarray, similarity: str) -> np.ndarray:
+    """Return how near each vector of ``a_ND`` is to that in the same row of ``b_ND``: ``(N,)``; see ``compared``.
+
+    >>> ones, others = np.array([[3.0, 4.0]]), np.array([[3.0, 0.0]])
+    >>> [float(compared_in_pairs(ones, others, name)[0]) for name in ("cosine", "dot", "euclidean", "manhattan")]
+    [0.6, 9.0, -4.0, -4.0]
+    """
+    found_N: np.ndarray
+    if similarity in ("cosine", "dot"):
+        left_ND, right_ND = (unit(a_ND), unit(b_ND)) if similarity == "cosine" else (a_ND, b_ND)
+        found_N = (left_ND * right_ND).sum(axis=-1)
+        return found_N
+    found_N = -np.linalg.norm(a_ND - b_ND, ord=2 if similarity == "euclidean" else 1, axis=-1)
+    return found_N
+
+
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Return vectors ``(..., D)`` scaled to length 1; a zero vector stays one.
 

@@ -17,7 +17,7 @@ from gerund.checks import read_json
 from gerund.config import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS
 from gerund.encoder_methods import TRUNCATE, is_template
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.poolings import CONCATENATED, POOLINGS
+from gerund.poolings import CONCATENATED, MODES, SWITCHES
 
 OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
 MODULES_FILE = "modules.json"
@@ -82,19 +82,6 @@ _CODE_WAY_OUT = (
     "modules"
 )
 
-_POOLING_MODES = {
-    str(one.sentence_transformers): name for name, one in POOLINGS.items() if one.sentence_transformers is not None
-}
-# In this order sentence-transformers concatenates what old folders switch on.
-SWITCHES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_MODES = {mode: _POOLING_MODES[switch] for switch, mode in SWITCHES.items()}
 _ACTIVATION = re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?(Identity|Tanh|ReLU|GELU|Sigmoid|SiLU)")
 # What a Dense layer is followed by where its file does not say.
 _NO_ACTIVATION = "Tanh"
@@ -353,12 +340,12 @@ def _pooling(path: Path) -> dict[str, Any]:
     if modes is None:
         modes = [mode for switch, mode in SWITCHES.items() if data.get(switch)] or ["mean"]
     listed = [modes] if isinstance(modes, str) else modes
-    if not isinstance(listed, list) or not listed or any(mode not in _MODES for mode in map(str, listed)):
-        raise ModelError(f"{path} pools by {modes!r}; gerund knows {', '.join(_MODES)}, and several of them")
+    if not isinstance(listed, list) or not listed or any(mode not in MODES for mode in map(str, listed)):
+        raise ModelError(f"{path} pools by {modes!r}; gerund knows {', '.join(MODES)}, and several of them")
     includes = data.get("include_prompt", True)
     if type(includes) is not bool:
         raise DataError(f"{path}: include_prompt is true or false, not {includes!r}")
-    return {"pooling": CONCATENATED.join(_MODES[mode] for mode in listed), "pool_prompt": includes}
+    return {"pooling": CONCATENATED.join(MODES[mode] for mode in listed), "pool_prompt": includes}
 
 
 def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:

@@ -4,11 +4,12 @@ Knows: names, folders, whether the hub answers. Does not know: torch, so that a 
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from gerund.checks import place
 from gerund.config import DEFAULT_MODEL
@@ -30,11 +31,17 @@ _LOOK_UP = 1.0
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: a local ``folder``, a ``gguf`` file, or else the hub id ``name``."""
+    """Where a model comes from: a local ``folder``, a ``gguf`` file, or else the hub id ``name``.
+
+    Of a hub id, ``revision`` is the version that is read, and ``token`` what the hub is asked with; None for the hub's
+    own defaults.
+    """
 
     name: str
     folder: Path | None
     gguf: Path | None = None
+    revision: str | None = None
+    token: str | bool | None = field(default=None, repr=False)
 
     @property
     def where(self) -> str:
@@ -51,6 +58,15 @@ class Source:
         """Whether only files on this machine are read: those of a folder, or the cache while the hub is silent."""
         return self.is_local or not hub_answers()
 
+    @property
+    def hub_options(self) -> dict[str, Any]:
+        """What loaders of transformers and the hub take by name: whether, and how, the hub is asked."""
+        said = {"revision": self.revision, "token": self.token}
+        return {
+            "local_files_only": self.local_only,
+            **{name: value for name, value in said.items() if value is not None},
+        }
+
     def demand_reachable(self) -> None:
         """Refuse a hub id whose config is neither in the cache nor to be had.
 
@@ -61,7 +77,7 @@ class Source:
             return
         from huggingface_hub import constants, try_to_load_from_cache
 
-        if not isinstance(try_to_load_from_cache(self.name, "config.json"), str):
+        if not isinstance(try_to_load_from_cache(self.name, "config.json", revision=self.revision), str):
             offline = " (HF_HUB_OFFLINE is set)" if constants.is_offline_mode() else ""
             raise ModelError(
                 f"cannot read the config of {self.name}, taken as a hub id since there is no such folder: it is not in "
@@ -69,16 +85,38 @@ class Source:
             )
 
 
-def find(model: str | Path | None) -> Source:
+def find(model: str | Path | None, *, revision: str | None = None, token: str | bool | None = None) -> Source:
     """Tell a folder or a GGUF file from a hub id; None and ``default`` are the bundled model.
 
     ``ollama:NAME``, ``lmstudio:NAME``, ``llama.cpp:NAME`` and ``hf:NAME`` are GGUF files that those programs have on
     this machine.
 
+    Args:
+        model: the folder, file, name or hub id.
+        revision: the branch, tag or commit of a hub id.
+        token: what the hub is asked with: a token, or True for the one that ``hf auth login`` has stored.
+
     Raises:
-        ConfigError: it is neither a text nor a path.
+        ConfigError: it is neither a text nor a path, or no hub id and a revision or token is given.
         ModelError: a path that is no folder, a folder without a model, or all but the name of the bundled model.
     """
+    source = _found(model)
+    for name, value, kinds in (("revision", revision, (str,)), ("token", token, (str, bool))):
+        if value is None:
+            continue
+        if not isinstance(value, kinds) or value == "":
+            raise ConfigError(f"{name} must be a text, not {'an empty one' if value == '' else type(value).__name__}")
+        if source.is_local:
+            raise ConfigError(f"{name} is only for models on the hub, and {source.name} is on this machine; remove it")
+    return replace(source, revision=revision, token=token)
+
+
+def find_spec(spec: ModelSpec, token: str | bool | None = None) -> Source:
+    """Return where the model of a spec comes from, in the revision that it names; see ``find``."""
+    return find(spec.model, revision=spec.revision, token=token)
+
+
+def _found(model: str | Path | None) -> Source:
     if model is not None and not isinstance(model, str | Path):
         raise ConfigError(f"a model is given by its name or its folder, not as {model!r}")
     # As a path it may be ./default, which Path writes the same way.

@@ -243,7 +243,7 @@ def _local(source: Source, file: str) -> Path | None:
         cached_file,
         source.name,
         file,
-        local_files_only=source.local_only,
+        **source.hub_options,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,

@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
+from gerund.aliases import TopK, names_of, takes_aliases
 from gerund.checks import one_of, place
 from gerund.config import Sampling
 from gerund.errors import unknown_name
@@ -39,8 +40,8 @@ MAX_NEW_TOKENS = 256
 SILENT = "The model wrote no answer; the sources are what it read."
 
 
-class AskKeywords(TypedDict, total=False):
-    """What may be said of a question beside ``k``; all of it has defaults."""
+class AskKeywords(TopK, total=False):
+    """What may be said of a question beside ``k``, or ``top_k``; all of it has defaults."""
 
     method: Method | None
     """``generate``: the model writes the answer from the chunks, and cites them by their numbers. ``extractive``: the
@@ -74,6 +75,9 @@ class AskKeywords(TypedDict, total=False):
     is not the one that reading them together gives. None, the default, reads them together."""
 
 
+_OPTIONS = names_of(AskKeywords)
+
+
 @dataclass(frozen=True)
 class Asked:
     """A question with its settings, checked."""
@@ -101,10 +105,10 @@ class Asked:
         from gerund.retrieval.searching import check_query
 
         for name in options:
-            if name not in AskKeywords.__annotations__:
-                raise unknown_name("setting", name, list(AskKeywords.__annotations__))
+            if name not in _OPTIONS:
+                raise unknown_name("setting", name, _OPTIONS)
         check_query(question, "question")
-        given = cls(question, k, **options)  # type: ignore[arg-type]
+        given = cls(question, k, **options)  # type: ignore[arg-type, misc]
         if given.method is not None:
             one_of("method", given.method, METHODS)
         demand_room(given.max_new_tokens)
@@ -299,6 +303,7 @@ class Asking(ABC):
     def _prepared(self, asked: Asked) -> Answer | Written:
         """Return the answer, or what a model is to write it from."""
 
+    @takes_aliases
     def ask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question from the chunks that fit it best.
 
@@ -306,7 +311,7 @@ class Asking(ABC):
             question: what is asked.
             k: how many chunks are read at most; fewer where the model's context has no room for them.
             options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens``,
-                ``sampling`` and ``approximate_cache``; see ``AskKeywords``.
+                ``sampling`` and ``approximate_cache``; see ``AskKeywords``. ``top_k`` is another name for ``k``.
 
         Returns:
             The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
@@ -329,6 +334,7 @@ class Asking(ABC):
         assert stream.result is not None
         return stream.result
 
+    @takes_aliases
     def stream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> AnswerStream:
         """Answer a question as ``ask`` does, and yield the text piece by piece; ``result`` is the answer at the end.
 
@@ -341,6 +347,7 @@ class Asking(ABC):
         asked = Asked.of(question, k, options)
         return AnswerStream(lambda: self._prepared(asked))
 
+    @takes_aliases
     async def aask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
         """Answer a question as ``ask`` does, while the event loop goes on; cancelling it stops the model."""
         stream = self.astream(question, k, **options)
@@ -352,6 +359,7 @@ class Asking(ABC):
         assert stream.result is not None
         return stream.result
 
+    @takes_aliases
     def astream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> AsyncAnswerStream:
         """Answer a question as ``stream`` does, for ``async for``; to cancel the task stops the model."""
         asked = Asked.of(question, k, options)

@@ -5,10 +5,11 @@ Knows: which part does what. Does not know: how any of it is done.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from gerund.aliases import TopK, takes_aliases
 from gerund.checks import check_unicode, flag, one_of, place, some_texts
 from gerund.config import whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
@@ -211,6 +212,7 @@ class Index(Asking):
         self._embedder = self._writer_of_answers = None
         return count
 
+    @takes_aliases
     def search(
         self,
         query: str,
@@ -222,6 +224,7 @@ class Index(Asking):
         expand: int = 0,
         rerank: int = 0,
         rerank_by: str | None = None,
+        **aliases: Unpack[TopK],
     ) -> list[Hit]:
         """Find the chunks that fit a query best.
 
@@ -238,6 +241,7 @@ class Index(Asking):
             rerank: how many of the first hits the model puts into a new order.
             rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query behind the chunk, which None is too;
                 ``own``, the model's own scorer; or ``vectors``.
+            aliases: ``top_k`` is another name for ``k``.
 
         Returns:
             The hits, best first.
@@ -247,11 +251,13 @@ class Index(Asking):
             ConfigError: an unknown mode, a filter that cannot be used, an impossible number.
             DataError: there is no index yet.
         """
+        del aliases  # replaced by what they stand for
         check_query(query)
         more = {"expand": expand, "rerank": rerank, "rerank_by": rerank_by}
         [hits] = self.search_all([query], k, mode=mode, filter=filter, weight=weight, **more)  # type: ignore[arg-type]
         return hits
 
+    @takes_aliases
     def search_all(
         self,
         queries: Sequence[str],
@@ -263,6 +269,7 @@ class Index(Asking):
         expand: int = 0,
         rerank: int = 0,
         rerank_by: str | None = None,
+        **aliases: Unpack[TopK],
     ) -> list[list[Hit]]:
         """Find the chunks that fit each of several queries best; they are encoded together.
 
@@ -271,6 +278,7 @@ class Index(Asking):
         Returns:
             The hits of each query, best first.
         """
+        del aliases  # replaced by what they stand for
         one_of("mode", mode, MODES)
         if rerank_by is not None:
             one_of("measure of relevance", rerank_by, MEASURES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError
 from gerund.models import loading
-from gerund.models.sources import find
+from gerund.models.sources import find_spec
 from gerund.scoring.dual_encoder import DualScorer, has_scorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, WORD_MEASURE_NAMES, place_of
@@ -86,7 +86,7 @@ def for_scoring(spec: ModelSpec, scorer: str | None) -> ModelSpec:
     The spec stays as it is where the model's own scorer is asked for, which was trained for the model's own plan, and
     for a T5, whose encoder has no other.
     """
-    source = find(spec.model)
+    source = find_spec(spec)
     has_own = spec.model != DEFAULT_MODEL and source.folder is not None and has_scorer(source.folder)
     own = has_own and scorer in (None, OWN)
     return spec if own or loading.is_seq2seq(source) else ModelSpec.of(spec, attention="causal")

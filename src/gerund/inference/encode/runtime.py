@@ -247,6 +247,7 @@ def encode(
     texts: Sequence[Tokens | None],
     *,
     batch_tokens: int | None = None,
+    batch_size: int | None = None,
     show: bool | None = None,
     kept: EncodingPass | None = None,
 ) -> np.ndarray:
@@ -256,6 +257,7 @@ def encode(
         runtime: the model and how it is read.
         texts: token ids; None gives a zero vector.
         batch_tokens: tokens a batch, padding included; None chooses by device.
+        batch_size: texts per batch at most; None sets no limit.
         show: whether to show progress; None only on a terminal.
         kept: where finished batches are kept, and those that are there are not run again; None keeps none.
 
@@ -270,7 +272,8 @@ def encode(
         if kept is not None:
             kept.keep(rows, vectors[rows])
 
-    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show, done=done)
+    states = runtime.states
+    in_batches(runtime, texts, states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show, done=done)
     return vectors
 
 
@@ -279,6 +282,7 @@ def encode_tokens(
     texts: Sequence[Tokens | None],
     *,
     batch_tokens: int | None = None,
+    batch_size: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
     """Return the state of every token of each text, special tokens included, prompt and padding left out.
@@ -292,7 +296,7 @@ def encode_tokens(
         for row, own in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
             states[row] = own
 
-    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
+    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show)
     return states
 
 
@@ -332,6 +336,7 @@ def in_batches(
     keep: Callable[[list[int], list[Tokens], Tensor, Tensor], None],
     *,
     batch_tokens: int | None = None,
+    batch_size: int | None = None,
     show: bool | None = None,
     label: str = "encoding",
     done: frozenset[int] = frozenset(),
@@ -344,6 +349,7 @@ def in_batches(
         states: runs a batch.
         keep: called with the batch's places in ``texts``, its texts, and what ``states`` returned.
         batch_tokens: tokens a batch, padding included; None chooses by device.
+        batch_size: texts per batch at most; None sets no limit.
         show: whether to show progress; None only on a terminal.
         label: what the progress bar calls it.
         done: places in ``texts`` that are done; a batch of nothing else is passed over. Batches are those of all texts,
@@ -354,9 +360,12 @@ def in_batches(
     """
     if batch_tokens is not None and whole_number("batch_tokens", batch_tokens) < 1:
         raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
+    if batch_size is not None and whole_number("batch_size", batch_size) < 1:
+        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
     budget = batch_tokens or default_batch_tokens(runtime.device.type, runtime.state_width)
-    batches = token_batches([len(text) for _, text in present], budget, limit=rotary_limit(runtime.model.config))
+    limit, lengths = rotary_limit(runtime.model.config), [len(text) for _, text in present]
+    batches = token_batches(lengths, budget, limit=limit, most=batch_size)
     with progress(len(present), label, show=show) as advance:
         for batch in batches:
             items = [present[place] for place in batch]

@@ -8,10 +8,11 @@ Knows: names, ranges, JSON. Does not know: torch, models, token ids.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self
 
+from gerund.aliases import Alias, names_of
 from gerund.checks import flag, is_listing
-from gerund.config import MOST_AT_ONCE, Sampling, sampling_or, whole_number
+from gerund.config import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or, whole_number
 from gerund.errors import ConfigError, unknown_name
 
 # Alternatives that are returned for a token at most; more are a slip.
@@ -36,8 +37,36 @@ class Constraint:
     source: str
 
 
-class GenerationKeywords(TypedDict, total=False):
-    """What may be said of a generation beside ``max_new_tokens`` and ``sampling``; all of it has defaults."""
+_RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _schema_of(response_format: Any) -> Any:
+    """Return the schema in OpenAI's ``response_format``; None for any text. A class of pydantic is a schema itself."""
+    if not isinstance(response_format, Mapping):
+        return response_format
+    kind, named = response_format.get("type"), response_format.get("json_schema")
+    if kind not in _RESPONSE_FORMATS:
+        raise unknown_name("type of response_format", kind, _RESPONSE_FORMATS)
+    if kind != "json_schema":
+        return None if kind == "text" else {"type": "object"}
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if schema is None:
+        raise ConfigError('response_format of type json_schema needs a schema: {"json_schema": {"schema": ...}}')
+    return schema
+
+
+class GenerationKeywords(SamplingKeywords, total=False):
+    """What may be said of a generation beside ``max_new_tokens``; all of it has defaults.
+
+    The fields of ``Sampling`` are keywords too, in the place of ``sampling``.
+    """
+
+    max_tokens: Annotated[int | None, Alias("max_new_tokens")]
+    """OpenAI's name of ``max_new_tokens``."""
+
+    response_format: Annotated[Any, Alias("schema", _schema_of)]
+    """``schema`` as OpenAI writes it: ``{"type": "json_schema", "json_schema": {"schema": ...}}``, or
+    ``{"type": "json_object"}``."""
 
     n: int
     """How many continuations of each prompt; above 1 they are sampled. 1."""
@@ -79,6 +108,9 @@ class GenerationKeywords(TypedDict, total=False):
 
     include_stop_str_in_output: bool
     """Keep the stop string or token that ends the text. Control tokens are never part of a text. False."""
+
+
+_OPTIONS = names_of(GenerationKeywords)
 
 
 @dataclass(frozen=True)
@@ -166,24 +198,31 @@ class GenerationConfig:
         }
 
     @classmethod
-    def of(cls, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> Self:
+    def of(
+        cls,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        options: GenerationKeywords,
+        default: Sampling = GREEDY,
+    ) -> Self:
         """Return checked settings.
 
         Args:
             max_new_tokens: how much to write at most.
-            sampling: how tokens are chosen; None is greedy.
+            sampling: how tokens are chosen; None leaves it to the options.
             options: everything else, as keywords of ``LanguageModel.generate`` by name.
+            default: how tokens are chosen where nothing is said of it.
 
         Raises:
             ConfigError: a setting is impossible, or contradicts another.
         """
         for name in options:
-            if name not in GenerationKeywords.__annotations__:
-                raise unknown_name("setting", name, list(GenerationKeywords.__annotations__))
+            if name not in _OPTIONS:
+                raise unknown_name("setting", name, _OPTIONS)
         limits: dict[str, Any] = {name: options[name] for name in _LIMITS if options.get(name) is not None}  # type: ignore[literal-required]
         own = cls(
             max_new_tokens=max_new_tokens,
-            sampling=sampling_or(sampling),
+            sampling=sampling_from(sampling, options, default),
             n=options.get("n", 1),
             stop=_stop_strings(options.get("stop")),
             logprobs=options.get("logprobs"),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from gerund.aliases import takes_aliases
 from gerund.attention.cache_names import CACHE
 from gerund.config import Sampling
 from gerund.encoder_methods import is_template
@@ -185,18 +186,21 @@ class Session:
             layer.update(turn.apply(own.keys, by), own.values)
         return replace(self, text=self.text + tail.text, token_ids=ids, _cache=cache, _logits_BV=tail.logits_BV)
 
+    @takes_aliases
     def stream(
         self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[GenerationKeywords]
     ) -> TextStream:
         """Continue the text as ``generate`` does and yield it piece by piece, as ``LanguageModel.stream``."""
         return TextStream(self._work(max_new_tokens, sampling, options))
 
+    @takes_aliases
     def astream(
         self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[GenerationKeywords]
     ) -> AsyncTextStream:
         """Continue the text as ``stream`` does, for ``async for``."""
         return AsyncTextStream(self._work(max_new_tokens, sampling, options))
 
+    @takes_aliases
     def generate(
         self, max_new_tokens: int = 64, sampling: Sampling | None = None, **options: Unpack[GenerationKeywords]
     ) -> Generation:

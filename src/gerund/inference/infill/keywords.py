@@ -1,0 +1,31 @@
+"""What may be said of filling gaps beside its own settings: how tokens are sampled, and another name for their number.
+
+Knows: names. Does not know: models.
+"""
+
+from typing import Annotated
+
+from gerund.aliases import Alias, names_of
+from gerund.config import GREEDY, Sampling, SamplingKeywords, sampling_from
+from gerund.errors import unknown_name
+
+
+class InfillKeywords(SamplingKeywords, total=False):
+    """The fields of ``Sampling`` in the place of ``sampling``, and ``max_new_tokens`` for ``max_tokens``."""
+
+    max_new_tokens: Annotated[int | None, Alias("max_tokens")]
+
+
+_OPTIONS = names_of(InfillKeywords)
+
+
+def infill_sampling(given: Sampling | None, options: InfillKeywords, default: Sampling = GREEDY) -> Sampling:
+    """Return how tokens are chosen; see ``sampling_from``.
+
+    Raises:
+        ConfigError: a setting is unknown, impossible, or given twice.
+    """
+    for name in options:
+        if name not in _OPTIONS:
+            raise unknown_name("setting", name, _OPTIONS)
+    return sampling_from(given, options, default)
