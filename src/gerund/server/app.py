@@ -4,7 +4,6 @@ Knows: FastAPI. Does not know: what the routes do, sockets.
 """
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -100,9 +99,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return _shown(ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
     status = 400 if error.status_code == 422 else error.status_code
     said = error.detail
-    if status == 404 and said == HTTPStatus.NOT_FOUND.phrase:
+    if status == 404 and said == "Not Found":
         said = f"there is no route {request.url.path[:_LONGEST_PATH]}; this server prints its routes when it starts"
-    elif status == 405 and said == HTTPStatus.METHOD_NOT_ALLOWED.phrase:
+    elif status == 405 and said == "Method Not Allowed":
         allowed = (error.headers or {}).get("Allow", "another method")
         said = f"{request.url.path[:_LONGEST_PATH]} takes {allowed}, not {request.method}"
     shown = _shown(ApiError(said, status, code=_CODES.get(status)))
