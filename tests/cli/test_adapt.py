@@ -43,7 +43,7 @@ def test_what_cannot_be_used_is_refused_before_the_model_is_loaded(tmp_path, tex
     assert "minutes=0 leaves no time to train" in mistake("--texts", texts, "-o", out, "--minutes", 0)
     assert "name the folder" in mistake("--texts", texts)
     assert "did you mean default?" in mistake("defalt", "--texts", texts, "-o", out)
-    assert "there is no folder './zzz'" in mistake("./zzz", "--texts", texts, "-o", out)
+    assert "there is no folder or file './zzz'" in mistake("./zzz", "--texts", texts, "-o", out)
     assert "lies in the texts' folder" in mistake("--texts", tmp_path, "-o", out)
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "Who?", "source": "nobody.txt"}\n')

@@ -216,7 +216,7 @@ def test_a_real_model(stories_folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["./absent"], "there is no folder './absent'"),
+        (["./absent"], "there is no folder or file './absent'"),
         (["EMPTY"], "config.json"),
         (["BROKEN"], "broken"),
         (["MODEL", "--attention", "sideways"], "valid are: causal"),

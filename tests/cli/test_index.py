@@ -190,7 +190,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["search", "empty", "x"], "there is no index in it"),
         (["search", "notes", "x"], "notes is no index"),
         (["search", "my.index"], "name what is sought"),
-        (["search", "my.index", ""], "query 0 is empty"),
+        (["search", "my.index", ""], "the query is empty"),
         (["search", "my.index", "-"], "standard input has no query"),
         (["search", "my.index", "x", "--mode", "both"], "unknown mode 'both'"),
         (["search", "my.index", "x", "-k", 0], "k=0"),
@@ -228,9 +228,9 @@ def test_files_that_are_not_read_are_counted(tmp_path, tiny_folder, monkeypatch)
         (tmp_path / name).write_text("Bread is made of flour.")
     for _ in range(2):  # the second time the index lies in there too
         ran = run_cli("index", ".", "-o", "my.index", "-m", tiny_folder, "--chunk-tokens", 20)
-        assert "gerund: passed over, of no kind that is read: 2 .rtf, 1 no ending\n" in ran.err
+        assert "gerund: skipped 3 files of unsupported types: 2 .rtf, 1 no ending\n" in ran.err
         assert "1 file, " in ran.err
-    assert "passed over, of" not in run_cli("index", "a.txt", "-o", "my.index").err
+    assert "unsupported types" not in run_cli("index", "a.txt", "-o", "my.index").err
 
 
 def test_one_model_in_two_ways_is_told_apart(tmp_path, tiny_folder, monkeypatch):

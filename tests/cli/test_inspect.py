@@ -97,7 +97,7 @@ def test_architectures_without_plans_show_themselves(tmp_path):
         (["MODEL", TEXT, "--json", "--k", "9"], "k=9"),
         (["./absent", TEXT, "--json"], "./absent"),
         ([TEXT, "-o", "a.png"], "MODEL comes first"),
-        (["Cats.", "-o", "a.png"], "there is no folder 'Cats.'"),
+        (["Cats.", "-o", "a.png"], "there is no folder or file 'Cats.'"),
         (["MODEL", TEXT, "--json", "--column", "x"], "--column says how a file is read"),
     ],
 )

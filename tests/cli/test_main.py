@@ -60,6 +60,9 @@ MISTYPED = [
     ["negatives", "x.txt", "-o", "out", "--hard", "1", "--scorer", "overlapp"],
     ["tune", "default", "--data", ".", "-o", "out", "--max-length", "0"],
     ["eval", "--tasks", "sts", "--data", ".", "-o", "out", "--plan", "mask0-bidir:k=two"],
+    ["embed", "pyproject.toml", "-m", "smolm2", "-o", "x.parquet"],
+    ["generate", "a", "-m", "./absent"],
+    ["doctor", "pyproject.toml"],
 ]
 
 

@@ -72,7 +72,7 @@ def test_bad_files(tmp_path, line, message):
         (["a", "b", ""], "continuation 1 is empty"),
         (["a", "b", "-f", "c.jsonl"], "not both"),
         (["a", "b", "--scorer", "pmy"], "unknown scorer 'pmy'"),
-        (["a", "b", "--scorer", "./absent"], "there is no folder './absent'"),
+        (["a", "b", "--scorer", "./absent"], "there is no folder or file './absent'"),
         (["-f", "absent.jsonl"], "absent.jsonl: no such file"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_model_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "", Path("absent"), "The cat sat.", "cat."])
 def test_no_such_folder(name: object) -> None:
-    assert "there is no folder" in refusal(name)
+    assert "there is no folder or file" in refusal(name)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
@@ -68,12 +68,12 @@ def test_what_names_no_model(model: object) -> None:
 
 
 def test_a_file(folder: Path) -> None:
-    assert "is a file, and no GGUF file; give the folder" in refusal(folder / "model.safetensors")
+    assert "is not a GGUF file; give a model's folder" in refusal(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["defualt", "Default", "defalt"])
 def test_a_slip_in_the_name_of_the_bundled_model(name: str) -> None:
-    assert refusal(name) == f"there is no folder {name!r}; did you mean default?"
+    assert refusal(name) == f"there is no model {name!r}; did you mean default?"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "ctrl", "someone/defualt"])
@@ -91,7 +91,7 @@ def test_default_is_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_hub_id_without_network() -> None:
-    assert "cannot read the config of some/model" in refusal("some/model")
+    assert "there is no folder, file or short name 'some/model'" in refusal("some/model")
 
 
 def test_an_adapter_given_as_model(tmp_path: Path) -> None:

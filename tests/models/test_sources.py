@@ -39,8 +39,10 @@ def test_a_hub_that_nobody_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError) as caught:
         gerund.load("some/model")
     assert time.monotonic() - start < 5
-    said = "it is not in the local cache, and the hub cannot be reached"
-    assert str(caught.value).endswith(f"taken as a hub id since there is no such folder: {said}")
+    assert str(caught.value) == (
+        "there is no folder, file or short name 'some/model' (gerund models lists the names), and as a hub id it "
+        "cannot be read: it is not in the local cache, and the hub cannot be reached"
+    )
 
 
 @pytest.mark.slow

@@ -250,6 +250,13 @@ def test_other_methods(live: Running, method: str) -> None:
     found = live.client.request(method, CHAT)
     assert (found.status_code, found.json()["error"]["code"]) == (405, "method_not_allowed")
     assert found.headers["Allow"] == "POST"
+    assert found.json()["error"]["message"] == f"{CHAT} takes POST, not {method}"
+
+
+def test_a_route_that_does_not_exist(live: Running) -> None:
+    found = live.client.get("/v1/chats")
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
+    assert found.json()["error"]["message"].startswith("there is no route /v1/chats; ")
 
 
 @pytest.mark.slow

@@ -122,5 +122,8 @@ def test_few_texts_are_told(settings, write_recipe, tmp_path):
 def test_mistakes_leave_no_empty_folder(tmp_path):
     missing, output = tmp_path / "absent", tmp_path / "out"
     ran = run_cli("train", "llm2vec-simcse-default", f"model.base={missing}", f"output={output}")
-    assert ran.mistake == f"model.base: there is no folder '{missing}'; give a model's folder, a hub id, or default"
+    assert ran.mistake == (
+        f"model.base: there is no folder or file '{missing}'; give a model's folder, a GGUF file, a hub id, or a short "
+        "name (gerund models lists them)"
+    )
     assert not output.exists()

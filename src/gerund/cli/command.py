@@ -72,13 +72,15 @@ class CheckedCommand(LiteralHelp):
 
 
 def _demand_reachable(model: str) -> None:
-    """Say at once that the hub is not there; what is wrong with a folder the command says."""
+    """Refuse a model that does not exist before torch is imported, which takes seconds."""
     from gerund.models.sources import find
 
     try:
         source = find(model)
     except GerundError:
-        return
+        if any(char.isspace() for char in model):
+            return  # a text in the model's place, of which the command may say more
+        raise
     source.demand_reachable()
 
 

@@ -146,7 +146,9 @@ def command(
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
         if left := passed_over(table):
             kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
-            typer.echo(f"gerund: passed over in {source}: {kinds}; gerund index reads documents", err=True)
+            typer.echo(
+                f"gerund: skipped unsupported types in {source}: {kinds}; gerund index reads documents", err=True
+            )
         with embedding_job(table, place.output, config) as job:
             from gerund.entry import load
 

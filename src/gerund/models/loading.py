@@ -219,9 +219,7 @@ def read_config(source: Source) -> PreTrainedConfig:
     """
     if source.gguf is not None:
         return gguf_files.read_config(gguf_files.read_file(source.gguf))
-    what = f"cannot read the config of {source.name}"
-    if source.folder is None:
-        what += ", taken as a hub id since there is no such folder"
+    what = source.unreadable
     options = source.hub_options
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
     refuse_absurd_config(data, source.name)

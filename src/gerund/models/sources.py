@@ -67,6 +67,16 @@ class Source:
             **{name: value for name, value in said.items() if value is not None},
         }
 
+    @property
+    def unreadable(self) -> str:
+        """How messages begin where its config cannot be read."""
+        if self.is_local:
+            return f"cannot read the config of {self.name}"
+        return (
+            f"there is no folder, file or short name {self.name!r} (gerund models lists the names), and as a hub id it "
+            "cannot be read"
+        )
+
     def demand_reachable(self) -> None:
         """Refuse a hub id whose config is neither in the cache nor to be had.
 
@@ -79,10 +89,7 @@ class Source:
 
         if not isinstance(try_to_load_from_cache(self.name, "config.json", revision=self.revision), str):
             offline = " (HF_HUB_OFFLINE is set)" if constants.is_offline_mode() else ""
-            raise ModelError(
-                f"cannot read the config of {self.name}, taken as a hub id since there is no such folder: it is not in "
-                f"the local cache, and the hub cannot be reached{offline}"
-            )
+            raise ModelError(f"{self.unreadable}: it is not in the local cache, and the hub cannot be reached{offline}")
 
 
 def find(model: str | Path | None, *, revision: str | None = None, token: str | bool | None = None) -> Source:
@@ -132,7 +139,7 @@ def _found(model: str | Path | None) -> Source:
         return Source(text, None, file) if file is not None else Source(text, _check_folder(path))
     if text and path.exists():
         if not is_gguf(path):
-            raise ModelError(f"{path} is a file, and no GGUF file; give the folder of a model, or a GGUF file")
+            raise ModelError(f"{path} is not a GGUF file; give a model's folder, or a GGUF file")
         return Source(text, None, path)
     return _by_name(text, is_path=isinstance(model, Path))
 
@@ -147,10 +154,13 @@ def _by_name(name: str, *, is_path: bool) -> Source:
         file = gguf_in(NAMED[name].folder)
         return Source(name, None if file else NAMED[name].folder, file)
     if is_path or looks_local(name):
-        raise ModelError(f"there is no folder {name!r}; give a model's folder, a hub id, or {DEFAULT_MODEL}")
+        raise ModelError(
+            f"there is no folder or file {name!r}; give a model's folder, a GGUF file, a hub id, or a short name "
+            "(gerund models lists them)"
+        )
     # No hub model is called so, and without a network it takes long until that is clear.
     if "/" not in name and (near := get_close_matches(name.lower(), [DEFAULT_MODEL, *NAMED], cutoff=_SLIP)):
-        raise ModelError(f"there is no folder {name!r}; did you mean {near[0]}?")
+        raise ModelError(f"there is no model {name!r}; did you mean {near[0]}?")
     return Source(name, None)
 
 

@@ -125,7 +125,7 @@ class DocumentReader:
                 if parsed.encoding:
                     # A guess may be wrong; what the file itself says is not.
                     level = logging.WARNING if parsed.encoding.endswith("(detected)") else logging.INFO
-                    _log.log(level, "gerund: %s: read as %s", path, parsed.encoding)
+                    _log.log(level, "%s: read as %s", path, parsed.encoding)
                 yield parsed
         if not count:
             hint = "; are its pages pictures of text?" if ending == "pdf" else ""

@@ -22,6 +22,8 @@ from gerund.server.service import Service
 from gerund.version import __version__
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+# Characters of a path that a message repeats.
+_LONGEST_PATH = 100
 
 
 def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
@@ -90,13 +92,19 @@ async def _invalid(_request: Request, error: Exception) -> Response:
     return _shown(ApiError(message, param=place or None, code=code))
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError):
         why = ": it is not UTF-8" if isinstance(error.__cause__, UnicodeDecodeError) else ""
         return _shown(ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
     status = 400 if error.status_code == 422 else error.status_code
-    shown = _shown(ApiError(error.detail, status, code=_CODES.get(status)))
+    said = error.detail
+    if status == 404 and said == "Not Found":
+        said = f"there is no route {request.url.path[:_LONGEST_PATH]}; this server prints its routes when it starts"
+    elif status == 405 and said == "Method Not Allowed":
+        allowed = (error.headers or {}).get("Allow", "another method")
+        said = f"{request.url.path[:_LONGEST_PATH]} takes {allowed}, not {request.method}"
+    shown = _shown(ApiError(said, status, code=_CODES.get(status)))
     shown.headers.update(error.headers or {})
     return shown
 

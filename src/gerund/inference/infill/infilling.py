@@ -45,8 +45,8 @@ _SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 def untrained_to_fill(name: str) -> str:
     """Return what to say where a model fills gaps that, as far as is known, was never trained to."""
     return (
-        f"{name} is not known to be trained to fill gaps, so what it writes may make no sense; take a model or an "
-        "adapter that is, or another method, such as line-by-line"
+        f"{name} is not known to be trained to fill gaps, so what it writes may make no sense; use a model or an "
+        "adapter that is, or the method line-by-line"
     )
 
 
