@@ -9,6 +9,9 @@ from gerund.inference.generate.slots import Slots
 from tests.inference.generate.test_slots import model_of
 from tests.tiny import byte_tokenizer, tiny
 
+# The compiler takes a quarter of a minute for each layer.
+ONE_LAYER = {"num_hidden_layers": 1}
+
 
 @pytest.mark.parametrize("steady", [True, False])
 def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
@@ -58,7 +61,7 @@ def test_code_is_compiled_once_for_all_lengths_and_numbers_of_rows_and_writes_wh
 
     torch._dynamo.reset()
     counters.clear()
-    model, room = model_of("llama"), 64
+    model, room = model_of("llama", **ONE_LAYER), 64
     plain, quick = Slots(model, 6, room), Slots(model, 6, room, compiled=(2, 4))
     with torch.inference_mode(), compiled_step.quiet_compiler():
         for live, length in ((1, 3), (4, 3), (6, 20), (3, 30), (5, 62), (1, 62)):
@@ -75,7 +78,7 @@ def test_code_is_compiled_once_for_all_lengths_and_numbers_of_rows_and_writes_wh
 
 @pytest.mark.slow
 def test_a_compiled_step_follows_weights_that_are_changed_in_place() -> None:
-    model = model_of("llama")
+    model = model_of("llama", **ONE_LAYER)
     made = [Slots(model, 2, 64), Slots(model, 2, 64, compiled=(2, 2))]
     with compiled_step.quiet_compiler():
         for _ in range(2):
@@ -97,7 +100,7 @@ def test_a_compiled_step_in_half_precision_attends_in_either_way(
     converted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ragged_batch, "_QUICKLY_CONVERTED", converted)
-    model = tiny("llama", vocab_size=300).to(torch.bfloat16)
+    model = tiny("llama", vocab_size=300, **ONE_LAYER).to(torch.bfloat16)
     plain, quick = Slots(model, 4, 64), Slots(model, 4, 64, compiled=(2, 4))
     with compiled_step.quiet_compiler():
         found = []
@@ -111,7 +114,7 @@ def test_a_compiled_step_in_half_precision_attends_in_either_way(
 
 @pytest.mark.slow
 def test_compiled_steps_of_one_model_with_other_room_do_not_share_code() -> None:
-    model = model_of("llama")
+    model = model_of("llama", **ONE_LAYER)
     pairs = [(Slots(model, 4, room), Slots(model, 4, room, compiled=(2, 4))) for room in (40, 90)]
     with compiled_step.quiet_compiler():
         for live in (1, 3, 2):
@@ -131,7 +134,7 @@ def test_steps_that_look_at_no_weights_before_they_run_are_not_shared_by_models(
     """As on a GPU, where weights are no constants of the code."""
     for factor in (1.0, 1.7):
         with torch.inference_mode():
-            model = tiny("llama", vocab_size=300)
+            model = tiny("llama", vocab_size=300, **ONE_LAYER)
             for weight in model.parameters():
                 weight.mul_(factor)
         assert next(model.parameters()).is_inference()
