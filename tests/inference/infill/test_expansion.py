@@ -132,7 +132,9 @@ class TestExpanding:
 
     def test_a_word_that_a_line_end_divides_stands_whole(self):
         fill = Filler(("new", -1.0))
-        assert expand(fill, f"reor-\nganised {BLANK} firm", 1, blank=BLANK, sampling=NUCLEUS) == ["reor- ganised new firm"]
+        assert expand(fill, f"reor-\nganised {BLANK} firm", 1, blank=BLANK, sampling=NUCLEUS) == [
+            "reor- ganised new firm"
+        ]
 
     def test_the_query_itself_is_no_expansion_of_it(self):
         fill = Filler(("Walls", -1.0), ("rooms", -2.0))

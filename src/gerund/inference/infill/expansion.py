@@ -132,8 +132,8 @@ def expand(
     """Return other ways to ask: the query with some of its words written anew.
 
     A query that has blanks is an artificial prompt and is filled as it is; any other is masked at random, anew for each
-    filling. What says the same as the query or an earlier expansion, in normal form and capitals and white space apart, is left
-    out, and what has grown together with a word beside a mask, or holds half of a character.
+    filling. What says the same as the query or an earlier expansion, in normal form, capitals and white space
+    apart, is left out, and what has grown together with a word beside a mask, or holds half of a character.
 
     Args:
         fill: fills the gaps of a text with one sampled filling.
