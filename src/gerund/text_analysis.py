@@ -273,7 +273,9 @@ def _analysed(word: str, language: str) -> str:
     # Stems of English know no accents, and those of other scripts do not need them.
     if own == "en" or _script_of(word) != "Latin":
         word = _folded(word)
-    return _folded(_stemmer(_STEMMERS[own]).stemWord(word)) if own in _STEMMERS else _folded(word)
+    # Of some words nothing is left but what is stemmed away.
+    stem = _stemmer(_STEMMERS[own]).stemWord(word) or word if own in _STEMMERS else word
+    return _folded(stem)
 
 
 @cache

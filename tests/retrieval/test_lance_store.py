@@ -18,6 +18,7 @@ from lancedb.index import FTS
 from gerund.errors import DataError, InputError, ResourceError
 from gerund.retrieval import lance_store
 from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.indexing import Writer
 from gerund.retrieval.lance_rows import TERMS, terms_of
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import About, Words
@@ -85,6 +86,15 @@ def test_a_migration_that_an_older_version_left_is_finished(tmp_path):
     stored(new, [chunk("c", "New words.")])
     store.swap(new)
     assert sources(LanceStore(place).words(Words("new"), 5)) == ["c"]
+
+
+def test_an_older_index_is_not_taken_for_one_that_was_interrupted(tmp_path):
+    older(tmp_path / "my.index")
+    assert not Writer(LanceStore(tmp_path / "my.index"), cut_lines, embed, None).tidied().completed
+    assert LanceStore(tmp_path / "my.index").is_tidy()
+    stored(LanceStore(tmp_path / "my.index"), [chunk("c", "New words.")])
+    assert Writer(LanceStore(tmp_path / "my.index"), cut_lines, embed, None).tidied().completed
+    assert LanceStore(tmp_path / "my.index").is_tidy()
 
 
 def test_an_index_of_words_that_was_not_finished_is_finished(tmp_path, caplog):
