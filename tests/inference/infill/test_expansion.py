@@ -72,6 +72,19 @@ class TestMasks:
             assert shown in prompt
             assert BLANK in prompt
 
+    @pytest.mark.parametrize(
+        ("query", "words"),
+        [
+            ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+            ("cafe\u0301 bar", ["cafe\u0301", "bar"]),
+            ("ที่นี่", ["ที่", "นี่"]),
+            ("한국어 문장", ["한국어", "문장"]),
+            ("北京", ["北", "京"]),
+        ],
+    )
+    def test_words_are_those_of_the_script(self, query, words):
+        assert [query[start:end] for start, end in Query.of(query).words] == words
+
     def test_one_text_to_keep_is_meant_as_a_whole(self):
         assert masks("dry damp walls", "damp walls") == masks("dry damp walls", ["damp walls"])
 

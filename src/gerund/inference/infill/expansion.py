@@ -6,7 +6,6 @@ written by people, with a blank where the model is to write.
 Knows: words, masks, which fillings are new. Does not know: how gaps are filled.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
 from gerund.normalization import Alignment, normalized
+from gerund.text_analysis import word_spans
 from gerund.types import Infill
 
 FRACTION = 0.3
@@ -31,9 +31,6 @@ MAX_TOKENS = 8
 
 # Prompts that are filled for each expansion that is asked for: fillings repeat each other, and the query.
 _TRIES = 4
-# A word; where words have no spaces between them, a character.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])\w)+")
-
 # What half of a character is decoded to.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -69,18 +66,17 @@ class Query:
             TextError: the query has no word, or what is to be kept is not in it or no text.
         """
         aligned = Alignment(text)
-        matches = list(_WORD.finditer(aligned.text))
-        if not matches:
+        forms = _word_forms(aligned.text)
+        if not forms:
             raise TextError("the query has no word" if text.strip() else "the query is empty")
-        forms = [match[0].casefold() for match in matches]
         kept: set[int] = set()
         for phrase in _listed(keep):
-            places = _places_of(_word_forms(phrase), forms)
+            places = _places_of(_word_forms(normalized(phrase)), forms)
             if not places:
                 raise TextError(f"{phrase!r} is to be kept and is not in the query {text!r}")
             kept |= places
         # A character such as a fraction may be several words, and is masked or kept as a whole.
-        spans = [aligned.original(*match.span()) for match in matches]
+        spans = [aligned.original(start, end) for start, end in word_spans(aligned.text)]
         words = list(dict.fromkeys(spans))
         return cls(text, words, frozenset(words.index(spans[place]) for place in kept))
 
@@ -226,8 +222,8 @@ def _listed(keep: Any) -> list[str]:
 
 
 def _word_forms(text: str) -> list[str]:
-    """Return the words of a text as they are compared."""
-    return [match[0].casefold() for match in _WORD.finditer(normalized(text))]
+    """Return the words of a normal form as they are compared."""
+    return [text[start:end].casefold() for start, end in word_spans(text)]
 
 
 def _places_of(wanted: Sequence[str], words: Sequence[str]) -> set[int]:
@@ -244,8 +240,8 @@ def _stand_whole(pieces: Sequence[str], text: str) -> bool:
     >>> _stand_whole(["dry ", " walls"], "dry old walls"), _stand_whole(["dry ", " walls"], "dryer walls")
     (True, False)
     """
-    words = iter(_word_forms(text))
-    return all(word in words for piece in pieces for word in _word_forms(piece))
+    words = iter(_word_forms(normalized(text)))
+    return all(word in words for piece in pieces for word in _word_forms(normalized(piece)))
 
 
 def _folded(text: str) -> str:
