@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lancedb
@@ -86,6 +87,19 @@ def test_a_migration_that_an_older_version_left_is_finished(tmp_path):
     stored(new, [chunk("c", "New words.")])
     store.swap(new)
     assert sources(LanceStore(place).words(Words("new"), 5)) == ["c"]
+
+
+def test_two_readers_of_an_older_index_on_an_object_store_do_not_hinder_each_other(tmp_path, monkeypatch):
+    older(tmp_path / "my.index")
+    barrier = threading.Barrier(2)
+    # Both see that the column is missing before either adds it.
+    add = lancedb.table.LanceTable.add_columns
+    monkeypatch.setattr(lancedb.table.LanceTable, "add_columns", lambda *all: (barrier.wait(10), add(*all)))
+    place = (tmp_path / "my.index").as_uri()
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: sources(LanceStore(place).words(Words("geneve"), 5)), range(2)))
+    assert found == [["a"], ["a"]]
+    assert sources(LanceStore(place).words(Words("首都"), 5)) == ["b"]
 
 
 def test_an_older_index_is_not_taken_for_one_that_was_interrupted(tmp_path):
