@@ -25,7 +25,7 @@ def analysed_again(table: Any, analyzer: Analyzer, name: str) -> None:
     """Give every chunk its terms, and the table an index of them; vectors stay as they are.
 
     Args:
-        table: the table of chunks; whoever calls holds the lock.
+        table: the table of chunks; whoever calls holds the lock, where there is one.
         analyzer: what its words are.
         name: the index's, for messages.
     """
