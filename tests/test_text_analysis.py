@@ -70,6 +70,10 @@ def test_a_language_has_its_own_stems(language):
     assert analyzer.document(one) == analyzer.document(other)
 
 
+def test_of_a_word_that_is_all_ending_the_word_is_left():
+    assert Analyzer("ne").document("छ") == ["छ"]
+
+
 def test_stop_words_are_those_of_the_language():
     assert Analyzer("de").query("Wo ist der Hund?") == ["hund"]
     assert Analyzer("de").query("der die das") == ["der", "die", "das"]

@@ -201,6 +201,21 @@ def overlap_words(text: str) -> list[str]:
     return text.split() if text.isascii() else _OVERLAP.findall(text)
 
 
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return where the words of a normal form stand; in scripts without spaces every character is a word.
+
+    >>> [text[start:end] for text in ["It's हिन्दी 한국어 北京"] for start, end in word_spans(text)]
+    ['It', 's', 'हिन्दी', '한국어', '北', '京']
+    """
+    spans = list[tuple[int, int]]()
+    for word in _words(text):
+        if word.characters is None or word.kind == "hangul":
+            spans.append((word.start, word.end))
+        else:
+            spans += [(word.start + one.start(), word.start + one.end()) for one in _CHARACTER.finditer(word.text)]
+    return spans
+
+
 def _words(text: str) -> Iterator[_Word]:
     """Yield the words of a text in its normal form."""
     for found in _WORD.finditer(text):
@@ -273,7 +288,9 @@ def _analysed(word: str, language: str) -> str:
     # Stems of English know no accents, and those of other scripts do not need them.
     if own == "en" or _script_of(word) != "Latin":
         word = _folded(word)
-    return _folded(_stemmer(_STEMMERS[own]).stemWord(word)) if own in _STEMMERS else _folded(word)
+    # Of some words nothing is left but what is stemmed away.
+    stem = _stemmer(_STEMMERS[own]).stemWord(word) or word if own in _STEMMERS else word
+    return _folded(stem)
 
 
 @cache

@@ -95,6 +95,11 @@ def test_what_ends_the_process_is_the_error_of_one_file(tmp_path, reader, monkey
     )
     monkeypatch.undo()
     assert good(reader, tmp_path)
+    # Between two files it is nobody's.
+    assert reader._process is not None
+    reader._process.kill()
+    reader._process.wait()
+    assert good(reader, tmp_path)
 
 
 @pytest.mark.slow

@@ -40,7 +40,19 @@ def test_a_page_is_decoded_as_it_declares(head, encoding, named):
 
 @pytest.mark.parametrize(
     ("declared", "encoding", "text"),
-    [("gb2312", "gbk", "今天天气很好"), ("shift_jis", "cp932", "日本語"), ("euc-kr", "cp949", "한국어")],
+    [
+        ("gb2312", "gbk", "今天天气很好"),
+        ("shift_jis", "cp932", "日本語"),
+        ("euc-kr", "cp949", "한국어"),
+        # Names that browsers know and Python does not.
+        ("Windows-31J", "cp932", "日本語①"),
+        ("x-sjis", "cp932", "日本語"),
+        ("x-euc-jp", "euc_jp", "日本語"),
+        ("windows-949", "cp949", "똠방각하"),
+        ("windows-874", "cp874", "ภาษาไทย"),
+        ("ISO-8859-8-I", "iso8859-8", "שלום"),
+        ("x-cp1251", "cp1251", "Привет"),
+    ],
 )
 def test_asian_pages_are_decoded_as_they_declare(declared, encoding, text):
     page = f"<meta charset={declared}>{text}"
@@ -54,6 +66,8 @@ def test_what_is_declared_wrongly_is_not_taken():
     assert decoded(b"<meta charset=rot13>caf\xc3\xa9", "a.html", markup=True) == ("<meta charset=rot13>café", "")
     raw = b"<meta charset=utf-8>" + GERMAN.encode("cp1252")
     assert decoded(raw, "a.html", markup=True)[1] == "windows-1252 (detected)"
+    # A codec that refuses everything.
+    assert decoded(b"<meta charset=undefined>caf\xc3\xa9", "a.html", markup=True)[1] == ""
     # Bytes that windows-1252 has no character for.
     assert decoded(b"<meta charset=cp1252>a\x81\x93", "a.html", markup=True)[0].endswith("a\x81\u201c")
     # Plain text declares nothing.
@@ -85,6 +99,10 @@ def test_a_damaged_utf8_file_stays_one():
     )
     cut = "日本語の".encode()[:-1]
     assert decoded(cut, "a.txt")[0].startswith("日本語")
+    # A mark is no reason to be silent.
+    assert decoded(codecs.BOM_UTF8 + cut, "a.txt") == ("日本語\ufffd", "utf-8 with errors (detected)")
+    cut = GERMAN.encode("utf-16-le")[:-1]
+    assert decoded(codecs.BOM_UTF16_LE + cut, "a.txt") == (GERMAN[:-1] + "\ufffd", "utf-16-le with errors (detected)")
 
 
 def test_what_is_no_text_is_refused():

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lancedb
@@ -18,6 +19,7 @@ from lancedb.index import FTS
 from gerund.errors import DataError, InputError, ResourceError
 from gerund.retrieval import lance_store
 from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.indexing import Writer
 from gerund.retrieval.lance_rows import TERMS, terms_of
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import About, Words
@@ -85,6 +87,28 @@ def test_a_migration_that_an_older_version_left_is_finished(tmp_path):
     stored(new, [chunk("c", "New words.")])
     store.swap(new)
     assert sources(LanceStore(place).words(Words("new"), 5)) == ["c"]
+
+
+def test_two_readers_of_an_older_index_on_an_object_store_do_not_hinder_each_other(tmp_path, monkeypatch):
+    older(tmp_path / "my.index")
+    barrier = threading.Barrier(2)
+    # Both see that the column is missing before either adds it.
+    add = lancedb.table.LanceTable.add_columns
+    monkeypatch.setattr(lancedb.table.LanceTable, "add_columns", lambda *all: (barrier.wait(10), add(*all)))
+    place = (tmp_path / "my.index").as_uri()
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: sources(LanceStore(place).words(Words("geneve"), 5)), range(2)))
+    assert found == [["a"], ["a"]]
+    assert sources(LanceStore(place).words(Words("首都"), 5)) == ["b"]
+
+
+def test_an_older_index_is_not_taken_for_one_that_was_interrupted(tmp_path):
+    older(tmp_path / "my.index")
+    assert not Writer(LanceStore(tmp_path / "my.index"), cut_lines, embed, None).tidied().completed
+    assert LanceStore(tmp_path / "my.index").is_tidy()
+    stored(LanceStore(tmp_path / "my.index"), [chunk("c", "New words.")])
+    assert Writer(LanceStore(tmp_path / "my.index"), cut_lines, embed, None).tidied().completed
+    assert LanceStore(tmp_path / "my.index").is_tidy()
 
 
 def test_an_index_of_words_that_was_not_finished_is_finished(tmp_path, caplog):

@@ -44,7 +44,8 @@ RerankBy = Annotated[
 ]
 HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
 
-COMPLETED = "an earlier gerund index was ended before its last step, the index of words; it is done now"
+# A writer that is still at it can't be told from one that is gone.
+COMPLETED = "an earlier gerund index was ended before its last step, or is still running; all words are indexed now"
 _SNIPPET = 300
 
 

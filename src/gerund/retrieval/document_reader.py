@@ -165,6 +165,8 @@ class DocumentReader:
                 self.close()
 
     def _request(self, path: Path, ending: str) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended between two files, which is no fault of this one
         if self._process is None:
             self._process = _started()
             self._next(path, _START_SECONDS)

@@ -35,6 +35,12 @@ _MEANT = {
     "euc_kr": "cp949",
     "big5": "big5hkscs",
 }
+# Names of pages that Python does not know, and what is put around names that it knows: x-sjis, iso-8859-8-i.
+_LABELS = {
+    "windows-31j": "cp932", "windows-949": "cp949", "windows-874": "cp874", "ksc_5601": "cp949",
+    "cn-big5": "big5hkscs", "gb_2312-80": "gb18030",
+}  # fmt: skip
+_ADDED = re.compile(r"^(?:x-)+|-[ie]$")
 # Encodings that text files are found in. Detecting among all that Python knows takes rare ones for common ones.
 _WESTERN = "cp1252"
 _ONE_BYTE_UNITS = (
@@ -75,7 +81,7 @@ def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
     """
     for mark, name in _MARKS:
         if raw.startswith(mark):
-            return _damaged(raw[len(mark) :], name, where), "" if name == "utf-8" else f"{name} (byte order mark)"
+            return _marked(raw[len(mark) :], name, where)
     name = _declared(raw[:_HEAD]) if markup else ""
     if name and name != "utf-8":
         text = _strictly(raw, name)
@@ -87,12 +93,17 @@ def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
     return _detected(raw, where)
 
 
-def _damaged(raw: bytes, name: str, where: str) -> str:
-    """Return bytes as text that may be damaged, or cut in the middle of a character, but not much."""
-    text = raw.decode(name, "replace")
-    if text.count("\ufffd") * 2 > len(text):
-        raise DataError(f"{where}: it begins with the mark of {name}, and is not valid {name}; save it as UTF-8")
-    return text
+def _marked(raw: bytes, name: str, where: str) -> tuple[str, str]:
+    """Return bytes behind a mark as text, which may be damaged, or cut in the middle of a character, but not much."""
+    try:
+        return raw.decode(name), "" if name == "utf-8" else f"{name} (byte order mark)"
+    except UnicodeDecodeError as error:
+        text = raw.decode(name, "replace")
+        if text.count("\ufffd") * 2 > len(text):
+            raise DataError(
+                f"{where}: it begins with the mark of {name}, and is not valid {name}; save it as UTF-8"
+            ) from error
+        return text, f"{name} with errors (detected)"
 
 
 def _declared(head: bytes) -> str:
@@ -100,8 +111,9 @@ def _declared(head: bytes) -> str:
     match = _XML.match(head) or _META.search(_COMMENT.sub(b"", head))
     if match is None:
         return ""
+    label = _ADDED.sub("", match[1].decode("ascii", "replace").lower())
     try:
-        name = codecs.lookup(match[1].decode("ascii", "replace")).name
+        name = codecs.lookup(_LABELS.get(label, label)).name
     except LookupError:
         return ""
     # Who can read the declaration byte by byte has no UTF-16 in front of him.
@@ -111,7 +123,7 @@ def _declared(head: bytes) -> str:
 def _strictly(raw: bytes, name: str) -> str | None:
     try:
         text = raw.decode(name)
-    except (UnicodeDecodeError, LookupError):
+    except (UnicodeError, LookupError):
         if name != "windows-1252":
             return None
         # Five bytes stand for nothing there, and browsers pass them through.

@@ -181,7 +181,7 @@ class _Reader:
         if own.is_string:
             return quoted(own.this), "text"
         number = float(own.this)
-        if not math.isfinite(number) or abs(number) > _LARGEST_NUMBER:
+        if not math.isfinite(number) or abs(number) >= _LARGEST_NUMBER:
             raise self._refused_at(node, f"{node.sql()} is too large a number")
         if not number.is_integer():
             raise self._refused_at(node, f"{node.sql()} is no whole number, as those of an index are")

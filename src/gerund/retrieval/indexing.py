@@ -227,9 +227,10 @@ class Writer:
         """
         begin = time.perf_counter()
         has_changed = bool(self.summary.documents or self.summary.removed)
+        if not has_changed:
+            self.summary.completed = self.store.finish()
         if has_changed or not self.store.is_tidy():
             self.store.tidy()
-            self.summary.completed = not has_changed
         self.summary.seconds += time.perf_counter() - begin
         return self.summary
 

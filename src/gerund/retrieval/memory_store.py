@@ -39,9 +39,17 @@ def _is_like(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _like_pattern(pattern: str) -> re.Pattern[str]:
-    meanings = {"%": ".*", "_": "."}
-    parts = re.findall(r"\\?.", pattern, re.DOTALL)
-    return re.compile("".join(meanings.get(one) or re.escape(one[-1]) for one in parts), re.DOTALL)
+    parts = [""]
+    for sign in re.findall(r"\\?.", pattern, re.DOTALL):
+        if sign == "%":
+            parts.append("")
+        else:
+            parts[-1] += "." if sign == "_" else re.escape(sign[-1])
+    first, *middle, last = parts if len(parts) > 1 else [*parts, ""]
+    # The first place where a part stands leaves the most room for the rest: no other one is ever tried, so that a
+    # pattern of many parts takes no longer than its text is long, times the pattern.
+    found = "".join(f"(?>.*?{part})" for part in middle if part)
+    return re.compile(f"{first}{found}.*{last}" if len(parts) > 1 else first, re.DOTALL)
 
 
 # What SQLite has not, or has for the letters of English alone, and LanceDB for all.

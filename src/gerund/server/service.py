@@ -267,5 +267,8 @@ def _opened(where: str, lm: GenerativeModel) -> "Index":
     demand_index(where)
     index = open_index(where, lm)
     if index.store.finish():
-        note("an earlier gerund index was ended before its last step, which is done now", index=where)
+        note(
+            "an earlier gerund index was ended before its last step, or is running; all words are indexed now",
+            index=where,
+        )
     return index

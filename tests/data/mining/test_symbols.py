@@ -44,6 +44,8 @@ def test_weights(text, weight):
         ("İ", "i̇"),
         ("\u00a0x\u2028y\u3000", "x y"),
         ("\x00", "\x00"),
+        ("Photo\u00adsyn\u200bthesis", "photosynthesis"),
+        ("reor-\nganised", "reorganised"),
     ],
 )
 def test_normalised(text, form):

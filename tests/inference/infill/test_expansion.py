@@ -57,6 +57,34 @@ class TestMasks:
             assert prompt.count("walls") == 2
             assert "damp walls" in prompt
 
+    @pytest.mark.parametrize(
+        ("query", "keep", "shown"),
+        [
+            ("Where is the cafe\u0301 open", "CAF\u00c9", "cafe\u0301"),
+            ("caf\u00e9 near the station", "cafe\u0301", "caf\u00e9"),
+            ("how photo\u00adsynthesis works", "photosynthesis", "photo\u00adsynthesis"),
+            ("an ef\ufb01cient wall", "efficient", "ef\ufb01cient"),
+            ("price of \u00bd pound", "1", "\u00bd"),
+        ],
+    )
+    def test_what_is_kept_is_compared_in_its_normal_form_and_stays_as_it_is(self, query, keep, shown):
+        for prompt in masks(query, [keep], fraction=0.6, n=20):
+            assert shown in prompt
+            assert BLANK in prompt
+
+    @pytest.mark.parametrize(
+        ("query", "words"),
+        [
+            ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+            ("cafe\u0301 bar", ["cafe\u0301", "bar"]),
+            ("ที่นี่", ["ที่", "นี่"]),
+            ("한국어 문장", ["한국어", "문장"]),
+            ("北京", ["北", "京"]),
+        ],
+    )
+    def test_words_are_those_of_the_script(self, query, words):
+        assert [query[start:end] for start, end in Query.of(query).words] == words
+
     def test_one_text_to_keep_is_meant_as_a_whole(self):
         assert masks("dry damp walls", "damp walls") == masks("dry damp walls", ["damp walls"])
 
@@ -109,6 +137,17 @@ class TestExpanding:
             "dry wet walls",
         ]
         assert len(fill.asked) == 2
+
+    def test_fillings_that_read_the_same_are_one(self):
+        fill = Filler(("cafe\u0301", -1.0), ("caf\u00e9", -0.5), ("ca\u00adf\u00e9", -2.0), ("bar", -3.0))
+        found = expand(fill, f"photo\u00adgraphs of a {BLANK}", 2, blank=BLANK, sampling=NUCLEUS)
+        assert found == ["photo\u00adgraphs of a caf\u00e9", "photo\u00adgraphs of a bar"]
+
+    def test_a_word_that_a_line_end_divides_stands_whole(self):
+        fill = Filler(("new", -1.0))
+        assert expand(fill, f"reor-\nganised {BLANK} firm", 1, blank=BLANK, sampling=NUCLEUS) == [
+            "reor- ganised new firm"
+        ]
 
     def test_the_query_itself_is_no_expansion_of_it(self):
         fill = Filler(("Walls", -1.0), ("rooms", -2.0))

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from gerund.errors import ConfigError
+from gerund.normalization import normalized
 
 # Letters beyond this code point (the released code's 10000) say as much as several Latin ones: Han, kana, Hangul, ...
 LAST_LIGHT_LETTER = 0x2710
@@ -58,12 +59,12 @@ class SymbolWeights:
 
 
 def normalised(text: str) -> str:
-    r"""Return the form in which texts are compared: NFKC, lower case, white space folded to one space.
+    r"""Return the form in which texts are compared: the normal form in lower case, white space folded to one space.
 
     >>> normalised("  Spike\n is　ＣＨＡＳＩＮＧ Tom. ")
     'spike is chasing tom.'
     """
-    return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+    return " ".join(normalized(text).lower().split())
 
 
 def code_points(text: str) -> np.ndarray:

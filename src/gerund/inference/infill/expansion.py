@@ -6,7 +6,6 @@ written by people, with a blank where the model is to write.
 Knows: words, masks, which fillings are new. Does not know: how gaps are filled.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,8 @@ from gerund.config import MOST_AT_ONCE, Sampling, demand_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
+from gerund.normalization import Alignment, normalized
+from gerund.text_analysis import word_spans
 from gerund.types import Infill
 
 FRACTION = 0.3
@@ -30,9 +31,6 @@ MAX_TOKENS = 8
 
 # Prompts that are filled for each expansion that is asked for: fillings repeat each other, and the query.
 _TRIES = 4
-# A word; where words have no spaces between them, a character.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])\w)+")
-
 # What half of a character is decoded to.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -58,6 +56,8 @@ class Query:
     def of(cls, text: str, keep: Sequence[str] = ()) -> "Query":
         """Find a query's words, and those that are to be kept, wherever they stand; capitals make no difference.
 
+        Words are compared in their normal form; ``words`` are places in the text as it is.
+
         Args:
             text: the query.
             keep: words, or several of them together, as they stand in the query; a single text is one of them.
@@ -65,16 +65,20 @@ class Query:
         Raises:
             TextError: the query has no word, or what is to be kept is not in it or no text.
         """
-        words = [match.span() for match in _WORD.finditer(text)]
-        if not words:
+        aligned = Alignment(text)
+        forms = _word_forms(aligned.text)
+        if not forms:
             raise TextError("the query has no word" if text.strip() else "the query is empty")
         kept: set[int] = set()
-        for one in _listed(keep):
-            own = _words_of(text, one, words)
-            if not own:
-                raise TextError(f"{one!r} is to be kept and is not in the query {text!r}")
-            kept |= own
-        return cls(text, words, frozenset(kept))
+        for phrase in _listed(keep):
+            places = _places_of(_word_forms(normalized(phrase)), forms)
+            if not places:
+                raise TextError(f"{phrase!r} is to be kept and is not in the query {text!r}")
+            kept |= places
+        # A character such as a fraction may be several words, and is masked or kept as a whole.
+        spans = [aligned.original(start, end) for start, end in word_spans(aligned.text)]
+        words = list(dict.fromkeys(spans))
+        return cls(text, words, frozenset(words.index(spans[place]) for place in kept))
 
     def masked(self, rng: np.random.Generator, *, fraction: float = FRACTION, blank: str, begins: bool = True) -> str:
         """Return an auto prompt: the query with a blank in the place of some of its words.
@@ -124,8 +128,8 @@ def expand(
     """Return other ways to ask: the query with some of its words written anew.
 
     A query that has blanks is an artificial prompt and is filled as it is; any other is masked at random, anew for each
-    filling. What says the same as the query or an earlier expansion, capitals and white space apart, is left out, and
-    what has grown together with a word beside a mask, or holds half of a character.
+    filling. What says the same as the query or an earlier expansion, in normal form, capitals and white space
+    apart, is left out, and what has grown together with a word beside a mask, or holds half of a character.
 
     Args:
         fill: fills the gaps of a text with one sampled filling.
@@ -153,8 +157,9 @@ def expand(
         filled = fill(prompt, own)
         text = " ".join(filled.text.split())
         scores = [score for span, score in zip(filled.spans, filled.scores, strict=True) if span.strip()]
-        folded = _folded(text)
-        whole = _stand_whole(prompt.split(blank), text) and _BROKEN not in text
+        # As it was filled: which hyphens divide a word is known by the line ends behind them.
+        folded = _folded(filled.text)
+        whole = _stand_whole(prompt.split(blank), filled.text) and _BROKEN not in text
         if scores and whole and folded != known:
             score = sum(scores) / len(scores)
             found[folded] = max(found.get(folded, (score, text)), (score, text))
@@ -216,13 +221,16 @@ def _listed(keep: Any) -> list[str]:
     return listed
 
 
-def _words_of(text: str, kept: str, words: Sequence[tuple[int, int]]) -> set[int]:
-    """Return the places of the words that ``kept`` takes up, wherever it stands as whole words."""
-    wanted = [match[0].casefold() for match in _WORD.finditer(kept)]
-    have = [text[start:end].casefold() for start, end in words]
+def _word_forms(text: str) -> list[str]:
+    """Return the words of a normal form as they are compared."""
+    return [text[start:end].casefold() for start, end in word_spans(text)]
+
+
+def _places_of(wanted: Sequence[str], words: Sequence[str]) -> set[int]:
+    """Return the places of the words that are wanted, wherever they stand one behind the other."""
     if not wanted:
         return set()
-    starts = [place for place in range(len(have)) if have[place : place + len(wanted)] == wanted]
+    starts = [place for place in range(len(words)) if words[place : place + len(wanted)] == wanted]
     return {place for start in starts for place in range(start, start + len(wanted))}
 
 
@@ -232,9 +240,9 @@ def _stand_whole(pieces: Sequence[str], text: str) -> bool:
     >>> _stand_whole(["dry ", " walls"], "dry old walls"), _stand_whole(["dry ", " walls"], "dryer walls")
     (True, False)
     """
-    words = (match[0].casefold() for match in _WORD.finditer(text))
-    return all(match[0].casefold() in words for piece in pieces for match in _WORD.finditer(piece))
+    words = iter(_word_forms(normalized(text)))
+    return all(word in words for piece in pieces for word in _word_forms(normalized(piece)))
 
 
 def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return " ".join(normalized(text).casefold().split())
