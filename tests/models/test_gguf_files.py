@@ -135,6 +135,57 @@ def test_a_table_of_tensors_that_lies(tmp_path: Path, tiny_file: Path) -> None:
             read_file(damaged(tiny_file, tmp_path / f"{number}.gguf", change))
 
 
+@pytest.mark.parametrize(
+    ("key", "form", "kind", "value", "message"),
+    [
+        ("llama.block_count", "I", 4, 2**32 - 1, "block_count is 4294967295, which its tensors do not fit"),
+        ("llama.block_count", "I", 4, 0, "block_count is 0, which its tensors do not fit"),
+        ("llama.attention.head_count", "I", 4, 2**31, "head_count is 2147483648, which its tensors do not fit"),
+        ("llama.attention.head_count", "I", 4, 3, "attn_q.weight is of shape|head"),
+        ("llama.rope.freq_base", "f", 6, float("nan"), "rope.freq_base is nan, not a number"),
+        ("llama.attention.layer_norm_rms_epsilon", "f", 6, float("inf"), "epsilon is inf, not a number"),
+        ("tokenizer.ggml.eos_token_id", "i", 5, -1, "eos_token_id is -1, and its tokens are 0 to 265"),
+        ("tokenizer.ggml.bos_token_id", "f", 6, 1.5, "bos_token_id is 1.5, and its tokens are 0 to 265"),
+        ("tokenizer.ggml.padding_token_id", "I", 4, 266, "padding_token_id is 266, and its tokens are 0 to 265"),
+    ],
+)
+def test_values_that_no_model_has(
+    tmp_path: Path, tiny_file: Path, key: str, form: str, kind: int, value: float, message: str
+) -> None:
+    def change(data: bytearray) -> None:
+        name = struct.pack("<Q", len(key)) + key.encode()  # behind it stand the type and the value
+        struct.pack_into(f"<I{form}", data, data.index(name) + len(name), kind, value)
+
+    with pytest.raises(ModelError, match=message):
+        gerund.load(damaged(tiny_file, tmp_path / "file.gguf", change))
+
+
+def test_settings_of_another_type_are_refused(tiny_file: Path) -> None:
+    file = read_file(tiny_file)
+
+    def changed(**values: object) -> gguf_files.GgufFile:
+        named = {f"llama.{key.replace('__', '.')}": value for key, value in values.items()}
+        return gguf_files.GgufFile(file.path, {**file.metadata, **named}, file.tensors)
+
+    for values in ({"rope__freq_base": "x"}, {"rope__freq_base": [1.0]}, {"rope__scaling__factor": True}):
+        with pytest.raises(ModelError, match="not a number"):
+            gguf_files.read_config(changed(**values))
+    with pytest.raises(ModelError, match="pools in a way that is not known"):
+        gguf_files.encoder_settings(changed(pooling_type=[1]))
+
+
+def test_more_tokens_than_embeddings(tmp_path: Path, tiny_file: Path) -> None:
+    name = b"token_embd.weight"
+
+    def change(data: bytearray) -> None:
+        at = data.index(name) + len(name) + 4 + 8  # behind the number of dimensions and the first of them
+        assert struct.unpack_from("<Q", data, at) == (266,)
+        struct.pack_into("<Q", data, at, 200)
+
+    with pytest.raises(ModelError, match="other tokens than the 200 of its embeddings"):
+        read_tokenizer(read_file(damaged(tiny_file, tmp_path / "few.gguf", change)))
+
+
 def test_what_is_not_read(tmp_path: Path, tiny_file: Path) -> None:
     rwkv = damaged(tiny_file, tmp_path / "rwkv.gguf", lambda data: rename(data, b"llama", b"rwkv7"))
     with pytest.raises(ModelError, match="architecture 'rwkv7' are not read; llama, qwen2, qwen3, gemma3 are"):
