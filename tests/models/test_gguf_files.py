@@ -63,6 +63,36 @@ def test_saved_and_opened_again(tmp_path: Path, tiny_file: Path) -> None:
     assert again.generate("The old", max_new_tokens=5)[0].text == file.generate("The old", max_new_tokens=5)[0].text
 
 
+def split(file: Path, folder: Path) -> list[Path]:
+    """Write a file as two, as llama.cpp does it: only the first has metadata."""
+    data = file.read_bytes()
+    reader = gguf_files._Reader(memoryview(data))
+    version, tensors, values = reader.numbers("<IQQ")
+    begin = reader.place
+    for _ in range(values):
+        reader.text()
+        reader.value(reader.number("<I"))
+    table = reader.place
+    for _ in range(tensors):
+        gguf_files._tensor(reader, file)
+    head = gguf_files.MAGIC + struct.pack("<IQQ", version, tensors, 0) + data[table : reader.place]
+    paths = [folder / f"tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
+    paths[0].write_bytes(gguf_files.MAGIC + struct.pack("<IQQ", version, 0, values) + data[begin:table])
+    paths[1].write_bytes(head + bytes(-len(head) % 32) + data[gguf_files._header(file)[2] :])
+    return paths
+
+
+def test_a_model_in_two_files(tmp_path: Path, tiny_file: Path) -> None:
+    expected = gerund.load(tiny_file).encode(TEXTS)
+    for path in (tmp_path, *split(tiny_file, tmp_path)):
+        assert (gerund.load(path).encode(TEXTS) == expected).all()
+    # A name like that of a part of none is only a name.
+    whole = tmp_path / "other" / "tiny-00001-of-00000.gguf"
+    whole.parent.mkdir()
+    whole.write_bytes(tiny_file.read_bytes())
+    assert (gerund.load(whole).encode(TEXTS) == expected).all()
+
+
 def test_eight_bits_are_unpacked(tmp_path: Path) -> None:
     folder = gerund.load(save_tiny(tmp_path / "base", hidden_size=64, intermediate_size=64), dtype="float32")
     file = read_file(write(folder, tmp_path / "model.gguf", eight_bits=True))

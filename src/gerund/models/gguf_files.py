@@ -176,7 +176,7 @@ def read_file(path: Path) -> GgufFile:
         stamps = tuple((part, part.stat().st_mtime_ns, part.stat().st_size) for part in parts)
     except OSError as error:
         raise ModelError(f"cannot load {path}: {error.strerror or error}") from error
-    return _read_parts(path, stamps)
+    return _read_parts(parts[0], stamps)
 
 
 @lru_cache(maxsize=4)  # a model is opened by its settings, its config and its weights in turn
@@ -194,6 +194,9 @@ def _read_parts(path: Path, stamps: tuple[tuple[Path, int, int], ...]) -> GgufFi
             if info.name in infos:
                 raise ModelError(f"cannot load {part}: it holds {info.name} twice")
             infos[info.name], files[info.name] = info, part
+    # Of a split model only the first file has metadata.
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise ModelError(f"cannot load {path}: it does not say its architecture")
     return GgufFile(path, metadata, Tensors(infos, files, starts))
 
 
@@ -215,8 +218,6 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
         tensors = [_tensor(reader, path) for _ in range(n_tensors)]
     except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise ModelError(f"cannot load {path}: the file is cut off or damaged") from error
-    if not isinstance(metadata.get("general.architecture"), str):
-        raise ModelError(f"cannot load {path}: it does not say its architecture")
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 16:
         raise ModelError(f"cannot load {path}: its general.alignment is {alignment!r}")

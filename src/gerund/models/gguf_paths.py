@@ -59,7 +59,7 @@ def parts_of(path: Path) -> list[Path]:
         ModelError: a part is missing.
     """
     split = _SPLIT.fullmatch(path.name)
-    if split is None:
+    if split is None or not 0 < int(split["number"]) <= int(split["count"]):
         return [path]
     count = int(split["count"])
     parts = [path.with_name(f"{split['stem']}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
