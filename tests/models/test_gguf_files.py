@@ -2,15 +2,19 @@
 
 import importlib.util
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import gerund
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
 from gerund.errors import ModelError
 from gerund.models import gguf_files
 from gerund.models.gguf_files import read_file, read_tokenizer
+from gerund.models.stored_reading import StoredReading
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
@@ -116,6 +120,15 @@ def test_what_an_embedding_file_says(tiny_file: Path) -> None:
     assert (spec.attention, spec.pooling) == ("bidir", "mean")
     with pytest.raises(ModelError, match="it is a reranker"):
         settings(pooling_type=4)
+
+
+def test_another_plan_than_an_embedding_file_says_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    author = EncoderConfig(attention=AttentionPlan("causal"), pooling="last")
+    reading = StoredReading(author, file="model.gguf")
+    reading.tell("model.gguf", author)
+    assert not caplog.text
+    reading.tell("model.gguf", replace(author, pooling="mean"))
+    assert "read with pooling=mean, and not as its author means it, with pooling=last" in caplog.text
 
 
 def damaged(tiny_file: Path, path: Path, change: object) -> Path:

@@ -55,8 +55,8 @@ class StoredReading:
         """Log what a user should know, and how far ``encoder``, as which the model is read now, leaves the author's."""
         for note in self.notes:
             say_once(f"{name}: {note}")
-        if self.file != ready_made.MODULES_FILE:
-            return
+        if self.file in ("", CONFIG_FILE):
+            return  # nobody has said it, or whoever trained or saved the model here
         same = replace(self.encoder, **{field: getattr(encoder, field) for field in _FREE})
         if same != encoder:
             say_once(
