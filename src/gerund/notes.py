@@ -15,8 +15,9 @@ logger = logging.getLogger("gerund")
 
 @cache
 def say_once(message: str) -> None:
-    """Log a message once in a process, and not again in the processes that it starts."""
-    if multiprocessing.parent_process() is None:
+    """Log a message once in a process, and in those that it starts only where they print notes themselves."""
+    prints = any(isinstance(handler, _ToStandardError) for handler in logger.handlers)
+    if prints or multiprocessing.parent_process() is None:
         logger.warning(message)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import gerund
 from tests.cli.helpers import run_cli
-from tests.ready_made import WIDTH, dense, ready_made
+from tests.ready_made import WIDTH, dense, ready_made, write
 
 TEXTS = ["the cat", "an apple tree"]
 
@@ -51,12 +51,11 @@ def test_doctor_says_where_the_settings_are(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_plan_is_told_and_generating_is_refused(
-    folder: Path, texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_plan_is_told_and_generating_is_refused(folder: Path, texts: Path, tmp_path: Path) -> None:
     ran = run_cli("embed", texts, "-m", folder, "--attention", "causal", "-o", tmp_path / "vectors.npy")
     assert ran.code == 0
-    assert "read with attention=causal, and not as its author means it, with attention=bidir" in caplog.text
+    said = f"gerund: {folder}: read with attention=causal, and not as its author means it, with attention=bidir"
+    assert ran.err.count(said) == 1
     ran = run_cli("generate", "the cat", "-m", folder)
     assert ran.code == 2
     assert "gerund: error:" in ran.err
@@ -70,3 +69,26 @@ def test_a_broken_folder_is_one_sentence(tmp_path: Path, texts: Path) -> None:
         "modules.json is not valid JSON"
         in run_cli("embed", texts, "-m", folder, "-o", tmp_path / "vectors.npy").mistake
     )
+
+
+@pytest.mark.slow
+def test_training_tells_which_layers_it_leaves_out(tmp_path: Path) -> None:
+    base = ready_made(tmp_path / "base", behind=[dense(WIDTH, 24)])
+    (tmp_path / "texts.txt").write_text("the cat sat on the mat\n" * 40)
+    recipe = {
+        "model": {"base": str(base)},
+        "data": {
+            "folder": str(tmp_path),
+            "sources": [{"name": "texts", "files": ["texts.txt"], "validation": ["texts.txt"]}],
+            "validation_tokens": 64,
+        },
+        "objectives": [{"kind": "simcse", "batch_size": 4, "length": 16}],
+        "output": str(tmp_path / "out"),
+        "steps": 2,
+        "log_steps": 1,
+        "save_steps": 2,
+    }
+    write(tmp_path / "recipe.yaml", recipe)  # JSON is YAML
+    ran = run_cli("train", tmp_path / "recipe.yaml", "--dry-run")
+    assert ran.code == 0
+    assert f"its vectors are the pooled states, of {WIDTH} numbers instead of 24" in ran.err

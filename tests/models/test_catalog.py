@@ -1,7 +1,9 @@
 """Models with short names: fetched whole from one source or the other, checked, and opened by their names."""
 
+import errno
 import hashlib
 import json
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -9,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gerund.errors import ModelError
+from gerund.errors import ModelError, ResourceError
 from gerund.models import catalog, sources
 from gerund.models.catalog import HubSource, NamedModel, PackageSource, fetch, named_model
-from gerund.models.gguf_paths import MAGIC
+from gerund.models.gguf_paths import MAGIC, LocalModel
+from gerund.models.loading import read_config
+from gerund.models.sources import find
 from tests.cli.helpers import run_cli
 
 WEIGHTS = MAGIC + bytes(range(200))
@@ -79,6 +83,47 @@ def test_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not wrong.folder.exists()
 
 
+def test_a_full_disk_is_not_a_source_that_does_not_answer(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources, "hub_answers", lambda: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        fetch(package_model(hub=HubSource("who/tiny", "0" * 40)))
+    assert pip == []
+
+
+def test_packages_are_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source distribution would run its own code while it is downloaded."""
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        assert command[command.index("--only-binary") + 1] == ":all:"
+        return SimpleNamespace(returncode=1, stderr="no matching distribution")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelError, match="no matching distribution"):
+        fetch(package_model())
+
+
+@pytest.mark.parametrize(("is_zip", "message"), [(False, "is damaged"), (True, "has no GGUF file in it")])
+def test_a_wheel_without_weights(monkeypatch: pytest.MonkeyPatch, is_zip: bool, message: str) -> None:
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        name = command[-1].partition("==")[0].replace("-", "_")
+        path = Path(command[command.index("--dest") + 1]) / f"{name}-1.0-py3-none-any.whl"
+        if is_zip:
+            with zipfile.ZipFile(path, "w") as wheel:
+                wheel.writestr("pkg/readme.txt", "nothing")
+        else:
+            path.write_bytes(b"no zip")
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelError, match=message):
+        fetch(package_model())
+    assert not package_model().folder.exists()
+
+
 def test_another_checksum_keeps_nothing(pip: list[str]) -> None:
     model = package_model(digest="0" * 64)
     with pytest.raises(ModelError, match="another checksum"):
@@ -117,3 +162,20 @@ def test_the_command(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is here already" in run_cli("models", "get", "tiny").out
     assert "tiny" in run_cli("models").out
     assert "unknown model 'no-such'" in run_cli("models", "get", "no-such").mistake
+
+
+def test_files_of_other_programs_that_are_no_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that has not ended, and a file with a tokenizer alone, are listed as what they are."""
+    values = (b"general.architecture", b"llama")
+    texts = [struct.pack("<Q", len(value)) + value for value in values]
+    paths = [tmp_path / name for name in ("part-00001-of-00002.gguf", "vocabulary.gguf")]
+    for path in paths:
+        path.write_bytes(MAGIC + struct.pack("<IQQ", 3, 0, 1) + texts[0] + struct.pack("<I", 8) + texts[1])
+    models = [LocalModel(f"lmstudio:{path.name}", path) for path in paths]
+    monkeypatch.setattr("gerund.models.gguf_paths.STORES", {"lmstudio": lambda: models})
+    listed = json.loads(run_cli("models", "--json").out)[-2:]
+    assert "part-00002-of-00002.gguf is missing" in listed[0]["about"]
+    assert listed[0]["bytes"] is None
+    assert (listed[1]["about"], listed[1]["bytes"]) == ("llama, no weights", paths[1].stat().st_size)
+    with pytest.raises(ModelError, match="it has no token embeddings"):
+        read_config(find(paths[1]))

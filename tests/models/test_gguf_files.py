@@ -2,15 +2,19 @@
 
 import importlib.util
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import gerund
+from gerund.attention.plan import AttentionPlan
+from gerund.config import EncoderConfig
 from gerund.errors import ModelError
 from gerund.models import gguf_files
 from gerund.models.gguf_files import read_file, read_tokenizer
+from gerund.models.stored_reading import StoredReading
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
@@ -63,6 +67,36 @@ def test_saved_and_opened_again(tmp_path: Path, tiny_file: Path) -> None:
     assert again.generate("The old", max_new_tokens=5)[0].text == file.generate("The old", max_new_tokens=5)[0].text
 
 
+def split(file: Path, folder: Path) -> list[Path]:
+    """Write a file as two, as llama.cpp does it: only the first has metadata."""
+    data = file.read_bytes()
+    reader = gguf_files._Reader(memoryview(data))
+    version, tensors, values = reader.numbers("<IQQ")
+    begin = reader.place
+    for _ in range(values):
+        reader.text()
+        reader.value(reader.number("<I"))
+    table = reader.place
+    for _ in range(tensors):
+        gguf_files._tensor(reader, file)
+    head = gguf_files.MAGIC + struct.pack("<IQQ", version, tensors, 0) + data[table : reader.place]
+    paths = [folder / f"tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
+    paths[0].write_bytes(gguf_files.MAGIC + struct.pack("<IQQ", version, 0, values) + data[begin:table])
+    paths[1].write_bytes(head + bytes(-len(head) % 32) + data[gguf_files._header(file)[2] :])
+    return paths
+
+
+def test_a_model_in_two_files(tmp_path: Path, tiny_file: Path) -> None:
+    expected = gerund.load(tiny_file).encode(TEXTS)
+    for path in (tmp_path, *split(tiny_file, tmp_path)):
+        assert (gerund.load(path).encode(TEXTS) == expected).all()
+    # A name like that of a part of none is only a name.
+    whole = tmp_path / "other" / "tiny-00001-of-00000.gguf"
+    whole.parent.mkdir()
+    whole.write_bytes(tiny_file.read_bytes())
+    assert (gerund.load(whole).encode(TEXTS) == expected).all()
+
+
 def test_eight_bits_are_unpacked(tmp_path: Path) -> None:
     folder = gerund.load(save_tiny(tmp_path / "base", hidden_size=64, intermediate_size=64), dtype="float32")
     file = read_file(write(folder, tmp_path / "model.gguf", eight_bits=True))
@@ -86,6 +120,15 @@ def test_what_an_embedding_file_says(tiny_file: Path) -> None:
     assert (spec.attention, spec.pooling) == ("bidir", "mean")
     with pytest.raises(ModelError, match="it is a reranker"):
         settings(pooling_type=4)
+
+
+def test_another_plan_than_an_embedding_file_says_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    author = EncoderConfig(attention=AttentionPlan("causal"), pooling="last")
+    reading = StoredReading(author, file="model.gguf")
+    reading.tell("model.gguf", author)
+    assert not caplog.text
+    reading.tell("model.gguf", replace(author, pooling="mean"))
+    assert "read with pooling=mean, and not as its author means it, with pooling=last" in caplog.text
 
 
 def damaged(tiny_file: Path, path: Path, change: object) -> Path:
@@ -133,6 +176,57 @@ def test_a_table_of_tensors_that_lies(tmp_path: Path, tiny_file: Path) -> None:
 
         with pytest.raises(ModelError, match=message):
             read_file(damaged(tiny_file, tmp_path / f"{number}.gguf", change))
+
+
+@pytest.mark.parametrize(
+    ("key", "form", "kind", "value", "message"),
+    [
+        ("llama.block_count", "I", 4, 2**32 - 1, "block_count is 4294967295, which its tensors do not fit"),
+        ("llama.block_count", "I", 4, 0, "block_count is 0, which its tensors do not fit"),
+        ("llama.attention.head_count", "I", 4, 2**31, "head_count is 2147483648, which its tensors do not fit"),
+        ("llama.attention.head_count", "I", 4, 3, "attn_q.weight is of shape|head"),
+        ("llama.rope.freq_base", "f", 6, float("nan"), "rope.freq_base is nan, not a number"),
+        ("llama.attention.layer_norm_rms_epsilon", "f", 6, float("inf"), "epsilon is inf, not a number"),
+        ("tokenizer.ggml.eos_token_id", "i", 5, -1, "eos_token_id is -1, and its tokens are 0 to 265"),
+        ("tokenizer.ggml.bos_token_id", "f", 6, 1.5, "bos_token_id is 1.5, and its tokens are 0 to 265"),
+        ("tokenizer.ggml.padding_token_id", "I", 4, 266, "padding_token_id is 266, and its tokens are 0 to 265"),
+    ],
+)
+def test_values_that_no_model_has(
+    tmp_path: Path, tiny_file: Path, key: str, form: str, kind: int, value: float, message: str
+) -> None:
+    def change(data: bytearray) -> None:
+        name = struct.pack("<Q", len(key)) + key.encode()  # behind it stand the type and the value
+        struct.pack_into(f"<I{form}", data, data.index(name) + len(name), kind, value)
+
+    with pytest.raises(ModelError, match=message):
+        gerund.load(damaged(tiny_file, tmp_path / "file.gguf", change))
+
+
+def test_settings_of_another_type_are_refused(tiny_file: Path) -> None:
+    file = read_file(tiny_file)
+
+    def changed(**values: object) -> gguf_files.GgufFile:
+        named = {f"llama.{key.replace('__', '.')}": value for key, value in values.items()}
+        return gguf_files.GgufFile(file.path, {**file.metadata, **named}, file.tensors)
+
+    for values in ({"rope__freq_base": "x"}, {"rope__freq_base": [1.0]}, {"rope__scaling__factor": True}):
+        with pytest.raises(ModelError, match="not a number"):
+            gguf_files.read_config(changed(**values))
+    with pytest.raises(ModelError, match="pools in a way that is not known"):
+        gguf_files.encoder_settings(changed(pooling_type=[1]))
+
+
+def test_more_tokens_than_embeddings(tmp_path: Path, tiny_file: Path) -> None:
+    name = b"token_embd.weight"
+
+    def change(data: bytearray) -> None:
+        at = data.index(name) + len(name) + 4 + 8  # behind the number of dimensions and the first of them
+        assert struct.unpack_from("<Q", data, at) == (266,)
+        struct.pack_into("<Q", data, at, 200)
+
+    with pytest.raises(ModelError, match="other tokens than the 200 of its embeddings"):
+        read_tokenizer(read_file(damaged(tiny_file, tmp_path / "few.gguf", change)))
 
 
 def test_what_is_not_read(tmp_path: Path, tiny_file: Path) -> None:

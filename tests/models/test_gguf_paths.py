@@ -1,6 +1,7 @@
 """GGUF files are found in folders, in parts, and in other programs' stores."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,27 @@ def test_another_file_is_no_model(tmp_path: Path) -> None:
     assert not is_gguf(tmp_path / "notes.gguf")
     with pytest.raises(ModelError, match="is not a GGUF file"):
         find(tmp_path / "notes.gguf")
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path / "model.gguf")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ModelError, match=r"model.gguf cannot be read: permission denied"):
+        find(path)
+
+
+def test_the_folder_of_a_service_that_only_it_may_look_into(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def stat(path: object, *arguments: object, **options: object) -> os.stat_result:
+        if str(path).startswith("/usr/share/ollama"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert local_models() == []
+    with pytest.raises(ModelError, match="ollama has no models on this machine"):
+        find("ollama:llama3.2")
 
 
 def test_ollama(home: Path) -> None:

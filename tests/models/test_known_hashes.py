@@ -1,5 +1,6 @@
 """A hash that is known of files is taken while both files and tensors are what they were, and never otherwise."""
 
+import json
 import os
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def test_files_that_changed_are_others(tmp_path: Path, worked_out: list[str]) ->
     os.utime(file, ns=(said.st_atime_ns, said.st_mtime_ns))
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (said.st_size, said.st_mtime_ns)
     assert gerund.load(base).weights_hash != before
+
+
+@pytest.mark.parametrize("values", [{"num_hidden_layers": 2}, {"is_causal": False}])
+def test_a_config_that_takes_other_tensors_of_the_same_files(
+    tmp_path: Path, worked_out: list[str], values: dict[str, object]
+) -> None:
+    """Fewer layers, or no head: the files are the same, and the model is another."""
+    base = save_tiny(tmp_path / "base", "qwen3")
+    before, config = gerund.load(base).weights_hash, json.loads((base / "config.json").read_text())
+    if "num_hidden_layers" in values:
+        values = {**values, "layer_types": config["layer_types"][:2]}
+    (base / "config.json").write_text(json.dumps({**config, **values}))
+    assert gerund.load(base, attention="causal").weights_hash == worked_out[-1] != before
 
 
 def test_without_a_place_to_keep_it(tmp_path: Path, worked_out: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

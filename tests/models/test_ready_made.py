@@ -345,6 +345,19 @@ def _saved(lm: gerund.LanguageModel, folder: Path) -> gerund.LanguageModel:
     return load(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_module_is_not_read_through_a_link_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    folder = ready_made(tmp_path / "model", behind=[dense(WIDTH, 24)])
+    listed = json.loads((folder / "modules.json").read_text())
+    (folder / listed[2]["path"]).rename(folder / "projection")
+    listed[2]["path"] = "projection"
+    write(folder / "modules.json", listed)
+    (folder / "projection" / name).rename(tmp_path / "elsewhere")
+    (folder / "projection" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="is a link that leads out of its folder"):
+        load(folder)
+
+
 def test_another_plan_is_taken_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = ready_made(tmp_path / "st")
     load(folder, prompts={"query": "Q: "}, max_length=20)
@@ -354,6 +367,9 @@ def test_another_plan_is_taken_and_told(tmp_path: Path, caplog: pytest.LogCaptur
     assert (lm.encoder.attention.name, lm.encoder.pooling) == ("bidir", "mean")
     assert "attention=bidir, pooling=mean" in caplog.text
     assert "not as its author means it, with attention=causal, pooling=last" in caplog.text
+    caplog.clear()
+    load(folder, attention="bidir", pooling="mean")  # in a process it is said once
+    assert not caplog.text
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Workers that end: which end the server, and when others take their places."""
 
+import inspect
 import socket
 from itertools import pairwise
 from types import SimpleNamespace
@@ -146,3 +147,21 @@ def test_at_the_first_start_one_that_cannot_load_ends_the_server(
     with pytest.raises(kind, match=message) as raised:
         course.run(1)
     assert raised.value.exit_code == kind.exit_code
+
+
+def test_of_several_workers_one_prints_what_is_noted_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+
+    def process(target: Any, args: tuple[Any, ...], name: str) -> SimpleNamespace:
+        started.append(inspect.signature(target).bind(*args).arguments["has_notes"])
+        return SimpleNamespace(start=lambda: None)
+
+    context = SimpleNamespace(Pipe=lambda: (FakePipe(), FakePipe()), Process=process)
+    monkeypatch.setattr(workers_module.multiprocessing, "get_context", lambda _: context)
+    with socket.socket() as listening:
+        supervisor = _Supervisor(listening, ModelSpec(), ServerConfig(workers=3), [], lambda _: None)
+    for worker in supervisor._workers:
+        supervisor._start(worker)
+    supervisor._workers[0].failures = 1
+    supervisor._start(supervisor._workers[0])
+    assert started == [True, False, False, False]

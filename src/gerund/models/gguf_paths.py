@@ -59,7 +59,7 @@ def parts_of(path: Path) -> list[Path]:
         ModelError: a part is missing.
     """
     split = _SPLIT.fullmatch(path.name)
-    if split is None:
+    if split is None or not 0 < int(split["number"]) <= int(split["count"]):
         return [path]
     count = int(split["count"])
     parts = [path.with_name(f"{split['stem']}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
@@ -120,7 +120,8 @@ def _ollama() -> Iterator[LocalModel]:
     """Yield Ollama's models: each manifest names the blob that holds the weights."""
     for root in _ollama_folders():
         manifests = root / "manifests"
-        for manifest in sorted(manifests.glob("*/*/*/*")) if manifests.is_dir() else ():
+        # Unlike Path.is_dir it says no of a folder that this user may not look into, such as the service's.
+        for manifest in sorted(manifests.glob("*/*/*/*")) if os.path.isdir(manifests) else ():  # noqa: PTH112
             digest = _ollama_digest(manifest)
             path = root / "blobs" / str(digest).replace(":", "-")
             if digest is not None and is_gguf(path):
@@ -195,7 +196,7 @@ def _hub_cache() -> Iterator[LocalModel]:
 
 
 def _files(folder: Path, store: str, pattern: str) -> Iterator[LocalModel]:
-    for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+    for path in sorted(folder.glob(pattern)) if os.path.isdir(folder) else ():  # noqa: PTH112 - as in _ollama
         if _is_first(path) and is_gguf(path) and not path.name.startswith(_VISION):
             yield LocalModel(f"{store}:{path.relative_to(folder)}", path)
 

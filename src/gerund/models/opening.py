@@ -148,9 +148,14 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> Opened:
         transform=transform,
         spec=spec,
         # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
-        stamp=None if seq2seq or described(files) != before else stamp(before, str(loaded.dtype)),
+        stamp=None if seq2seq or described(files) != before else stamp(before, str(loaded.dtype), *_tensors_of(loaded)),
         fills_gaps=seq2seq or _is_trained_to_fill(settings, own_adapters, spec),
     )
+
+
+def _tensors_of(model: PreTrainedModel) -> list[str]:
+    """Return which tensors a model has: its config decides how many of those in its files are read."""
+    return [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
 
 
 def _computed_type(config: PreTrainedConfig, name: str) -> torch.dtype | None:

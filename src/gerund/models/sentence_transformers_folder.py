@@ -17,6 +17,7 @@ from gerund.checks import read_json
 from gerund.config import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS
 from gerund.encoder_methods import TRUNCATE, is_template
 from gerund.errors import ConfigError, DataError, ModelError
+from gerund.models.folder_files import demand_readable
 from gerund.poolings import CONCATENATED, MODES, SWITCHES
 
 OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
@@ -26,6 +27,7 @@ TRANSFORMER_FILE = "sentence_bert_config.json"
 MODULE_FILE = "config.json"
 MODULE_WEIGHTS = "model.safetensors"
 _PICKLED = "pytorch_model.bin"
+_MODULE_FILES = (MODULE_FILE, MODULE_WEIGHTS, TRANSFORMER_FILE)
 _ROUTER_FILE = "router_config.json"
 _LLM2VEC_GEN_FILE = "encoder_decoder_config.json"
 
@@ -186,6 +188,7 @@ def listed_modules(folder: Path) -> list[ListedModule]:
 
     Raises:
         DataError: it is no such list, or names a place outside the folder.
+        ModelError: a file of a module is a link that leads out of the folder, or cannot be read.
     """
     path = folder / MODULES_FILE
     data = read_json(path)
@@ -198,6 +201,8 @@ def listed_modules(folder: Path) -> list[ListedModule]:
             raise DataError(f"{path}: module {place} is no object with path and type")
         if re.match(r"[/\\]|[A-Za-z]:", where) or ".." in re.split(r"[/\\]", where) or "\0" in where:
             raise DataError(f"{path}: module {place} is outside the folder: {where!r}")
+        for name in _MODULE_FILES if where else ():
+            demand_readable(folder / where / name, folder)
         modules.append(ListedModule(place, where, kind))
     return modules
 

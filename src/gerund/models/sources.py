@@ -3,6 +3,7 @@
 Knows: names, folders, whether the hub answers. Does not know: torch, so that a slip in a name is said at once.
 """
 
+import os
 import threading
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -138,6 +139,8 @@ def _found(model: str | Path | None) -> Source:
         file = None if (path / "config.json").is_file() else gguf_in(path)
         return Source(text, None, file) if file is not None else Source(text, _check_folder(path))
     if text and path.exists():
+        if not os.access(path, os.R_OK):
+            raise ModelError(f"{path} cannot be read: permission denied")
         if not is_gguf(path):
             raise ModelError(f"{path} is not a GGUF file; give a model's folder, or a GGUF file")
         return Source(text, None, path)

@@ -4,7 +4,6 @@ Knows: which of them counts, and what is said aloud when a user leaves the autho
 is loaded.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +24,8 @@ from gerund.models.gguf_files import encoder_settings, read_file
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
 from gerund.models.loading import is_body, state_width
 from gerund.models.settings_file import read_saved
+from gerund.notes import say_once
 from gerund.spec import EncoderSpec
-
-logger = logging.getLogger("gerund")
 
 # An encoder of its own looks both ways by itself, and so does a decoder whose config says so.
 _BOTH_WAYS = AttentionPlan("bidir")
@@ -56,14 +54,14 @@ class StoredReading:
     def tell(self, name: str, encoder: EncoderConfig) -> None:
         """Log what a user should know, and how far ``encoder``, as which the model is read now, leaves the author's."""
         for note in self.notes:
-            logger.warning("%s: %s", name, note)
-        if self.file != ready_made.MODULES_FILE:
-            return
+            say_once(f"{name}: {note}")
+        if self.file in ("", CONFIG_FILE):
+            return  # nobody has said it, or whoever trained or saved the model here
         same = replace(self.encoder, **{field: getattr(encoder, field) for field in _FREE})
         if same != encoder:
-            logger.warning(
-                "%s: read with %s, and not as its author means it, with %s: the vectors are others",
-                *(name, _in_words(encoder, same), _in_words(same, encoder)),
+            say_once(
+                f"{name}: read with {_in_words(encoder, same)}, and not as its author means it, with "
+                f"{_in_words(same, encoder)}: the vectors are others"
             )
 
 

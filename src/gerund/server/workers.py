@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -21,6 +21,7 @@ from typing import Any
 
 from gerund.errors import GerundError, InputError, ResourceError
 from gerund.jobs.interruption import ending_signals_to
+from gerund.notes import printed_notes
 from gerund.server import logs
 from gerund.server.config import ServerConfig
 from gerund.spec import ModelSpec
@@ -124,7 +125,9 @@ class _Supervisor:
         worker.pipe, there = context.Pipe()
         # While others serve, requests to a worker that still loads would only be told so: it listens later.
         listens_at_once = all(other.ready_since is None for other in self._workers)
-        arguments = (there, *self._arguments, listens_at_once)
+        # All load the same model, of which one says what there is to say.
+        has_notes = worker is self._workers[0] and not worker.failures
+        arguments = (there, *self._arguments, listens_at_once, has_notes)
         worker.process = context.Process(target=_work, args=arguments, name="gerund-worker")
         worker.process.start()
         there.close()
@@ -231,6 +234,7 @@ def _work(
     settings: ServerConfig,
     keys: list[str],
     listens_at_once: bool,
+    has_notes: bool,
 ) -> None:
     """Serve in a process of its own."""
     from gerund.server.running import Server, end_while_loading, serve
@@ -257,8 +261,9 @@ def _work(
         pipe.send(service.card())
 
     try:
-        serve(listening, spec, settings, keys, ready, watch, listens_at_once=listens_at_once)
-        end_while_loading()
+        with printed_notes() if has_notes else nullcontext():
+            serve(listening, spec, settings, keys, ready, watch, listens_at_once=listens_at_once)
+            end_while_loading()
     except (GerundError, OSError, MemoryError) as error:
         status = error.exit_code if isinstance(error, GerundError) else ResourceError.exit_code
         pipe.send({"error": str(error) or "there is not enough memory", "status": status})

@@ -28,6 +28,7 @@ from gerund.models.settings_file import read_adapters
 from gerund.models.sources import Source, find
 from gerund.models.stored_reading import default_encoder_config, stored_reading
 from gerund.models.two_layer_check import verify_on_two_layers
+from gerund.notes import say_once
 from gerund.spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16
@@ -172,6 +173,12 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
         # What it learns leads it out of its teacher's space; distillation declares that of its own teacher.
         head = head.without_space()
     encoder = _trainable(recipe.encoder.applied_to(reading.encoder))
+    reading.tell(source.name, encoder)
+    if head is None and reading.head is not None and reading.head.settings.modules is not None:
+        say_once(
+            f"{source.name}: trained without the layers that its author put behind the pooling, so its vectors are the "
+            f"pooled states, of {reading.head.settings.width} numbers instead of {reading.head.settings.dimensions}"
+        )
     return TrainableModel(model, tokenizer, encoder, source, head=head)
 
 
