@@ -87,8 +87,9 @@ def test_prompts_skips_and_a_sliding_window(tmp_path: Path, monkeypatch: pytest.
         begin = settings["pooled_from"][name]
         found = readme_vectors(tmp_path / "out", [prompt + text for text in TEXTS], monkeypatch, begin)
         with pytest.warns(UserWarning, match="were cut"):
-            np.testing.assert_allclose(found, lm.encode(TEXTS, prompt=prompt), atol=1e-5)
-            assert not np.allclose(found, without.encode(TEXTS, prompt=prompt), atol=1e-3)
+            vectors, others = (one.encode(TEXTS, prompt=prompt) for one in (lm, without))
+        np.testing.assert_allclose(found, vectors, atol=1e-5)
+        assert not np.allclose(found, others, atol=1e-3)
 
 
 @needs_onnx

@@ -8,7 +8,6 @@ from tests.test_second_device import check_step
 from tests.tiny import save_tiny
 from tests.training.processes.recipes import SAME, steps_of
 
-
 # Second passes of other kinds than a parallel one: encoding by them is tried on a second device too.
 ALIKE = [pytest.param(name, marks=pytest.mark.full) for name in ("stack", "extend")]
 
