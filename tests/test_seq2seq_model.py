@@ -296,7 +296,7 @@ class TestRefusals:
             ({"format": 1, "head": {}}, "does not say the width"),
             ({"format": 1, "head": {"width": 32, "wide": 1}}, "unknown field in head.json 'wide'"),
             ({"format": 1, "head": {"width": 32, "variant": "papper"}}, "unknown variant of a head 'papper'"),
-            ({"format": 1, "head": {"width": 32, "dimensions": 0}}, "whole number above 0"),
+            ({"format": 1, "head": {"width": 32, "dimensions": 0}}, "whole number from 1 to"),
             ({"format": 1, "head": {"width": 16}}, "does not fit head.json"),
         ],
     )

@@ -41,6 +41,7 @@ BEGINNINGS = {
     "infill": ["TEXT[blank]x -m {model} --max-tokens 2", "-f {file} -m {model} --max-tokens 2 -o {out}"],
     "inspect": ["{model} TEXT --json", "{model} -f {file} -o {out}"],
     "mine": ["{file} -o {out} --workers 1"],
+    "models": ["", "--json", "get TEXT"],
     "negatives": ["{file} -o {out} -m {model} --generate 1"],
     "recipes": ["", "minimal", "TEXT"],
     "rerank": ["TEXT a b -m {model}", "-f {file} -m {model} -o {out}"],

@@ -133,7 +133,8 @@ def test_mauve_from_a_hundred_texts_on(tmp_path, system, states):
     score = task.run(system, EvaluationConfig())
     passages, others = task.passages(100, EvaluationConfig())
     written = task.write(system.lm, [passage.prefix for passage in passages], EvaluationConfig())
-    runtime = gerund.load(system.lm.name, attention="causal", pooling=states, dtype="float32")
+    raw = {"dtype": "float32", "text_normalization": "none"}
+    runtime = gerund.load(system.lm.name, attention="causal", pooling=states, **raw)
 
     def vectors(items, texts):
         before = [item.prefix if states == "last" else "" for item in items]

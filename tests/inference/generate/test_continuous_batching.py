@@ -9,6 +9,7 @@ from gerund import Sampling
 from gerund.inference.generate import continuous_batching
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
+from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.rows import Piece
 from gerund.inference.generate.slots import Slots
 from gerund.inference.generate.transformers_loop import Cancelled
@@ -48,6 +49,11 @@ def lm_of(kind: str = "llama", dtype: torch.dtype = torch.float32) -> LanguageMo
     return LanguageModel(tiny(kind, vocab_size=len(tokenizer)).to(dtype), tokenizer)
 
 
+def has_equal_bits(lm: LanguageModel) -> bool:
+    """Whether this processor computes a row alone and among others alike."""
+    return check_batching(lm.model, lm.tokenizer, 3, 64, recalling=False).promise == "bits of generate"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -57,6 +63,9 @@ def test_texts_are_those_of_one_by_one(dtype, sampling, options, steps) -> None:
     lm = lm_of(dtype=dtype)
     settings = GenerationConfig.of(9, sampling, options)
     found = generate(lm.model, lm.tokenizer, PROMPTS, settings, batch_size=3)
+    if dtype != torch.float32 and not has_equal_bits(lm):
+        assert not steps
+        pytest.skip("this processor computes a row alone and among others otherwise, so slots rightly took no part")
     assert steps, "slots took no part"
     assert max(steps) == 3
     expected = []

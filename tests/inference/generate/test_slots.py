@@ -307,3 +307,23 @@ def test_room_that_no_text_fills_takes_no_memory() -> None:
 
 def resident_pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def test_a_product_that_rounds_one_row_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision hides most differences of kernels, so weights are tried on more rows than a step has."""
+    model = model_of("llama", torch.bfloat16)
+
+    def each_row_alike(rows_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+        return (rows_NI.float()[:, None] * weight_OI.float()).sum(-1)
+
+    monkeypatch.setattr(reproducibility, "linear", each_row_alike)
+    assert reproducibility._products_agree(model, range(1, 4))
+
+    def rarely_otherwise(rows_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+        found_NO = each_row_alike(rows_NI, weight_OI)
+        # As seen on a processor with AMX: one of some sixty rows by itself, in the last bit of one number.
+        return found_NO.nextafter(found_NO.new_tensor(9e9)) if len(rows_NI) == 1 and rows_NI[0, 0] > 2 else found_NO
+
+    monkeypatch.setattr(reproducibility, "linear", rarely_otherwise)
+    assert not reproducibility._products_agree(model, range(1, 4))
+    assert reproducibility._products_agree(model, (2, 3))

@@ -292,7 +292,10 @@ class Writing(FileTask):
 
         if self.mauve_features:
             lm = load(None if self.mauve_features == "default" else self.mauve_features)
-        config = EncoderConfig(attention=AttentionPlan("causal"), pooling=self.mauve_states, normalize=False)
+        # The states are of the very texts that were generated, whatever characters these have.
+        config = EncoderConfig(
+            attention=AttentionPlan("causal"), pooling=self.mauve_states, normalize=False, text_normalization="none"
+        )
         return LanguageModel(lm.model, lm.tokenizer, config, name=lm.name)
 
     def _states(self, runtime: "LanguageModel", passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:

@@ -6,13 +6,14 @@ processor, the type of the weights, the number of threads. So it is verified wit
 Knows: slots, transformers' own loop. Does not know: requests.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.attention.ragged_batch import BLOCK
@@ -34,6 +35,8 @@ _WRITTEN = 6
 # Of a prompt that is read at once, in parts, and beside others: its tokens, where it may end already, and what may be
 # known of it.
 _WHOLE, _ENDS, _KNOWN = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
+# Rows that are tried on each weight: so many numbers come out, of at least and at most so many rows.
+_TRIED_NUMBERS, _LEAST_TRIED_ROWS, _MOST_TRIED_ROWS = 1 << 17, 16, 512
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
 
@@ -130,11 +133,14 @@ def _tried(
         return Reproducibility(True, "none", "which experts compute together depends on what else is written")
     trial = Slots(model, count, room, alone=True, shared=slots.are_alike)
     trial.read(prompts[0])
-    if all(map(torch.equal, own, found)) and _is_steady(trial, size):
+    if all(map(torch.equal, own, found)) and _products_agree(model, range(1, count + 1)) and _is_steady(trial, size):
         why = "verified at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
         return Reproducibility(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
     few = min(_FEW, count) if model.dtype == torch.float32 else 1
     for trial.at_least, trial.multiple in ((few, 1), *_ALL_ALIKE):
+        filled_up = (-(-live // trial.multiple) * trial.multiple for live in range(1, count + 1))
+        if not _products_agree(model, {max(trial.at_least, rows) for rows in filled_up}):
+            continue
         for trial.alone in (False, True):
             if _is_steady(trial, size):
                 why = "verified at the start: a row's logits are bit-equal whatever rows are beside it"
@@ -226,6 +232,37 @@ def _by_slots(slots: Slots, prompts: Sequence[list[int]], written: Sequence[int]
         for own, logits_V in zip(seen, slots.step([token] * len(prompts)).float(), strict=True):
             own.append(logits_V)
     return [torch.stack(own) for own in seen]
+
+
+@torch.no_grad()
+def _products_agree(model: PreTrainedModel, row_counts: Iterable[int]) -> bool:
+    """Whether a row times a weight of the model is the same, to the bit, in products of these numbers of rows.
+
+    Kernels differ in the order in which they add. In half precision the sum is rounded so coarsely that it mostly comes
+    out the same all the same, and a few steps of the whole model do not show the rest.
+    """
+    least, *others = sorted(set(row_counts))
+    compared = sorted({*others[:3], *others[-1:]})
+    weights = {
+        (tuple(part.weight.shape), part.weight.dtype): part.weight
+        for part in model.modules()
+        if isinstance(part, torch.nn.Linear) and part.weight.is_floating_point() and not part.weight.is_meta
+    }
+    generator = torch.Generator().manual_seed(0)
+    for weight_OI in weights.values():
+        n_rows = min(_MOST_TRIED_ROWS, max(_LEAST_TRIED_ROWS, _TRIED_NUMBERS // weight_OI.shape[0]))
+        rows_NI = torch.randn(n_rows, weight_OI.shape[1], generator=generator).to(weight_OI)
+        wanted_NO = _in_products(rows_NI, weight_OI, least)
+        if not all(torch.equal(_in_products(rows_NI, weight_OI, count), wanted_NO) for count in compared):
+            return False
+    return True
+
+
+def _in_products(rows_NI: Tensor, weight_OI: Tensor, count: int) -> Tensor:
+    """Return the rows times a weight, ``count`` rows in each product; rows that come again fill the last one up."""
+    n_products = -(-len(rows_NI) // count)
+    padded = rows_NI.repeat(-(-n_products * count // len(rows_NI)), 1)[: n_products * count]
+    return torch.cat([linear(part, weight_OI) for part in padded.split(count)])[: len(rows_NI)]
 
 
 def _is_steady(slots: Slots, size: int) -> bool:
