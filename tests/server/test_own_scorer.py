@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
+import gerund
 from gerund.config import Sampling
 from gerund.server.config import ServerConfig
 from tests.server.conftest import Running
 
 
 @pytest.mark.slow
-def test_the_models_own_scorer_ranks_its_texts(bundled: Any) -> None:
+def test_the_models_own_scorer_ranks_its_texts() -> None:
+    # In bfloat16 the texts of an engine are those of `generate` on some processors only.
+    bundled = gerund.load(dtype="float32")
     running = Running(bundled, ServerConfig(), [])
     try:
         assert running.client.get("/v1/models").json()["data"][0]["scorer"] == "own"

@@ -98,8 +98,14 @@ def refusal(*arguments: object, **environment: str) -> str:
 
 
 def refused(*arguments: object) -> str:
-    """Return the same sentence of the command in this process."""
-    return run_cli("serve", *arguments, "--port", "0").mistake
+    """Return the same sentence of the command in this process, whose logging stays as it was."""
+    logger = logging.getLogger("gerund.server")
+    before = logger.handlers[:], logger.propagate, logger.level
+    try:
+        return run_cli("serve", *arguments, "--port", "0").mistake
+    finally:
+        logger.handlers[:], logger.propagate = before[:2]
+        logger.setLevel(before[2])
 
 
 # ----------------------------------------------------------------------------------------------------------- the start
