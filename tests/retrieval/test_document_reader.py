@@ -87,6 +87,7 @@ def test_what_ends_the_process_is_the_error_of_one_file(tmp_path, reader, monkey
     def killing(self, *args):
         process.kill()
         process.wait()
+        process.stdout.read()  # what it may have answered already
         return reads(self, *args)
 
     monkeypatch.setattr(document_reader.DocumentReader, "_next", killing)
