@@ -50,19 +50,21 @@ def start_up(options: Any) -> Table:
     versions = {"now": SOURCE, **({"before": options.before.resolve()} if options.before else {})}
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "texts.txt").write_text("Bread is made of flour.\nTrains need rails.\n")
-        run(SOURCE, ("index", "texts.txt", "-o", "my.index"), folder)
+        folders = {version: Path(name) / version for version in versions}
+        for version, folder in folders.items():  # an earlier version may not read the index of a later one
+            folder.mkdir()
+            (folder / "texts.txt").write_text("Bread is made of flour.\nTrains need rails.\n")
+            run(versions[version], ("index", "texts.txt", "-o", "my.index"), folder)
         for called, arguments in COMMANDS.items():
             if called not in options.commands.split(";"):
                 continue
             spent: dict[str, list[float]] = {version: [] for version in versions}
             for number in range(options.rounds + 1):
                 for version, source in versions.items():
-                    seconds, _ = run(source, arguments, folder)
+                    seconds, _ = run(source, arguments, folders[version])
                     spent[version] += [seconds] if number else []
             for version, source in versions.items():
-                modules = len(_IMPORTED.findall(run(source, arguments, folder, "-X", "importtime")[1])) - 1
+                modules = len(_IMPORTED.findall(run(source, arguments, folders[version], "-X", "importtime")[1])) - 1
                 rows.append({
                     "command": called, "version": version, "cpu": median_of(spent[version]), "modules": modules,
                 })  # fmt: skip
