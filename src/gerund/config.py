@@ -376,7 +376,7 @@ class Sampling:
 
 
 GREEDY = Sampling()
-"""How tokens are chosen where nothing else is said."""
+"""The default sampling: the likeliest token each time."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a short command does not wait for: parts of torch and transformers that it never calls.
+"""Faster start of short commands: defer imports of torch and transformers that they never call.
 
 transformers imports with its first model what other models, several machines and compilers need: torch's compiler with
 sympy, tensors that are spread over machines, scipy. That is half of the start of ``gerund search``. Here these wait:

@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "SiLU": nn.functional.silu,
 }
-"""What may follow a dense layer, by the names of torch's classes."""
+"""Activation functions of dense layers, by the names of torch's classes."""
 _EPSILON = 1e-6
 # More numbers than any vector has.
 _WIDEST = 1 << 24

@@ -1,4 +1,4 @@
-"""What the files of a sentence-transformers folder say: its chain of modules, prompts, lengths and comparison.
+"""Read the settings of a sentence-transformers folder: modules, prompts, lengths and similarity.
 
 The chain is run as a whole or not at all: a module that gerund does not know is refused by its name. Nothing in the
 folder is executed.

@@ -1,4 +1,4 @@
-"""How a model says that it is read: in ``gerund.json``, the files of sentence-transformers or a GGUF file, or nowhere.
+"""The encoder settings stored with a model: ``gerund.json``, sentence-transformers' files, or a GGUF file's metadata.
 
 Knows: which of them counts, and what is said aloud when a user leaves the author's reading. Does not know: how a model
 is loaded.

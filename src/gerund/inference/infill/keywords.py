@@ -1,4 +1,4 @@
-"""What may be said of filling gaps beside its own settings: how tokens are sampled, and another name for their number.
+"""Keywords of ``infill`` and ``expand`` besides their own: sampling, and an alias for the number of tokens.
 
 Knows: names. Does not know: models.
 """
