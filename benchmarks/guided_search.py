@@ -25,12 +25,13 @@ from transformers.activations import NewGELUActivation
 
 import gerund
 import harness
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.models.t5_scorer import T5EncoderWithProjection
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.vectors import VectorScorer
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.text_encoder import TextEncoder
 from inputs import bundled_tokenizer
 from results import Column, Row, Table

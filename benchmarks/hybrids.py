@@ -20,7 +20,7 @@ from gerund.entry import load
 from gerund.errors import GerundError
 from gerund.evaluation.registry import select
 from gerund.evaluation.tuned_settings import PLANS
-from gerund.spec import parse_encoder_spec
+from gerund.settings.model_spec import parse_encoder_spec
 from results import Column, Row, Table
 
 ATTENTION, HYBRID = "attention", "hybrid"

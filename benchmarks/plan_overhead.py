@@ -15,7 +15,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import visible
-from gerund.attention.plan import AttentionPlan, ResolvedPlan
+from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from inputs import random_llama
 from results import Column, Table
 

@@ -30,7 +30,6 @@ from typing import Any
 import gerund
 import harness
 from gerund import Sampling
-from gerund.config import EncoderConfig
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.registry import select, with_options
 from gerund.evaluation.results import Result
@@ -44,7 +43,8 @@ from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuned_settings import PLANS
 from gerund.evaluation.tuning import tune
 from gerund.language_model import LanguageModel
-from gerund.spec import parse_encoder_spec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import parse_encoder_spec
 from results import Column, Row, Table, mean_of
 
 VECTORS = {

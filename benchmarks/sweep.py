@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 import harness
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.inference.encode.runtime import encode
 from gerund.inference.encode.sweep import encode_each
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from inputs import bundled_tokenizer, random_llama, texts_of
 from results import Column, Table
 

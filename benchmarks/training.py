@@ -19,11 +19,11 @@ from typing import Any
 
 import harness
 import study
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.entry import load
 from gerund.evaluation.registry import select, with_options
 from gerund.language_model import LanguageModel
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from results import Column, Row, Table, mean_of
 
 REPRESENTATION = (

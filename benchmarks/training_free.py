@@ -22,9 +22,6 @@ import numpy as np
 
 import gerund
 import harness
-from gerund.attention.plan import AttentionPlan
-from gerund.config import METHODS as METHOD_FIELDS
-from gerund.config import EncoderConfig
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.registry import select, with_options
 from gerund.evaluation.run import evaluate
@@ -36,7 +33,10 @@ from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuned_settings import METHODS, PLANS
 from gerund.evaluation.tuning import Trial, Tuned, tune
 from gerund.language_model import LanguageModel
-from gerund.spec import parse_encoder_spec
+from gerund.settings.encoder import METHODS as METHOD_FIELDS
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import parse_encoder_spec
+from gerund.settings.plan import AttentionPlan
 from results import Column, Row, Table
 
 VALIDATION = ("sts/stsb", "linear-probe/hwu64", "linear-probe/financial_phrasebank")

@@ -15,7 +15,7 @@ from ray import serve
 from gerund.server.app import Gate, make_app
 from gerund.server.config import ServerConfig
 from gerund.server.service import Service, name_of
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 
 def replica() -> Gate:

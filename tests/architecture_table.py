@@ -12,18 +12,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "gerund"
 PAGE = ROOT / "docs" / "explanation" / "design.md"
 
-# From the ground up. A module may import what stands in an earlier row, and its own package; a single module
-# (attention.plan) may stand below its package when it needs nothing of it. `data` is a side wing: see below.
+# From the ground up. A module may import what stands in an earlier row, and its own package. `data` is a side
+# wing: see below.
 ROWS = (
     ("errors", "types", "progress", "version", "sentences", "normalization", "notes"),
     ("text_analysis", "checks"),
-    ("aliases",),
-    ("quantization", "poolings"),
+    ("poolings",),
     ("jobs",),
-    ("attention.plan",),
-    ("encoder_methods",),
-    ("config",),
-    ("spec",),
+    ("settings",),
+    ("quantization",),
     ("attention",),
     ("models",),
     ("inference",),
@@ -57,15 +54,11 @@ BASE = (
         "text_analysis",
         "notes",
         "checks",
-        "aliases",
         "quantization",
         "poolings",
         "jobs",
-        "attention.plan",
-        "encoder_methods",
-        "config",
     ),
-    "spec",
+    "settings",
 )
 # `data` imports only the base, and is imported by this part, its row and those above.
 DATA_FROM = "retrieval"

@@ -5,7 +5,7 @@ from itertools import groupby
 import torch
 
 from gerund.attention.masks import visible
-from gerund.attention.plan import AttentionPlan, Direction
+from gerund.settings.plan import AttentionPlan, Direction
 
 LENGTH = 5
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.encoder_methods import PromptText, choose_prompt
 from gerund.errors import ConfigError
+from gerund.settings.templates import PromptText, choose_prompt
 from tests.cli.helpers import run_cli
 
 STORED = {"query": "Find: ", "document": ""}

@@ -17,8 +17,6 @@ from gerund.version import __version__ as __version__
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
     from gerund.adaptation.running import adapt
-    from gerund.attention.plan import PLAN_NAMES, AttentionPlan
-    from gerund.config import EncoderConfig, Rerank, Sampling
     from gerund.engine.engine import Engine
     from gerund.engine.work import EngineConfig
     from gerund.entry import load
@@ -38,19 +36,22 @@ if TYPE_CHECKING:
     from gerund.retrieval.index import Index
     from gerund.retrieval.open_document import open_document
     from gerund.retrieval.opening import open_index
-    from gerund.spec import ModelSpec
+    from gerund.settings.encoder import EncoderConfig
+    from gerund.settings.model_spec import ModelSpec
+    from gerund.settings.plan import PLAN_NAMES, AttentionPlan
+    from gerund.settings.sampling import Rerank, Sampling
     from gerund.types import Answer, Generation, Hit, Infill, Ranked, Rendered, Source
 
 # Imported on first use, so that `import gerund` and the command line's help do not wait for torch.
 _WHERE = {
     "AdaptConfig": "gerund.adaptation.config",
     "Answer": "gerund.types",
-    "AttentionPlan": "gerund.attention.plan",
+    "AttentionPlan": "gerund.settings.plan",
     "Chunking": "gerund.retrieval.documents",
     "ConfigError": "gerund.errors",
     "DataError": "gerund.errors",
     "Document": "gerund.retrieval.documents",
-    "EncoderConfig": "gerund.config",
+    "EncoderConfig": "gerund.settings.encoder",
     "Engine": "gerund.engine.engine",
     "EngineConfig": "gerund.engine.work",
     "Generation": "gerund.types",
@@ -60,13 +61,13 @@ _WHERE = {
     "Infill": "gerund.types",
     "LanguageModel": "gerund.entry",  # which gives it ``from_pretrained``
     "ModelError": "gerund.errors",
-    "ModelSpec": "gerund.spec",
-    "PLAN_NAMES": "gerund.attention.plan",
+    "ModelSpec": "gerund.settings.model_spec",
+    "PLAN_NAMES": "gerund.settings.plan",
     "Ranked": "gerund.types",
     "ReadLimits": "gerund.retrieval.document_reader",
     "Rendered": "gerund.types",
-    "Rerank": "gerund.config",
-    "Sampling": "gerund.config",
+    "Rerank": "gerund.settings.sampling",
+    "Sampling": "gerund.settings.sampling",
     "Session": "gerund.inference.generate.session",
     "GenerationConfig": "gerund.inference.generate.config",
     "Source": "gerund.types",

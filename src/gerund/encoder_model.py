@@ -15,11 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import verify_once
 from gerund.checks import check_dimensions
-from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
-from gerund.encoder_methods import NO_TRANSFORM, TRUNCATE, layer_numbers, rerouted_layers
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision_check import choose_autocast, in_int8
@@ -29,7 +26,10 @@ from gerund.models.fingerprint import fingerprint, times_written, weights_hash
 from gerund.models.heads import ProjectionHead
 from gerund.models.known_hashes import recall, remember
 from gerund.models.vector_transforms import Transform, truncation
-from gerund.spec import ModelSpec
+from gerund.settings.encoder import JOBS, EncoderConfig, Job, vectors_alike
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.plan import ResolvedPlan
+from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, layer_numbers, rerouted_layers
 
 _attaching = Lock()  # two encoders that are made of one model must not both register its hooks
 

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast
 
-from gerund.attention.plan import AttentionPlan
 from gerund.checks import read_sample
-from gerund.config import CONFIG_FILE, EncoderConfig, read_settings
-from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, DataError
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
@@ -24,7 +21,10 @@ from gerund.models.sources import find, find_spec
 from gerund.models.stored_reading import default_encoder_config
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
-from gerund.spec import NO_ADAPTER, ModelSpec
+from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_settings
+from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NO_TRANSFORM
 from gerund.text_encoder import TextEncoder
 
 

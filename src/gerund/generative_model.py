@@ -12,9 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar, Self, Unpack
 
-from gerund.aliases import takes_aliases
 from gerund.checks import check_candidates, flag
-from gerund.config import EncoderConfig, Rerank, Sampling
 from gerund.errors import ConfigError
 from gerund.exporting.folders import write_settings
 from gerund.inference.generate import generation
@@ -34,6 +32,9 @@ from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
+from gerund.settings.aliases import takes_aliases
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.text_encoder import TextEncoder
 from gerund.types import Generation, Ranked, Ranking, Scorer
 

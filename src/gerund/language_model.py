@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from gerund.aliases import takes_aliases
 from gerund.checks import check_texts
-from gerund.config import ExportFormat, Rerank, Sampling
 from gerund.errors import ConfigError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
@@ -30,6 +28,9 @@ from gerund.notes import say_once
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
+from gerund.settings.aliases import takes_aliases
+from gerund.settings.encoder import ExportFormat
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Ranked
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Literal, Unpack, get_args
 
 import numpy as np
 
-from gerund.aliases import TopK, takes_aliases
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, unknown_name
+from gerund.settings.aliases import TopK, takes_aliases
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from gerund.attention.plan import ResolvedPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.models.adapters import base_state
 from gerund.models.encoder_decoder import encoder_of
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import ResolvedPlan
 from gerund.text_encoder import TextEncoder
 
 

@@ -10,9 +10,7 @@ from typing import Any, NoReturn, Unpack
 
 import torch
 
-from gerund.aliases import takes_aliases
 from gerund.checks import check_texts
-from gerund.config import Sampling
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.encode.classifier import TextClassifier
@@ -22,6 +20,8 @@ from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.inference.infill.several import each
 from gerund.models.encoder_decoder import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
+from gerund.settings.aliases import takes_aliases
+from gerund.settings.sampling import Sampling
 from gerund.types import Infill
 
 

@@ -10,11 +10,7 @@ from typing import Any, Literal, Self, Unpack, get_args
 import numpy as np
 import torch
 
-from gerund.aliases import EncodeAliases, VectorAliases, same_keywords, takes_aliases
-from gerund.attention.plan import AttentionPlan
 from gerund.checks import check_dimensions, check_texts, flag_or_none, one_of
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import NO_TRANSFORM, PromptText
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
@@ -23,6 +19,10 @@ from gerund.jobs.unfinished import Unfinished
 from gerund.models.pooling import compared, compared_in_pairs, unit
 from gerund.models.vector_transforms import fit
 from gerund.quantization import Precision, check_precision, quantize
+from gerund.settings.aliases import EncodeAliases, VectorAliases, same_keywords, takes_aliases
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NO_TRANSFORM, PromptText
 from gerund.token_encoder import TokenEncoder
 from gerund.types import EncodeResult
 

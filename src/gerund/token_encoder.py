@@ -8,9 +8,7 @@ from typing import Unpack
 
 import numpy as np
 
-from gerund.aliases import TokenAliases, takes_aliases
 from gerund.checks import check_texts, flag, flag_or_none
-from gerund.encoder_methods import NO_TRANSFORM, PromptText, Template, templates_around
 from gerund.encoder_model import EncoderModel
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
@@ -18,6 +16,8 @@ from gerund.inference.encode import spans as stretches
 from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.pooling import unit
+from gerund.settings.aliases import TokenAliases, takes_aliases
+from gerund.settings.templates import NO_TRANSFORM, PromptText, Template, templates_around
 
 
 class TokenEncoder(EncoderModel):

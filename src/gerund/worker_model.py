@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
 from gerund.models.sources import found_from_anywhere
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 from tests.attention.reference import kinds, sees, skip_hooks
 
 # By the ends of their classes' names; spelled out here, so that the library is not asked about itself.

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import recurrent_modules
-from gerund.config import EncoderConfig
 from gerund.errors import GerundError
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
 from gerund.language_model import LanguageModel
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from tests.architectures.configs import NOT_TRIED, small_config
 from tests.architectures.slow import SlowModel
 from tests.tiny import _spread, byte_tokenizer

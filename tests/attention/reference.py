@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 
 
 def sees(kind: str, query: int, key: int, real: list[int], *, hidden: int, window: int | None, span: list[int]) -> bool:

@@ -11,14 +11,14 @@ from gerund.attention.interface import ADDITIVE, FUSED, attach
 from gerund.attention.layer_handover import hands_on
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masked import way_of
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import verify
 from gerund.attention.sweep import Sweep
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.inference.encode.sweep import encode_each
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from tests.architectures.slow import SlowModel
 from tests.attention.in_threads import wrong_in_threads
 from tests.tiny import GIVEN, LATENT, N_LAYERS, ODD, batch, byte_tokenizer, tiny

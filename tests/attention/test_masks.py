@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gerund.attention.masks import padding_side, visible
-from gerund.attention.plan import Direction, View
+from gerund.settings.plan import Direction, View
 from tests.attention.reference import sees
 
 KIND = {

@@ -9,7 +9,7 @@ from gerund.attention import interface
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.attention.reference import ReferenceModel
 from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny
 

@@ -13,9 +13,9 @@ from gerund.attention import interface
 from gerund.attention.interface import ADDITIVE, FUSED, attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import visible
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
 from gerund.attention.probe import _separate_copy, probe, verify, verify_once, window_of
 from gerund.errors import ModelError, UnsupportedModelError
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan, Direction, View
 from tests.tiny import CONFIGS, N_LAYERS, REFUSED, tiny
 
 CAUSAL = AttentionPlan("causal").resolve(N_LAYERS)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from gerund.attention import interface, products
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 from tests.tiny import N_LAYERS, tiny
 
 # Twice the rounding of bfloat16, of which scores and their softmax have one each, and the result a third.

@@ -11,16 +11,16 @@ from gerund import ModelSpec
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.probe import probe, verify
 from gerund.attention.recurrent import kind_of
 from gerund.attention.sweep import Sweep
-from gerund.config import EncoderConfig
 from gerund.entry import load
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.language_model import LanguageModel
 from gerund.models.fingerprint import fingerprint
-from gerund.spec import EncoderSpec, parse_encoder_spec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import EncoderSpec, parse_encoder_spec
+from gerund.settings.plan import AttentionPlan
 from tests.attention.in_threads import wrong_in_threads
 from tests.attention.reference import ReferenceModel, kinds
 from tests.tiny import N_LAYERS, RECURRENT, batch, byte_tokenizer, save_tiny, tiny

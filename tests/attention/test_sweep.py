@@ -6,9 +6,9 @@ import torch
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny
 
 ENCODING = [name for name in PLAN_NAMES if name not in ("echo", "hybrid")]

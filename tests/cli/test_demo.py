@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gerund.attention.plan import AttentionPlan
 from gerund.cli.main import app
-from gerund.config import EncoderConfig
 from gerund.demo.steps import HITS, SAMPLES, Demo
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
 from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
-from gerund.spec import ModelSpec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.plan import AttentionPlan
 from tests.adapters import PEFT_WARNINGS, make_adapter
 
 

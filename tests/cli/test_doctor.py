@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import gerund
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.doctor.diagnostics import diagnose
 from gerund.doctor.results import advise, spans
 from gerund.models.int8_products import cpu_has_int8
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, REFUSED, save_tiny
 

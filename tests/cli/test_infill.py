@@ -8,8 +8,8 @@ import pytest
 
 import gerund
 from gerund import Infill, Sampling
-from gerund.config import JOBS
 from gerund.language_model import LanguageModel
+from gerund.settings.encoder import JOBS
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import no_loading, run_cli
 from tests.tiny import save_tiny

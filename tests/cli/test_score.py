@@ -5,8 +5,8 @@ import json
 import pytest
 
 import gerund
-from gerund.config import Rerank, Sampling
 from gerund.errors import TextError
+from gerund.settings.sampling import Rerank, Sampling
 from tests.cli.helpers import no_loading, run_cli
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
-from gerund.encoder_methods import NAMED
 from gerund.models.settings_file import read_saved
+from gerund.settings.templates import NAMED
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data
 from tests.tiny import save_tiny

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.systems.selection import distinct
-from gerund.spec import parse_encoder_spec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import parse_encoder_spec
+from gerund.settings.plan import AttentionPlan
 
 OWN = EncoderConfig(AttentionPlan("mask0-bidir", k=3), pooling="weighted-mean", prompt="own: ")
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import gerund
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import PromptText
 from gerund.errors import ModelError
 from gerund.evaluation.mteb import MTEBEncoder
 from gerund.evaluation.systems.embeddings import EmbeddingCache, key_of_text
 from gerund.evaluation.systems.language_model import language_model_system
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import PromptText
 from tests.evaluation.tables import Table, forbid_network, random_table
 from tests.tiny import byte_tokenizer, tiny
 

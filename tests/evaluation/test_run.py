@@ -17,7 +17,7 @@ from gerund.evaluation.systems.precomputed import word_groups
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.inference.encode import runtime as encoding
-from gerund.spec import ModelSpec, parse_encoder_spec
+from gerund.settings.model_spec import ModelSpec, parse_encoder_spec
 from tests.evaluation.toys import TEXTS, ToyLikelihood, ToyTask, ToyWords, ToyWriting
 from tests.tiny import save_tiny_t5
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 import gerund
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import NAMED
 from gerund.errors import ConfigError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuned_settings import METHODS, ONE_K, PLANS, spread, windows
 from gerund.evaluation.tuning import Trial, Tuned, _Search, most_k, tune
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NAMED
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.tiny import byte_tokenizer, tiny

@@ -6,7 +6,6 @@ import torch
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan, Direction, View
 from gerund.errors import TextError, UnsupportedModelError
 from gerund.inference.inspection import (
     attention_maps,
@@ -17,6 +16,7 @@ from gerund.inference.inspection import (
     sink_fraction,
     unplanned_maps,
 )
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan, Direction, View
 from tests.attention.reference import ReferenceModel
 from tests.tiny import CONFIGS, N_LAYERS, REFUSED, batch, tiny
 

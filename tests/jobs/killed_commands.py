@@ -20,7 +20,7 @@ from gerund.entry import load
 from gerund.inference.encode import runtime, sweep
 from gerund.inference.encode.runtime import Batch, EncoderRuntime
 from gerund.jobs import unfinished
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 N_TEXTS = 200

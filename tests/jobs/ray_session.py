@@ -36,7 +36,7 @@ from gerund.jobs.engines import engine_of
 from gerund.jobs.ray_engine import RayEngine
 from gerund.retrieval import workers as retrieval_workers
 from gerund.retrieval.workers import embedded_by
-from gerund.spec import EncoderSpec
+from gerund.settings.model_spec import EncoderSpec
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
 from tests.jobs.shard_work import killed_once, square

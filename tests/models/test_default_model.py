@@ -10,9 +10,9 @@ import torch
 import yaml
 
 import gerund
-from gerund.config import JOBS
 from gerund.demo.texts import read_beginnings, read_passages
 from gerund.models.settings_file import read_adapters
+from gerund.settings.encoder import JOBS
 from gerund.training.recipe_files import find_recipe
 
 FOLDER = Path(str(resources.files("gerund"))) / "assets" / "default"

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import gerund
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ModelError
 from gerund.models import gguf_files
 from gerund.models.gguf_files import read_file, read_tokenizer
 from gerund.models.stored_reading import StoredReading
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")

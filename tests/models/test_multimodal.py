@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 import gerund
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 from tests.architectures.slow import SlowModel
 from tests.tiny import N_LAYERS, _spread, byte_tokenizer
 

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
 import gerund
-from gerund.encoder_methods import PromptText
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.models.loading import read_config, settings_folder
 from gerund.models.sources import Source, find
 from gerund.models.stored_reading import stored_reading
-from gerund.spec import EncoderSpec, ModelSpec
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
+from gerund.settings.templates import PromptText
 from tests.ready_made import NEW, OLD, PROMPTS, WIDTH, change, closed, dense, ready_made, write
 from tests.tiny import byte_tokenizer, save_tiny
 

@@ -7,9 +7,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from gerund.attention import interface
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.errors import GerundError
 from gerund.models.two_layer_check import outermost, two_layers_of, verify_on_two_layers
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.evaluation import joined, write_report
 from gerund.reporting.pages import pictures
-from gerund.spec import parse_encoder_spec
+from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.fakes import FakeEncoder
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.reporting.pages.html import checked

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.attention.plan import AttentionPlan
-from gerund.config import Rerank, Sampling
 from gerund.errors import TextError
 from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.sampling import Rerank, Sampling
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
 PROMPTS = ["the cat sat in", "an inn"]

@@ -8,13 +8,13 @@ import torch
 from transformers import T5Config, T5EncoderModel
 
 import gerund
-from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.encode.precision_check import smallest_cosine
 from gerund.models.sources import Source
 from gerund.models.t5_scorer import _tokenizer
 from gerund.scoring import t5
 from gerund.scoring.t5 import CONTINUATION, PREFIX, Side, T5Scorer
+from gerund.settings.sampling import Rerank, Sampling
 from tests.tiny import byte_tokenizer
 
 PREFIXES = ["the cat sat in", "an inn"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from gerund.config import Sampling
+from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running
 
 # Some of the clients leave their connections to the garbage collector, or use what newer libraries warn of.

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from gerund.config import Sampling
 from gerund.entry import load
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
@@ -27,6 +26,7 @@ from gerund.server.schemas.representation import (
     TokenizeRequest,
 )
 from gerund.server.schemas.writing import ChatRequest, CompletionRequest, InfillRequest
+from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running
 from tests.server.test_routes import events
 

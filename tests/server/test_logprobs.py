@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from gerund.config import Sampling
 from gerund.entry import load
 from gerund.server.choices import Echo, Form
 from gerund.server.config import ServerConfig
+from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob
 from tests.server.conftest import Running
 from tests.server.test_routes import events

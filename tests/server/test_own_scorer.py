@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import gerund
-from gerund.config import Sampling
 from gerund.server.config import ServerConfig
+from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gerund.config import Sampling
 from gerund.inference.generate.prompts import prompt_text
 from gerund.server import infilling
+from gerund.settings.sampling import Sampling
 from gerund.types import Rendered
 from tests.server.conftest import Running
 

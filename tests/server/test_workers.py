@@ -12,7 +12,7 @@ from gerund.errors import GerundError, InputError, ResourceError
 from gerund.server import workers as workers_module
 from gerund.server.config import ServerConfig
 from gerund.server.workers import _Supervisor
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 
 class FakeProcess:

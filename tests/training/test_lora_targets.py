@@ -8,9 +8,9 @@ import torch
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import read_by_weight, recurrent_modules
 from gerund.errors import ConfigError, ModelError
+from gerund.settings.plan import AttentionPlan
 from gerund.training.recipe import LoraConfig
 from gerund.training.trainable_model import TrainableModel, _adapted
 from tests.models.test_multimodal import build

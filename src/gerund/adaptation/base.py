@@ -15,7 +15,7 @@ from gerund.models.adapters import count_parameters
 from gerund.models.settings_file import read_adapters
 from gerund.models.sources import find
 from gerund.scoring.dual_encoder import has_scorer
-from gerund.spec import NO_ADAPTER, EncoderSpec, ModelSpec
+from gerund.settings.model_spec import NO_ADAPTER, EncoderSpec, ModelSpec
 from gerund.training.recipe_files import made_by
 
 if TYPE_CHECKING:

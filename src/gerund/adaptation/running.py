@@ -41,7 +41,7 @@ from gerund.jobs.files import make_folder, write_whole
 from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.working_folder import kept_work_told
 from gerund.retrieval.document_reader import ReadLimits
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 from gerund.training.recipe import load_recipe
 from gerund.training.recipe_files import find_recipe
 from gerund.training.run_folder import newest_checkpoint, step_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gerund.attention.kv_embedding import Rerouting
 from gerund.attention.masks import Chunk, Near, added_to_scores, padding_side, visible
-from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
 from gerund.errors import ConfigError, UnsupportedModelError
+from gerund.settings.plan import Direction, ResolvedPlan, Stream, View
 
 # Called with a layer, whether this is its second pass, and its attention probabilities (B, heads, T, T).
 Record = Callable[[int, bool, Tensor], None]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.masks import Chunk
-from gerund.attention.plan import AttentionPlan
 from gerund.errors import UnsupportedModelError
+from gerund.settings.plan import AttentionPlan
 
 # Keys and values ``(key heads, T, head_dim)`` of one text.
 Trunk = tuple[Tensor, Tensor]

@@ -11,8 +11,8 @@ import inspect
 
 from torch import nn
 
-from gerund.attention.plan import Direction, ResolvedPlan
 from gerund.errors import UnsupportedModelError
+from gerund.settings.plan import Direction, ResolvedPlan
 
 # Indexers that hide what comes later by themselves, in blocks that are counted from the beginning of a row.
 _ONE_SIDED = ("MiniMaxM3VLIndexer",)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gerund.attention.plan import Direction, View
+from gerund.settings.plan import Direction, View
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from gerund.attention.bound_plan import BoundPlan, module_window, unreached
 from gerund.attention.layer_handover import refuse_shared
 from gerund.attention.layouts import decoder_layers
 from gerund.attention.masks import Near, visible
-from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
 from gerund.attention.weight_checks import refuse_damaged, refuse_overflowing
 from gerund.errors import GerundError, ModelError, UnsupportedModelError
+from gerund.settings.plan import Direction, ResolvedPlan, View
 
 LENGTH = 6
 PADDING = 2

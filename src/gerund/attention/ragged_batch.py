@@ -18,8 +18,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.masks import Near, added_to_scores
-from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.errors import UnsupportedModelError
+from gerund.settings.plan import AttentionPlan, ResolvedPlan
 
 # Keys of a call, rounded up: the widest vector of float32 in use, so that hidden keys fill whole ones.
 STEP = 16

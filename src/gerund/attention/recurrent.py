@@ -23,8 +23,8 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.cache_names import cache_in
 from gerund.attention.masked import plan_of
-from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.errors import ConfigError, UnsupportedModelError
+from gerund.settings.plan import Direction, ResolvedPlan, View
 
 # How the classes of recurrent modules are called at their end, and the attribute that says how far back they see: None
 # for all the way. All take hidden states (B, T, D) and give them, or a tuple that begins with them, back.

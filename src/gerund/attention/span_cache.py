@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.masks import Near, hybrid_visible
-from gerund.attention.plan import AttentionPlan, View
 from gerund.errors import UnsupportedModelError
+from gerund.settings.plan import AttentionPlan, View
 
 
 class CachedHybrid(BoundPlan):

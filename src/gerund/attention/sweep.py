@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.layouts import combine, hidden_of, input_of, run_again
-from gerund.attention.plan import Direction, ResolvedPlan, Stream, View
 from gerund.attention.recurrent import kind_of
 from gerund.errors import ConfigError
+from gerund.settings.plan import Direction, ResolvedPlan, Stream, View
 
 _CAUSAL = View(Direction.CAUSAL)
 

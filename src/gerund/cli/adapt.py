@@ -11,7 +11,7 @@ from gerund.cli import reading_options
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
     from gerund.adaptation.report import Adapted
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 _HELPS = {
     "dtype": "auto, float32, bfloat16 or float16, to measure in.",

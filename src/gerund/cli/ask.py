@@ -11,7 +11,7 @@ from gerund.cli import model_options as options
 if TYPE_CHECKING:
     from gerund.retrieval.asking import Asking
     from gerund.retrieval.document_reader import ReadLimits
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
     from gerund.types import Answer
 
 _HELPS = {

@@ -9,10 +9,10 @@ from gerund.cli import generation_options as options
 from gerund.cli import model_options
 
 if TYPE_CHECKING:
-    from gerund.config import Sampling
     from gerund.generative_model import GenerativeModel
     from gerund.inference.generate.config import GenerationKeywords
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
+    from gerund.settings.sampling import Sampling
 
     # How much is written at most, how tokens are chosen, and what else is asked of an answer.
     Asked = tuple[int, Sampling | None, GenerationKeywords]

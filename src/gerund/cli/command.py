@@ -12,9 +12,9 @@ import typer
 from typer import core
 
 from gerund.checks import place
-from gerund.config import DTYPE_NAMES
 from gerund.errors import ConfigError, GerundError, unknown_name
 from gerund.progress import progress_lines
+from gerund.settings.encoder import DTYPE_NAMES
 
 # Characters of a text that a message shows.
 _SHOWN = 60

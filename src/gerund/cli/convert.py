@@ -10,10 +10,10 @@ import typer
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.config import Job
     from gerund.language_model import LanguageModel
     from gerund.models.sources import Source
-    from gerund.spec import ModelSpec
+    from gerund.settings.encoder import Job
+    from gerund.settings.model_spec import ModelSpec
 
 # How the adapters of the other jobs were trained, beside the encoder's own training.json.
 _REPORTS: "dict[Job, str]" = {"infill": "training-infill.json", "score": "training-score.json"}
@@ -51,13 +51,13 @@ def command(
 
         gerund convert runs/gur/model ./all --infill-adapter runs/magnet/model --scorer runs/rankgen/model
     """
-    from gerund.encoder_methods import NO_TRANSFORM
     from gerund.entry import load
     from gerund.errors import ConfigError
     from gerund.exporting.formats import convert
     from gerund.jobs import folders
     from gerund.models import loading
     from gerund.models.sources import find
+    from gerund.settings.templates import NO_TRANSFORM
 
     if merge and (spec.infill_adapter or spec.scorer):
         raise ConfigError(
@@ -111,9 +111,9 @@ def warn_of_merging(lm: "LanguageModel") -> None:
 
 def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
     """Say that the model's own adapter is to be read otherwise than it was trained."""
-    from gerund.attention.plan import AttentionPlan
     from gerund.models.loading import settings_folder
     from gerund.models.settings_file import read_saved
+    from gerund.settings.plan import AttentionPlan
 
     settings = settings_folder(source)
     saved = None if settings is None else read_saved(settings)

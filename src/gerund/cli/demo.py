@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gerund.demo.results import DemoResults, SearchResults, Verification
     from gerund.demo.steps import Demo
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 
 @options.with_spec("model", "device")

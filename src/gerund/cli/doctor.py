@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gerund.doctor.results import Check, Diagnosis, LayerResult
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 _BAR = 24
 

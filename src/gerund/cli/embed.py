@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
     from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
     from gerund.worker_model import WorkerModel
 
 
@@ -125,11 +125,11 @@ def command(
     from gerund.data.embedding.config import EmbeddingConfig
     from gerund.data.embedding.job import embedding_job
     from gerund.data.tables import open_table, passed_over
-    from gerund.encoder_methods import PromptText
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
     from gerund.jobs.object_stores import staged
     from gerund.quantization import check_precision
+    from gerund.settings.templates import PromptText
 
     check_dimensions(dimensions)
     check_precision(precision)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gerund.evaluation.systems.base import System
     from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
     from gerund.evaluation.task import EvaluationConfig, Task
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 Data = Annotated[
     Path | None,
@@ -122,7 +122,7 @@ def command(
     from gerund.errors import ConfigError
     from gerund.jobs.engine import is_alone
     from gerund.jobs.engines import engine_of
-    from gerund.spec import parse_encoder_spec
+    from gerund.settings.model_spec import parse_encoder_spec
 
     if list_:
         _list(data)

@@ -9,7 +9,7 @@ from gerund.cli import model_options as options
 from gerund.cli.convert import warn_of_merging
 
 if TYPE_CHECKING:
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 _HELPS = {"dtype": "Type of the weights: auto, the checkpoint's own; float32, bfloat16 or float16."}
 
@@ -65,7 +65,7 @@ def command(
         gerund export ./model ./llama --format gguf
     """
     from gerund.checks import one_of
-    from gerund.config import EXPORT_FORMATS
+    from gerund.settings.encoder import EXPORT_FORMATS
 
     one_of("format", format, EXPORT_FORMATS)
     from gerund.entry import load

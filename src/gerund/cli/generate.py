@@ -12,11 +12,11 @@ from gerund.cli import model_options, text_io
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
     from gerund.inference.generate.config import GenerationKeywords
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
+    from gerund.settings.sampling import Rerank, Sampling
     from gerund.types import Generation
 
 # Enough to sort prompts of like length together; few enough that results come soon.

@@ -11,10 +11,10 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gerund.config import Rerank, Sampling
     from gerund.data.tables import Rows
     from gerund.inference.generate.config import GenerationKeywords
     from gerund.language_model import LanguageModel
+    from gerund.settings.sampling import Rerank, Sampling
     from gerund.types import Generation, TokenLogprob
 
 # From the seed of a text to that of the same text further down.
@@ -141,8 +141,8 @@ def sampling_of(
     Raises:
         ConfigError: an option is impossible, or of no use beside the others.
     """
-    from gerund.config import Sampling
     from gerund.errors import ConfigError
+    from gerund.settings.sampling import Sampling
 
     more = more or {}
     filters = {"--top-p": top_p, "--top-k": top_k, "--typical-p": typical_p, "--min-p": more.get("min_p")}
@@ -162,7 +162,7 @@ class SeedsByText:
     So a text's result does not depend on the other lines of the file, and equal lines get results of their own. The
     first one has the seed that the text would have by itself.
 
-    >>> from gerund.config import Sampling
+    >>> from gerund.settings.sampling import Sampling
     >>> seeds = SeedsByText(Sampling(temperature=1.0, seed=7))
     >>> seeds.of(["a", "b", "a"]).seed
     (7, 7, 1000000014)
@@ -242,8 +242,8 @@ def rerank_of(scorer: str | None, samples: int | None, beams: int | None, every:
     Raises:
         ConfigError: an option is impossible, or of no use without ``--rerank``.
     """
-    from gerund.config import Rerank
     from gerund.errors import ConfigError
+    from gerund.settings.sampling import Rerank
 
     given = {"samples": samples, "beams": beams, "every": every}
     numbers = {name: value for name, value in given.items() if value is not None}

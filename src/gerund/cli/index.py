@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import Index
     from gerund.retrieval.indexing import Embed, IndexSummary
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 # Rows of a file that are told of.
 _REASONS = 5

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gerund.retrieval.index import Index
     from gerund.retrieval.store import About
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 Place = Annotated[
     str, typer.Argument(metavar="INDEX", help="An index's folder, or its path on an object store.", show_default=False)

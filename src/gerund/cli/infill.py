@@ -11,10 +11,10 @@ from gerund.cli import model_options, text_io
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gerund.config import Sampling
     from gerund.data.tables import Rows
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
+    from gerund.settings.sampling import Sampling
 
 _CHUNK = 128
 _BLANK = "[blank]"
@@ -82,7 +82,7 @@ def command(
         gerund infill --file texts.jsonl -m ./model --temperature 0.8 --samples 4 --seed 1 -o filled.jsonl
     """
     from gerund.checks import one_of
-    from gerund.config import INFILL_METHODS
+    from gerund.settings.encoder import INFILL_METHODS
 
     one_of("way to infill", method, INFILL_METHODS)
     sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)

@@ -11,7 +11,7 @@ from gerund.cli import text_io
 if TYPE_CHECKING:
     from gerund.inference.inspection import AttentionInspection
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 
 @options.with_spec("MODEL", *options.PLAN, "adapter", *options.MACHINE)

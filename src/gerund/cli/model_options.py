@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from gerund import config
 from gerund.poolings import POOLINGS
+from gerund.settings import encoder as config
 
 DEFAULT_MODEL = config.DEFAULT_MODEL
 
@@ -158,7 +158,7 @@ OPTIONS: dict[str, Any] = {
     "dtype": Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; int8 encodes in 8 bits (CPU).")],
     "device": Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")],
 }
-"""By the names of :class:`gerund.spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
+"""By the names of :class:`gerund.settings.model_spec.ModelSpec`'s fields; ``MODEL`` is the model as an argument."""
 PLAN = ("attention", "k", "k0", "sink_tokens", "combine", "variant", "skips", "recurrent")
 METHODS = (*config.METHODS, "sample")
 ENCODER = (
@@ -200,7 +200,7 @@ def with_spec(
 
         @wraps(function)
         def command(**given: Any) -> None:
-            from gerund.spec import ModelSpec
+            from gerund.settings.model_spec import ModelSpec
 
             settings = {name.lower(): given.pop(name.lower()) for name in fields}
             function(**given, spec=ModelSpec.of(settings.pop("model", None), **settings))

@@ -13,10 +13,10 @@ from gerund.cli.text_io import tell_unused
 from gerund.scoring.names import MEASURE_NAMES
 
 if TYPE_CHECKING:
-    from gerund.config import Sampling
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
+    from gerund.settings.sampling import Sampling
     from gerund.training.negative_passages import Elsewhere, Made
     from gerund.types import Scorer
     from gerund.worker_model import WorkerModel
@@ -163,7 +163,7 @@ def _tell(made: "Made", output: Path) -> None:
 
 def _sampling(temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None) -> "Sampling":
     """Return how continuations are sampled; by nucleus sampling where nothing is said."""
-    from gerund.config import Sampling
+    from gerund.settings.sampling import Sampling
 
     if all(one is None for one in (temperature, top_p, top_k, typical_p)):
         return Sampling(1.0, top_p=0.9)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gerund.generative_model import GenerativeModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 # A query, its documents, and where they stood.
 Asked = tuple[str, list[str], str]
@@ -70,7 +70,7 @@ def command(
     for one, texts, where in asked:
         _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
     from gerund.entry import load
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
     # Likelihoods are those of the untouched model, whose plan is causal, which every architecture has.
     lm = load(ModelSpec.of(spec, attention="causal") if by == "likelihood" else spec)

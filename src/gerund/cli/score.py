@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
     from gerund.types import Scorer
 
 # Prefixes that are scored in one call: enough to sort texts of like length together, few enough that results come soon.

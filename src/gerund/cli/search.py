@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
     from gerund.types import Hit
 
 

@@ -9,7 +9,7 @@ from gerund.cli import model_options
 
 if TYPE_CHECKING:
     from gerund.server.config import ServerConfig
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 
 def _option(help_: str, *names: str) -> Any:
@@ -136,7 +136,7 @@ def command(
 
 def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     """Return what was typed of the model, and for the rest what the file says."""
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
     # The options for type and device have a default that says nothing.
     typed = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gerund.evaluation.task import EvaluationConfig, Task
     from gerund.evaluation.tuning import Tuned
     from gerund.language_model import LanguageModel
-    from gerund.spec import ModelSpec
+    from gerund.settings.model_spec import ModelSpec
 
 # What is chosen on when nobody says: cheap for every setting that is tried, and about both what texts mean and
 # what kind they are.

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gerund.attention.plan import AttentionPlan
-from gerund.config import Rerank, Sampling
 from gerund.demo.results import Filled, Fitting, Hit, Scored, SearchResults, Verification, Written
 from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
@@ -26,7 +24,9 @@ from gerund.models.adapters import count_parameters
 from gerund.models.encoder_decoder import demand_decoder_only
 from gerund.models.sources import find
 from gerund.scoring.names import DEFAULT
-from gerund.spec import NO_ADAPTER, ModelSpec
+from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Ranked
 
 HITS = 3

@@ -15,7 +15,6 @@ from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import Chunk, Near, visible
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.recurrent import kind_of
-from gerund.config import EncoderConfig
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.doctor.supported_plans import support
 from gerund.errors import ConfigError, UnsupportedModelError
@@ -42,7 +41,8 @@ from gerund.models.int8_products import cpu_has_int8
 from gerund.models.settings_file import read_adapters
 from gerund.models.sources import find_spec
 from gerund.models.stored_reading import stored_reading
-from gerund.spec import ModelSpec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import ModelSpec
 
 # How far states may lie apart that ought to be the same, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}

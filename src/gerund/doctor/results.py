@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 
 # Fractions of the attention from which on a layer counts as a sink.
 SINK = 0.2

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from gerund.attention.plan import PLAN_NAMES, AttentionPlan
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import recurrent_modules
 from gerund.doctor.results import MEANINGS
 from gerund.errors import ConfigError, UnsupportedModelError
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 
 _CAUSAL = ("causal", "echo")
 

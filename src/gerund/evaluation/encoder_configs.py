@@ -3,8 +3,8 @@
 Knows: which settings tell configs apart. Does not know: models.
 """
 
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import NAMED, NO_TEMPLATE
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.templates import NAMED, NO_TEMPLATE
 
 
 def label_of(config: EncoderConfig, n_layers: int) -> str:

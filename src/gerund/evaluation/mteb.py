@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gerund.encoder_methods import PromptText
 from gerund.errors import ModelError
 from gerund.evaluation.systems.base import Encoder, Ranks, System
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig, Examples, Score
 from gerund.language_model import LanguageModel
+from gerund.settings.templates import PromptText
 
 # MTEB seeds its own tasks with 42, so that our default seed 0 samples what MTEB samples.
 _MTEB_SEED = 42

@@ -6,10 +6,12 @@ Knows: settings. Does not know: scores, models. Torch is not imported, so that a
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gerund.attention.plan import AttentionPlan, spelled_out
 from gerund.checks import one_of
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import (
+from gerund.errors import ConfigError
+from gerund.poolings import POOLINGS
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan, spelled_out
+from gerund.settings.templates import (
     ALL_BUT_THE_TOP,
     ECHO,
     KV_EMBEDDING,
@@ -19,8 +21,6 @@ from gerund.encoder_methods import (
     WHITENING,
     settings_of_template,
 )
-from gerund.errors import ConfigError
-from gerund.poolings import POOLINGS
 
 BASELINES = ("causal", "echo")
 ONE_K = (

@@ -16,10 +16,7 @@ from statistics import fmean
 from typing import Literal
 
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import kind_of
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, GerundError
 from gerund.evaluation.encoder_configs import label_of
 from gerund.evaluation.run import ProgressReporter, evaluate
@@ -40,6 +37,9 @@ from gerund.evaluation.tuned_settings import (
 )
 from gerund.language_model import LanguageModel
 from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NO_TRANSFORM
 
 # At most this fraction of the budget is for methods.
 _FOR_METHODS = 0.5

@@ -5,7 +5,6 @@ Knows: which file holds what. Does not know: which format asked for it.
 
 from pathlib import Path
 
-from gerund.config import CONFIG_FILE, EncoderConfig
 from gerund.exporting.files import change_json
 from gerund.exporting.modules_json import write_own_modules
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -13,7 +12,8 @@ from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.settings_file import settings_text
-from gerund.spec import EncoderSpec
+from gerund.settings.encoder import CONFIG_FILE, EncoderConfig
+from gerund.settings.model_spec import EncoderSpec
 
 
 def write_merged(runtime: EncoderRuntime, folder: Path) -> str:

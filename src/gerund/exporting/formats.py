@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gerund.attention.plan import Direction
 from gerund.checks import one_of, place
-from gerund.config import EXPORT_FORMATS
 from gerund.errors import ConfigError
 from gerund.exporting import gguf, merged, onnx, openvino, sentence_transformers
 from gerund.exporting.folders import write_settings
@@ -21,6 +19,8 @@ from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state
 from gerund.models.sources import Source
+from gerund.settings.encoder import EXPORT_FORMATS
+from gerund.settings.plan import Direction
 
 GENERATING = ("gguf", "gguf-q8_0")
 

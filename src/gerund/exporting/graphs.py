@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import ResolvedPlan
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import ConfigError, ModelError
 from gerund.exporting.folders import write_merged
@@ -32,6 +31,7 @@ from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models import loading
 from gerund.models.pooling import pool, unit
 from gerund.models.sources import find
+from gerund.settings.plan import ResolvedPlan
 
 INPUTS = ("input_ids", "attention_mask")
 POOLED_FROM = "pooled_from"

@@ -8,9 +8,9 @@ Knows: these files. Does not know: weights, which class a folder needs.
 
 from pathlib import Path
 
-from gerund.config import EncoderConfig
 from gerund.exporting.files import write_json
 from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE
+from gerund.settings.encoder import EncoderConfig
 
 _NORMALIZE = "sentence_transformers.models.Normalize"
 # The prompts that sentence-transformers looks up by itself.

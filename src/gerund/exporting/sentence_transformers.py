@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from gerund.attention.plan import Direction, View
 from gerund.attention.recurrent import recurrent_modules
 from gerund.exporting.files import change_json, write_json
 from gerund.exporting.folders import write_merged
@@ -33,6 +32,7 @@ from gerund.models.attention_flags import is_bidirectional
 from gerund.models.heads import ProjectionHead
 from gerund.models.sentence_transformers_folder import MODULE_FILE, MODULE_WEIGHTS, OWN_CLASS
 from gerund.poolings import SWITCHES, pooling_parts
+from gerund.settings.plan import Direction, View
 
 # Largest cosine distance between the exported encoder and ours; half precision rounds more coarsely.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan, Record
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.plan import Direction, ResolvedPlan, View
 from gerund.attention.recurrent import kind_of
 from gerund.errors import ModelError, TextError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models.adapters import active_adapter
+from gerund.settings.plan import Direction, ResolvedPlan, View
 
 # Maps grow with the square of the length.
 LONGEST = 512

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from gerund.checks import check_unicode, one_of
-from gerund.encoder_methods import NO_FRAME, Template
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of, has_control, text_ids
 from gerund.normalization import Alignment, normalized
+from gerund.settings.templates import NO_FRAME, Template
 from gerund.types import Rendered
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.

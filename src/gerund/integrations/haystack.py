@@ -27,7 +27,7 @@ from gerund.integrations.shared import Model, Request, facts, index_of, model_of
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
 from gerund.scoring.relevance_measures import RelevanceMeasure
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 from gerund.types import Generation
 
 try:

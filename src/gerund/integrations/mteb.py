@@ -15,7 +15,7 @@ from gerund.entry import load
 from gerund.errors import FingerprintError, MissingDependencyError
 from gerund.language_model import LanguageModel
 from gerund.models.adapters import base_state
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 try:
     from mteb.models import ModelMeta

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gerund.config import CONFIG_FILE
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
 from gerund.exporting.modules_json import prompt_settings
@@ -26,6 +25,7 @@ from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel
 from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE
+from gerund.settings.encoder import CONFIG_FILE
 
 try:
     from sentence_transformers import SentenceTransformer

@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gerund.aliases import names_of
-from gerund.config import Sampling, SamplingKeywords
 from gerund.entry import load
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.chat import demand_template
@@ -21,7 +19,9 @@ from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
 from gerund.retrieval.opening import open_index
 from gerund.scoring.relevance_measures import RelevanceMeasure
-from gerund.spec import ModelSpec
+from gerund.settings.aliases import names_of
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.sampling import Sampling, SamplingKeywords
 from gerund.types import Generation
 
 Model = LanguageModel | ModelSpec | str | Path | None

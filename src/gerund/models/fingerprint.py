@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gerund.config import EncoderConfig
 from gerund.models.library_calls import ready_for_threads
+from gerund.settings.encoder import EncoderConfig
 
 
 def weights_hash(state: Mapping[str, Tensor]) -> str:

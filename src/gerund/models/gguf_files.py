@@ -28,7 +28,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from gerund.errors import ModelError
 from gerund.models.gguf_paths import MAGIC, is_gguf, parts_of
 from gerund.models.library_calls import guarded
-from gerund.spec import EncoderSpec
+from gerund.settings.model_spec import EncoderSpec
 
 _VERSIONS = (2, 3)
 # How values of a fixed size are stored, by the numbers of their types, and the two types that have none.

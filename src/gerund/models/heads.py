@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from gerund.checks import flag, one_of
-from gerund.config import FORMAT, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.models.pooling import pool
 from gerund.models.word_vectors import WordVectors
+from gerund.settings.encoder import FORMAT, read_settings
 
 HEAD_FILE = "head.json"
 WEIGHTS_FILE = "head.safetensors"

@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 import gerund.attention
-from gerund.attention.plan import ResolvedPlan
 from gerund.errors import GerundError
 from gerund.jobs.disk_cache import default_cache
 from gerund.jobs.files import write_whole
+from gerund.settings.plan import ResolvedPlan
 
 _HOLDS = "every layer obeys the plan\n"
 

@@ -28,7 +28,6 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from gerund.attention.weight_checks import refuse_unsound
-from gerund.config import CONFIG_FILE, DTYPE_NAMES
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.models import gguf_files
 from gerund.models.attention_flags import is_bidirectional, restore, set_aside
@@ -56,6 +55,7 @@ from gerund.models.weights import (
     weight_files,
     without_implementations,
 )
+from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"

@@ -14,8 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from gerund.attention import products
 from gerund.checks import place, read_json
-from gerund.config import JOBS, EncoderConfig, Job, vectors_alike
-from gerund.encoder_methods import NO_TRANSFORM
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
@@ -30,7 +28,9 @@ from gerund.models.stored_reading import stored_reading
 from gerund.models.vector_transforms import Transform, read_transform
 from gerund.models.weights import weight_files
 from gerund.notes import say_once
-from gerund.spec import NO_ADAPTER, ModelSpec
+from gerund.settings.encoder import JOBS, EncoderConfig, Job, vectors_alike
+from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
+from gerund.settings.templates import NO_TRANSFORM
 
 # The objective that trains a model to fill gaps.
 _FILLING = "msg"

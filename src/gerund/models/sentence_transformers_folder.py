@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gerund.checks import read_json
-from gerund.config import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS
-from gerund.encoder_methods import TRUNCATE, is_template
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.folder_files import demand_readable
 from gerund.poolings import CONCATENATED, MODES, SWITCHES
+from gerund.settings.encoder import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS
+from gerund.settings.templates import TRUNCATE, is_template
 
 OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
 MODULES_FILE = "modules.json"

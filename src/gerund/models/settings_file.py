@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gerund import checks
-from gerund.attention.plan import AttentionPlan
-from gerund.config import CONFIG_FILE, FORMAT, JOBS, METHODS, READING, Job, read_settings
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.spec import EncoderSpec, plainly
+from gerund.settings.encoder import CONFIG_FILE, FORMAT, JOBS, METHODS, READING, Job, read_settings
+from gerund.settings.model_spec import EncoderSpec, plainly
+from gerund.settings.plan import AttentionPlan
 
 _FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
 _ADAPTER = "adapter"

@@ -12,10 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from gerund.attention.plan import AttentionPlan
 from gerund.attention.recurrent import ATTENTION_FREE
-from gerund.config import CONFIG_FILE, EncoderConfig
-from gerund.encoder_methods import NO_TRANSFORM, transform_parts
 from gerund.errors import ConfigError, DataError
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.attention_flags import is_bidirectional
@@ -25,7 +22,10 @@ from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_o
 from gerund.models.loading import is_body, state_width
 from gerund.models.settings_file import read_saved
 from gerund.notes import say_once
-from gerund.spec import EncoderSpec
+from gerund.settings.encoder import CONFIG_FILE, EncoderConfig
+from gerund.settings.model_spec import EncoderSpec
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NO_TRANSFORM, transform_parts
 
 # An encoder of its own looks both ways by itself, and so does a decoder whose config says so.
 _BOTH_WAYS = AttentionPlan("bidir")

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import ResolvedPlan
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import kind_of
 from gerund.models.library_calls import guarded
 from gerund.models.weights import LAYER_COUNTS
+from gerund.settings.plan import ResolvedPlan
 
 _VOCABULARY = 64
 
@@ -77,7 +77,7 @@ def two_layers_of(config: Any) -> Any:
 def outermost(plan: ResolvedPlan) -> ResolvedPlan:
     """Return what a plan does in the first and in the last layer, as a plan of two layers.
 
-    >>> from gerund.attention.plan import AttentionPlan
+    >>> from gerund.settings.plan import AttentionPlan
     >>> [str(view) for view in outermost(AttentionPlan("mask0-bidir", k=10).resolve(22)).views]
     ['causal', 'bidirectional without the first token']
     """

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from gerund.encoder_methods import NO_TRANSFORM, TRUNCATE, WHITENING, transform_parts
 from gerund.errors import ConfigError, DataError
+from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, WHITENING, transform_parts
 
 WEIGHTS_FILE = "transform.safetensors"
 # Directions along which the sample does not vary, relative to that along which it varies most.

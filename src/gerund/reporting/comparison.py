@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from gerund.attention.plan import AttentionPlan
 from gerund.evaluation.results import Result
 from gerund.evaluation.systems.bm25 import BM25
 from gerund.evaluation.task import Side
+from gerund.settings.plan import AttentionPlan
 
 SIDES: tuple[Side, ...] = ("representation", "tokens", "generation")
 

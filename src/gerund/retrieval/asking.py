@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
-from gerund.aliases import TopK, names_of, takes_aliases
 from gerund.checks import one_of, place
-from gerund.config import Sampling
 from gerund.errors import unknown_name
 from gerund.inference.generate.config import demand_room
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.citations import Citations, checked
+from gerund.settings.aliases import TopK, names_of, takes_aliases
+from gerund.settings.sampling import Sampling
 from gerund.types import Answer, Source
 
 if TYPE_CHECKING:

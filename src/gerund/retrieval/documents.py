@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from gerund.checks import flag, one_of
-from gerund.config import whole_number
+from gerund.checks import flag, one_of, whole_number
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.parsed_text import Section
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import templates_around
 from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
 from gerund.normalization import joined_lines
 from gerund.retrieval.documents import Chunk, Chunking
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.templates import templates_around
 from gerund.text_encoder import TextEncoder
 
 QUERY, DOCUMENT = "query", "document"

@@ -12,8 +12,7 @@ Knows: scores, places. Does not know: what is ranked, or how.
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, TypeVar, get_args
 
-from gerund.checks import one_of
-from gerund.config import demand_number
+from gerund.checks import demand_number, one_of
 from gerund.errors import ConfigError
 
 FusionMethod = Literal["convex", "rrf"]

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from gerund.aliases import TopK, takes_aliases
-from gerund.checks import check_unicode, flag, one_of, place, some_texts
-from gerund.config import whole_number
+from gerund.checks import check_unicode, flag, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.models.sources import found_from_anywhere
 from gerund.retrieval import fusion
@@ -23,7 +21,8 @@ from gerund.retrieval.filters import check_filter
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
 from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joined, reranked, sides
 from gerund.retrieval.store import About, VectorStore
-from gerund.spec import ModelSpec
+from gerund.settings.aliases import TopK, takes_aliases
+from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.reading import read_file
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Source
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from gerund.retrieval.index import Index
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import VectorStore
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

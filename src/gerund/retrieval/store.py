@@ -19,7 +19,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.quantization import nearest
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.filters import quoted
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 FORMAT = 1
 POINTER_FOLDER = "gerund.lance"

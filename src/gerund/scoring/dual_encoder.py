@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.config import FORMAT, EncoderConfig, read_settings
-from gerund.encoder_methods import PromptText
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.text_ids import encode_texts
@@ -32,7 +30,9 @@ from gerund.models.settings_file import read_saved, saved_fields, settings_from
 from gerund.models.stored_reading import default_encoder_config
 from gerund.scoring.vectors import VectorScorer
 from gerund.seq2seq_encoder import Seq2SeqEncoder
-from gerund.spec import EncoderSpec, ModelSpec
+from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
+from gerund.settings.templates import PromptText
 from gerund.text_encoder import TextEncoder
 
 SETTINGS_FILE = "scorer.json"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gerund.checks import place
-from gerund.config import DEFAULT_MODEL
 from gerund.errors import unknown_name
 from gerund.models.sources import Source, find
+from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.types import Scorer
 
 DEFAULT = "pmi"

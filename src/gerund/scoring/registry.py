@@ -5,7 +5,6 @@ Knows: which scorers there are. Does not know: how they score, which names are s
 
 from pathlib import Path
 
-from gerund.config import DEFAULT_MODEL
 from gerund.errors import ConfigError
 from gerund.models import loading
 from gerund.models.sources import find_spec
@@ -14,7 +13,8 @@ from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, WORD_MEASURE_NAMES, place_of
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.word_overlap import OverlapScorer
-from gerund.spec import ModelSpec
+from gerund.settings.encoder import DEFAULT_MODEL
+from gerund.settings.model_spec import ModelSpec
 from gerund.text_encoder import TextEncoder
 from gerund.types import Scorer
 

@@ -18,7 +18,7 @@ from gerund.checks import read_input
 from gerund.data.yaml_text import parse_yaml
 from gerund.engine.work import EngineConfig
 from gerund.errors import ConfigError, DataError
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 KEY_VARIABLE = "GERUND_API_KEY"
 MOST_WORKERS = 64

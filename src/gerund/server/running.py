@@ -20,7 +20,7 @@ from gerund.server.config import ServerConfig
 from gerund.server.http_protocol import KEEP_ALIVE, Protocol
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 # What was accepted before the end began has so long to say what it wants.
 _LAST_WORDS = 0.3

@@ -23,7 +23,7 @@ from gerund.server.errors import ApiError, unknown_model
 from gerund.server.logs import note
 from gerund.server.metrics import Metrics
 from gerund.server.request_claims import Claim
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from gerund.retrieval.index import Index

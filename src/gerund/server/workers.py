@@ -24,7 +24,7 @@ from gerund.jobs.interruption import ending_signals_to
 from gerund.notes import printed_notes
 from gerund.server import logs
 from gerund.server.config import ServerConfig
-from gerund.spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 _POLL = 0.2
 # Seconds before a worker that ended is replaced: twice as many after each failure in a row, which a worker that has

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from gerund.config import Sampling
 from gerund.data.cleaning import CLEANERS, clean_text
 from gerund.data.corpus import part_of
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
@@ -22,6 +21,7 @@ from gerund.jobs.engine import JobEngine, StatefulWork
 from gerund.jobs.files import whole_file
 from gerund.language_model import LanguageModel
 from gerund.scoring.hard_negatives import Hardest
+from gerund.settings.sampling import Sampling
 from gerund.types import Scorer
 
 

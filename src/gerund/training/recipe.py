@@ -11,7 +11,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, fiel
 
 from gerund.data.corpus import corpus_files, part_of
 from gerund.errors import ConfigError
-from gerund.spec import EncoderSpec
+from gerund.settings.model_spec import EncoderSpec
 from gerund.training.objectives import registry
 from gerund.training.objectives.base import ObjectiveConfig, Purpose, Section
 from gerund.training.recipe_files import bundled_contents, bundled_recipes, explain, find_recipe, read_settings

@@ -17,7 +17,6 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import read_by_weight
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
@@ -29,7 +28,8 @@ from gerund.models.sources import Source, find
 from gerund.models.stored_reading import default_encoder_config, stored_reading
 from gerund.models.two_layer_check import verify_on_two_layers
 from gerund.notes import say_once
-from gerund.spec import NO_ADAPTER
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16
 from gerund.training.objectives import registry

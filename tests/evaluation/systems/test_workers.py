@@ -12,7 +12,7 @@ from gerund.evaluation.systems.embeddings import EmbeddingCache
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.systems.workers import encoded_by
 from gerund.jobs.engine import LocalEngine
-from gerund.spec import EncoderSpec
+from gerund.settings.model_spec import EncoderSpec
 
 TEXTS = [*(f"{'the cat and ' * (i % 4)}text {i}" for i in range(10)), ""]
 

@@ -21,7 +21,7 @@ from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import token_labels
 from gerund.evaluation.tasks.token_labels import TokenTask, find, score_words, token_tags
-from gerund.spec import parse_encoder_spec
+from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.fakes import FakeEncoder
 
 # word, part of speech, phrase, name

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.config import Rerank, Sampling
 from gerund.data.cleaning import clean_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.results import key_of
@@ -20,6 +19,7 @@ from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.writing import DECODINGS, Passage, Writing, _cut_up, find
 from gerund.evaluation.text_metrics import mauve, rep_n, rep_sentences, rep_window, sentences_of
 from gerund.scoring.word_overlap import content_overlap, overlap
+from gerund.settings.sampling import Rerank, Sampling
 
 WORDS = ["the", "a", "cat", "hat", "in", "an", "inn", "thin", "man", "ran.", "here", "there.", "then", "other"]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import gerund
-from gerund.attention.plan import AttentionPlan
 from gerund.inference.encode import incremental
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
+from gerund.settings.plan import AttentionPlan
 from tests.tiny import CONFIGS, save_tiny
 
 ROUNDS = [

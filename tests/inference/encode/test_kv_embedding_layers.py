@@ -12,10 +12,10 @@ import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, UnsupportedModelError
 from gerund.attention.interface import FUSED
 from gerund.attention.masks import visible
-from gerund.encoder_methods import rerouted_layers
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, intrinsic_dimension
 from gerund.language_model import LanguageModel
-from gerund.spec import parse_encoder_spec
+from gerund.settings.model_spec import parse_encoder_spec
+from gerund.settings.templates import rerouted_layers
 from tests.inference.encode.test_methods import ROOM, TEXTS, build
 
 PROMPT = "Context: {} Compress the Context in one word:"

@@ -8,12 +8,12 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
-from gerund.config import METHODS
-from gerund.encoder_methods import NAMED, settings_of_template, templates_of
 from gerund.inference.encode.layer_mixing import placeholder_embedding
 from gerund.language_model import LanguageModel
 from gerund.models.settings_file import saved_fields, settings_from
-from gerund.spec import EncoderSpec
+from gerund.settings.encoder import METHODS
+from gerund.settings.model_spec import EncoderSpec
+from gerund.settings.templates import NAMED, settings_of_template, templates_of
 from gerund.types import Rendered
 from tests.tiny import byte_tokenizer, tiny
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
 from gerund.inference.tokens import InputFormat, tokenize
+from gerund.settings.plan import AttentionPlan
 
 TEXTS = ["a", "the cat in the garden", "rain", "another longer text, with the rain and the cat", "an end"]
 

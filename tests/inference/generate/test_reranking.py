@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import gerund
-from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate import reranking
 from gerund.inference.generate.detokenizing import continuation_text
@@ -15,6 +14,7 @@ from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.reranking import search, stream_search
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, sample_seed
 from gerund.inference.generate.transformers_loop import end_ids
+from gerund.settings.sampling import Rerank, Sampling
 
 SAMPLING = Sampling(temperature=1.0, top_p=0.9, seed=3)
 PROMPTS = ["the cat sat in", "an inn", "the end is near, and a tin"]

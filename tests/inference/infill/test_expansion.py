@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError
 from gerund.inference.infill.expansion import Query, expand
+from gerund.settings.sampling import Sampling
 from gerund.types import Infill
 from tests.tiny import save_tiny, save_tiny_t5
 

@@ -9,12 +9,12 @@ import torch
 
 import gerund
 from gerund import EncoderConfig, Sampling
-from gerund.attention.plan import AttentionPlan
 from gerund.errors import TextError
 from gerund.inference.infill import infilling, span_search
 from gerund.inference.infill.blanks import BlankedText
 from gerund.inference.infill.infilling import Search, fill
 from gerund.language_model import LanguageModel
+from gerund.settings.plan import AttentionPlan
 from tests.attention.reference import ReferenceModel
 from tests.inference.infill.test_span_pass import log_softmax
 from tests.tiny import byte_tokenizer, tiny

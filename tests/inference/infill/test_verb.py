@@ -7,10 +7,10 @@ import pytest
 
 import gerund
 from gerund import ConfigError, EncoderConfig, Infill, Sampling, TextError, UnsupportedModelError
-from gerund.attention.plan import AttentionPlan
-from gerund.config import INFILL_METHODS
 from gerund.inference.infill import prompts as infill_prompts
 from gerund.language_model import LanguageModel
+from gerund.settings.encoder import INFILL_METHODS
+from gerund.settings.plan import AttentionPlan
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.inference.infill.test_infilling import LEFT, RIGHT, TEXT, Slow, build, left_and_right
 from tests.tiny import byte_tokenizer, tiny

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from gerund.attention import probe
-from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError, TextError, UnsupportedModelError
 from gerund.inference.likelihood.spans import SpannedText, span_logprobs
 from gerund.language_model import LanguageModel
+from gerund.settings.plan import AttentionPlan
 from tests.attention.reference import ReferenceModel
 from tests.tiny import CONFIGS, byte_tokenizer, tiny
 

@@ -20,7 +20,7 @@ from gerund.reporting.pages.evaluation import SUMMARY
 from gerund.reporting.pages.pictures import pictures_for
 from gerund.reporting.pages.rendering import drawn
 from gerund.reporting.plots import attention, embeddings, scores
-from gerund.spec import parse_encoder_spec
+from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked
 from tests.reporting.results import made, several

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 import gerund
-from gerund.attention.plan import AttentionPlan
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import Trial, Tuned, tune
 from gerund.models.settings_file import read_saved
 from gerund.reporting.pages.tuning import chosen_sentence, write_tuning
 from gerund.reporting.plots import curves
+from gerund.settings.plan import AttentionPlan
 from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked
 

@@ -8,9 +8,9 @@ import torch
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.plan import AttentionPlan
 from gerund.inference.inspection import causal_plan, mean_maps
 from gerund.reporting.plots.attention import MOST_LAYERS, attention_figure, pick_layers
+from gerund.settings.plan import AttentionPlan
 from tests.tiny import N_LAYERS, tiny
 
 

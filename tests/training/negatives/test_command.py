@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gerund.config import Sampling
 from gerund.scoring.registry import find_scorer
+from gerund.settings.sampling import Sampling
 from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import no_loading, run_cli
 from tests.training.negatives.runs import SMALL, rows

@@ -5,7 +5,7 @@ Nothing in here uses gerund's masks, batches or losses. ``eager`` is a copy of t
 
 import torch
 
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 from tests.attention.reference import ReferenceModel
 
 

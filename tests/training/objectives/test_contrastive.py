@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gerund import LanguageModel
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.estimate import RandomTexts

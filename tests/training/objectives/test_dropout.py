@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from gerund.attention.interface import attach
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from gerund.training.losses.vectors import dropout_places
 from gerund.training.objectives.vectors import ContrastiveLosses
 from tests.tiny import CONFIGS, N_LAYERS, VOCAB, tiny

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
 from gerund.training.objectives.base import Objective

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import gerund
-from gerund.attention.plan import Direction
 from gerund.errors import ConfigError, ModelError
+from gerund.settings.plan import Direction
 from gerund.training.corpus.sources import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe

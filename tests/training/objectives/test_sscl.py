@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gerund import LanguageModel
-from gerund.attention.plan import AttentionPlan
 from gerund.errors import ConfigError
+from gerund.settings.plan import AttentionPlan
 from gerund.training.estimate import estimate
 from gerund.training.objectives.sscl import AlteredBatches, Rewriter, SsclConfig
 from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup

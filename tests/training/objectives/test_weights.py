@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives.base import Batches, Objective

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.attention.plan import AttentionPlan
 from gerund.evaluation.systems.base import Encoder, cosine_scores
 from gerund.inference.encode.words import WordPooling
 from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.models.settings_file import read_saved
 from gerund.scoring.registry import find_scorer
+from gerund.settings.plan import AttentionPlan
 from gerund.types import Scorer
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import NO_TRANSFORM
 from gerund.entry import load
 from gerund.errors import ConfigError, GerundError, UnsupportedModelError
 from gerund.evaluation.encoder_configs import label_of
@@ -22,7 +20,9 @@ from gerund.evaluation.systems.language_model import LanguageModelSystem, langua
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
-from gerund.spec import EncoderSpec, ModelSpec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
+from gerund.settings.templates import NO_TRANSFORM
 
 
 def systems_of(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gerund.config import Sampling
 from gerund.data.passages import Passage, cut_passages, cut_to_words, split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.scored_task import files_of
@@ -22,6 +21,7 @@ from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks.suffix_identification import SuffixTask
 from gerund.inference.generate.length_matching import continuations_of_length
+from gerund.settings.sampling import Sampling
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

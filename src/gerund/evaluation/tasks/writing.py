@@ -264,7 +264,7 @@ class Writing(FileTask):
 
     def write(self, lm: "LanguageModel", prefixes: Sequence[str], config: EvaluationConfig) -> list["Generation"]:
         """Return a continuation of each prefix."""
-        from gerund.config import Rerank, Sampling
+        from gerund.settings.sampling import Rerank, Sampling
 
         sampling = Sampling(**DECODINGS[self.decoding])
         rerank = None
@@ -285,10 +285,10 @@ class Writing(FileTask):
 
     def _features(self, lm: "LanguageModel") -> "LanguageModel":
         """Return the model whose states are compared: read causally, without an adapter."""
-        from gerund.attention.plan import AttentionPlan
-        from gerund.config import EncoderConfig
         from gerund.entry import load
         from gerund.language_model import LanguageModel
+        from gerund.settings.encoder import EncoderConfig
+        from gerund.settings.plan import AttentionPlan
 
         if self.mauve_features:
             lm = load(None if self.mauve_features == "default" else self.mauve_features)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from gerund.attention.layouts import hidden_of, input_of
-from gerund.config import EncoderConfig
-from gerund.encoder_methods import layer_numbers
 from gerund.errors import UnsupportedModelError
 from gerund.inference.tokens import Tokens
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.templates import layer_numbers
 
 _STREAMS = (
     "the layers of this architecture hand several streams of states on: layers and prepend cannot be used with it"

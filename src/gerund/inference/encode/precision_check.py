@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gerund.attention.plan import Direction
 from gerund.errors import ModelError
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models.int8_products import make_ready
+from gerund.settings.plan import Direction
 
 # Of several kinds and lengths, since rounding shows most where tokens are rare and texts are short.
 SAMPLE_TEXTS = (

@@ -16,9 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.kv_embedding import Rerouting
-from gerund.attention.plan import ResolvedPlan
-from gerund.config import EncoderConfig, whole_number
-from gerund.encoder_methods import rerouted_layers
+from gerund.checks import whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.layer_mixing import Beside
 from gerund.inference.encode.positions import takes_positions
@@ -33,6 +31,9 @@ from gerund.models.pooling import pool
 from gerund.models.vector_transforms import Transform
 from gerund.poolings import pooling_parts
 from gerund.progress import progress
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import ResolvedPlan
+from gerund.settings.templates import rerouted_layers
 
 # Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
 # memory beside the weights; a GPU wants more.

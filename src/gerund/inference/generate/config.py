@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from gerund.aliases import Alias, names_of
-from gerund.checks import flag, is_listing
-from gerund.config import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or, whole_number
+from gerund.checks import flag, is_listing, whole_number
 from gerund.errors import ConfigError, unknown_name
+from gerund.settings.aliases import Alias, names_of
+from gerund.settings.sampling import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or
 
 # Alternatives that are returned for a token at most; more are a slip.
 _MOST_LOGPROBS = 1000

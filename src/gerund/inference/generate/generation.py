@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
-from gerund.config import whole_number
+from gerund.checks import whole_number
 from gerund.errors import ConfigError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.continuous_batching import write_in_turn

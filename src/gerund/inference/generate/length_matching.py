@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.config import Sampling
 from gerund.errors import ConfigError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import context_length, keep_end
+from gerund.settings.sampling import Sampling
 
 
 def continuations_of_length(

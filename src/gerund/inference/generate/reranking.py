@@ -15,7 +15,6 @@ from threading import Event
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.config import Rerank, Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.branch_pass import BranchPass, can_branch
 from gerund.inference.generate.config import demand_room
@@ -29,6 +28,7 @@ from gerund.inference.generate.transformers_loop import Cancelled, end_ids
 from gerund.inference.infill.span_pass import Context, SpanPass
 from gerund.inference.likelihood.tokens import causal_runtime
 from gerund.inference.tokens import context_length, rotary_limit, rotary_side
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Ranked
 
 # Rows that are written at once; the continuations of one prompt always stay together.

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from gerund.config import Sampling
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import Follower, Form
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
 from gerund.inference.generate.token_limits import LimitFollower, TokenLimits
+from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob, Usage
 
 

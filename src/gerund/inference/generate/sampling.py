@@ -21,8 +21,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from gerund.config import Sampling
 from gerund.errors import ConfigError
+from gerund.settings.sampling import Sampling
 
 # Below it a temperature chooses as greedily as here, and what is divided by it would overflow.
 _LOWEST_TEMPERATURE = 1e-6

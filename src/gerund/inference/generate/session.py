@@ -20,10 +20,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from gerund.aliases import takes_aliases
 from gerund.attention.cache_names import CACHE
-from gerund.config import Sampling
-from gerund.encoder_methods import is_template
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
@@ -38,6 +35,9 @@ from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.folders import atomic_folder
 from gerund.models.pooling import unit
+from gerund.settings.aliases import takes_aliases
+from gerund.settings.sampling import Sampling
+from gerund.settings.templates import is_template
 from gerund.types import Generation
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from gerund.checks import is_listing
-from gerund.config import MOST_AT_ONCE, Sampling, demand_number
+from gerund.checks import demand_number, is_listing
 from gerund.errors import ConfigError, TextError
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
 from gerund.normalization import Alignment, normalized
+from gerund.settings.sampling import MOST_AT_ONCE, Sampling
 from gerund.text_analysis import word_spans
 from gerund.types import Infill
 

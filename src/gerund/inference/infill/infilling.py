@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
 from gerund.checks import is_listing, one_of
-from gerund.config import INFILL_METHODS, MOST_AT_ONCE, InfillMethod, Sampling, sampling_or
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
@@ -29,6 +28,8 @@ from gerund.inference.infill.span_search import Path, beamed, ended, sampled, wr
 from gerund.inference.likelihood.spans import verified_hybrid
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
 from gerund.inference.text_ids import ids_inside
+from gerund.settings.encoder import INFILL_METHODS, InfillMethod
+from gerund.settings.sampling import MOST_AT_ONCE, Sampling, sampling_or
 from gerund.types import Infill
 
 Method = InfillMethod

@@ -5,9 +5,9 @@ Knows: names. Does not know: models.
 
 from typing import Annotated
 
-from gerund.aliases import Alias, names_of
-from gerund.config import GREEDY, Sampling, SamplingKeywords, sampling_from
 from gerund.errors import unknown_name
+from gerund.settings.aliases import Alias, names_of
+from gerund.settings.sampling import GREEDY, Sampling, SamplingKeywords, sampling_from
 
 
 class InfillKeywords(SamplingKeywords, total=False):

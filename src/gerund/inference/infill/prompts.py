@@ -13,7 +13,6 @@ from dataclasses import replace
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.checks import check_texts
-from gerund.config import Sampling
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
@@ -21,6 +20,7 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_unicode, context_length
 from gerund.sentences import segments
+from gerund.settings.sampling import Sampling
 
 PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.config import Sampling
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.generation import generate
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_unicode
+from gerund.settings.sampling import Sampling
 from gerund.types import Infill, Rendered
 
 # Enough tokens before a gap to decode what fills it as it would be read there.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gerund.config import Sampling
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, request_seeds
 from gerund.inference.infill.span_pass import Context, SpanPass
+from gerund.settings.sampling import Sampling
 
 # Cached tokens of all rows that are written at once. A row alone is always written.
 _TOKENS_AT_ONCE = 8192

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
-from gerund.attention.plan import AttentionPlan, ResolvedPlan
 from gerund.attention.probe import verify_once
 from gerund.checks import one_of
 from gerund.errors import TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs, token_logprobs
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
+from gerund.settings.plan import AttentionPlan, ResolvedPlan
 
 SpanMode = Literal["infill", "causal"]
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ModelError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime, in_batches
 from gerund.inference.likelihood.lm_head import Read, TokenHead
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
 from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
 from gerund.types import Rendered
 
 # Token ids, and the place of the first one that is scored.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from gerund.attention.plan import AttentionPlan
 from gerund.demo.results import DemoResults
 from gerund.demo.steps import HITS, Demo
 from gerund.errors import OutputExistsError, ResourceError
@@ -22,6 +21,7 @@ from gerund.reporting.pages.rendering import Gallery, Picture, drawn, write_html
 from gerund.reporting.plots.attention import attention_figure
 from gerund.reporting.plots.embeddings import embedding_maps
 from gerund.reporting.plots.style import INK, headline, new_figure, picture
+from gerund.settings.plan import AttentionPlan
 
 PAGE = "demo.html"
 REPORT = "demo.json"

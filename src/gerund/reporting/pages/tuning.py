@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gerund.config import CONFIG_FILE
 from gerund.evaluation.fusion_tuning import TunedFusion
 from gerund.evaluation.systems.language_model import adapter_facts
 from gerund.evaluation.task import EvaluationConfig, Task
@@ -21,7 +20,8 @@ from gerund.models.settings_file import settings_text
 from gerund.reporting.comparison import PERCENTS, shown, trained_under
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import Picture, Wanted, drawn, write_html
-from gerund.spec import EncoderSpec
+from gerund.settings.encoder import CONFIG_FILE
+from gerund.settings.model_spec import EncoderSpec
 from gerund.version import __version__
 
 FORMAT = 2

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from gerund.attention.plan import View
 from gerund.inference.inspection import AttentionMap, sink_fraction
 from gerund.reporting.plots.style import (
     INK,
@@ -24,6 +23,7 @@ from gerund.reporting.plots.style import (
     quiet_axis,
     require_matplotlib,
 )
+from gerund.settings.plan import View
 
 MOST_LAYERS = 12
 # With more tokens than this their names would be too small to read.

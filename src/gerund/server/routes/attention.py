@@ -8,13 +8,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gerund.attention.plan import AttentionPlan
 from gerund.inference.inspection import AttentionInspection, inspect_attention, sink_fraction, token_labels
 from gerund.language_model import LanguageModel
 from gerund.server.errors import ApiError, api_error
 from gerund.server.routes.common import Served
 from gerund.server.schemas.representation import AttentionRequest
 from gerund.server.service import Service
+from gerund.settings.plan import AttentionPlan
 
 router = APIRouter(tags=["representation"])
 

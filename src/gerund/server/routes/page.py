@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gerund.attention.plan import PLAN_NAMES
 from gerund.language_model import LanguageModel
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN
 from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
 from gerund.server.errors import ApiError
 from gerund.server.routes.common import Served
+from gerund.settings.plan import PLAN_NAMES
 from gerund.text_analysis import stop_words
 
 router = APIRouter(tags=["page"])

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gerund.config import Sampling
 from gerund.inference.generate.chat import TemplateOptions
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
 from gerund.server.schemas import without_effect
 from gerund.server.schemas.base import Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
+from gerund.settings.sampling import Sampling
 
 MOST_CHOICES = 128
 # Bad words, and tokens that end a text.

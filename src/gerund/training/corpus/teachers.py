@@ -168,9 +168,9 @@ def open_teacher(name: str, prompt: str = "") -> Teacher:
 
 def _is_gerunds(name: str) -> bool:
     """Tell whether gerund reads a model: it has ``gerund.json``, or is no model of sentences and a decoder."""
-    from gerund.config import CONFIG_FILE, DEFAULT_MODEL
     from gerund.models.loading import read_config, settings_folder
     from gerund.models.sources import find
+    from gerund.settings.encoder import CONFIG_FILE, DEFAULT_MODEL
 
     if name == DEFAULT_MODEL:
         return True

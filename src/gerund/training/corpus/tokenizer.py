@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gerund.config import DEFAULT_MODEL
 from gerund.data.cleaning import clean_text
 from gerund.data.corpus import read_documents
 from gerund.errors import ConfigError
@@ -22,6 +21,7 @@ from gerund.jobs.folders import atomic_folder
 from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.folder_files import demand_readable_files
 from gerund.models.sources import find
+from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.training.corpus.sources import cache_folder, existing
 from gerund.training.recipe import Recipe, TokenizerConfig
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from gerund.attention.plan import AttentionPlan
-    from gerund.config import EncoderConfig
+    from gerund.settings.encoder import EncoderConfig
+    from gerund.settings.plan import AttentionPlan
     from gerund.training.objectives.context import Context
     from gerund.training.recipe import Recipe
 

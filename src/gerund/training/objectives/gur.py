@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from gerund.config import EncoderConfig
     from gerund.inference.tokens import Tokens
     from gerund.models.heads import ProjectionHead
+    from gerund.settings.encoder import EncoderConfig
     from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.corpus.mined_pairs import Buckets, MinedPair
     from gerund.training.corpus.pairs import Example, Examples

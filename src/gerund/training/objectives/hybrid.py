@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from gerund.attention.plan import AttentionPlan
 from gerund.data.masking import mask_tokens, sample_spans
 from gerund.errors import ConfigError
+from gerund.settings.plan import AttentionPlan
 from gerund.training.objectives.base import Batch, Batches, Objective, ObjectiveConfig, Purpose, TextConfig, TokenLosses
 from gerund.training.objectives.batches import padded, row_generator, text_batch
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from gerund.config import EncoderConfig
     from gerund.inference.tokens import Tokens
+    from gerund.settings.encoder import EncoderConfig
     from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.corpus.texts import Texts
     from gerund.training.objectives.context import Context

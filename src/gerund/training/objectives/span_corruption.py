@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from gerund.config import EncoderConfig
     from gerund.inference.tokens import Tokens
+    from gerund.settings.encoder import EncoderConfig
     from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.objectives.context import Context
 

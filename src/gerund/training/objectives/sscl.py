@@ -186,8 +186,8 @@ class Rewriter:
         return self._known[text]
 
     def _rewritten(self, lm: "LanguageModel | Seq2SeqModel", text: str) -> str:
-        from gerund.config import Sampling
         from gerund.inference.infill.infilling import BLANK
+        from gerund.settings.sampling import Sampling
 
         # The text is the seed, so that it does not matter in which order texts are read.
         sampling = Sampling(temperature=1.0, top_p=0.9, seed=crc32(text.encode()))

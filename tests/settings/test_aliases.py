@@ -14,14 +14,14 @@ import torch
 
 import gerund
 from gerund import ConfigError, LanguageModel, Rerank, Sampling
-from gerund.aliases import TopK, takes_aliases
-from gerund.config import sampling_from
 from gerund.generative_model import NUCLEUS
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.models import loading
 from gerund.models.sources import find
 from gerund.poolings import canonical_pooling
 from gerund.quantization import nearest
+from gerund.settings.aliases import TopK, takes_aliases
+from gerund.settings.sampling import sampling_from
 from gerund.types import Candidate, Ranked, Ranking
 
 TEXTS = ["the cat", "a dog in the rain", "in"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.config import Sampling, sampling_or
 from gerund.errors import ConfigError
+from gerund.settings.sampling import Sampling, sampling_or
 
 NAMED = gerund.EncoderConfig(prompt="own: ", prompts={"query": "Question: ", "document": ""})
 

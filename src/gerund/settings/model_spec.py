@@ -14,11 +14,12 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from gerund.attention.plan import AttentionPlan, spelled_out
-from gerund.config import DEFAULT_MODEL, METHODS, READING, EncoderConfig, Job, whole_number
-from gerund.encoder_methods import PLACE, settings_of_template
+from gerund.checks import whole_number
 from gerund.errors import ConfigError, GerundError, unknown_name
 from gerund.poolings import canonical_pooling
+from gerund.settings.encoder import DEFAULT_MODEL, METHODS, READING, EncoderConfig, Job
+from gerund.settings.plan import AttentionPlan, spelled_out
+from gerund.settings.templates import PLACE, settings_of_template
 
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""

@@ -15,12 +15,12 @@ import torch
 from pydantic import ValidationError
 
 import gerund
-from gerund.attention.plan import AttentionPlan
-from gerund.config import EncoderConfig
 from gerund.errors import ConfigError
 from gerund.models.settings_file import read_saved, settings_from, settings_text
 from gerund.models.sources import find
-from gerund.spec import EncoderSpec, ModelSpec, parse_encoder_spec
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import EncoderSpec, ModelSpec, parse_encoder_spec
+from gerund.settings.plan import AttentionPlan
 from tests.tiny import N_LAYERS
 
 BUNDLED = find(None).folder

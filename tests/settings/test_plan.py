@@ -3,7 +3,7 @@
 import pytest
 
 from gerund import PLAN_NAMES, AttentionPlan, ConfigError
-from gerund.attention.plan import Direction, View
+from gerund.settings.plan import Direction, View
 
 C, B, X = View(Direction.CAUSAL), View(Direction.BACKWARD), View(Direction.BIDIRECTIONAL)
 C0, X0 = View(Direction.CAUSAL, 1), View(Direction.BIDIRECTIONAL, 1)

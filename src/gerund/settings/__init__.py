@@ -1,0 +1,1 @@
+"""Settings, each declared once: attention plan, encoder, model, sampling. No torch."""
