@@ -31,8 +31,8 @@ from transformers import GenerationConfig
 
 import gerund
 import harness
-from gerund.exporting import graphs, llama_cpp, onnx, openvino
-from gerund.exporting.tokenizers import plain_tokenizer
+from gerund.exporting import gguf, onnx, openvino
+from gerund.exporting.shared import plain_tokenizer
 from gerund.models.int8_products import cpu_has_int8
 from inputs import demo_texts, random_llama, save
 from results import Column, Row, Table
@@ -56,7 +56,7 @@ def reader(lm: Any, texts: list[str], run: Callable[[Mapping[str, np.ndarray]], 
         for start in range(0, len(order), _BATCH):
             places = order[start : start + _BATCH]
             batch = tokenizer([texts[place] for place in places], padding=True, return_tensors="np")
-            found[places] = run({name: np.asarray(batch[name], dtype=np.int64) for name in graphs.INPUTS})
+            found[places] = run({name: np.asarray(batch[name], dtype=np.int64) for name in onnx.INPUTS})
         return found
 
     return read
@@ -67,7 +67,7 @@ def onnx_runner(path: Path, threads: int) -> Callable[[Mapping[str, np.ndarray]]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda given: session.run([graphs.VECTORS], dict(given))[0]
+    return lambda given: session.run([onnx.VECTORS], dict(given))[0]
 
 
 def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
@@ -83,7 +83,7 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
     ours = gerund.load(model, adapter="none", attention="bidir", dtype="float32")
     loaded = gerund.load(model, adapter="none", attention="bidir")
     in_eight = gerund.load(model, adapter="none", attention="bidir", dtype="int8" if cpu_has_int8() else "auto")
-    prepared = graphs.prepare(ours.runtime, folder)
+    prepared = onnx.prepare(ours.runtime, folder)
     plain, eight, other = folder / "model.onnx", folder / "eight.onnx", folder / "model.xml"
     onnx.write_graph(prepared, plain)
     shutil.copyfile(plain, eight)
@@ -96,7 +96,7 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
         **({EIGHT: lambda: in_eight.encode(texts, show_progress=False)} if cpu_has_int8() else {}),
         ORT: reader(ours, texts, onnx_runner(plain, options.threads)),
         ORT_8: reader(ours, texts, onnx_runner(eight, options.threads)),
-        OV: reader(ours, texts, lambda given: compiled(dict(given))[graphs.VECTORS]),
+        OV: reader(ours, texts, lambda given: compiled(dict(given))[onnx.VECTORS]),
     }
     expected = systems[GERUND]()
     cosines = {name: smallest_cosine(run(), expected) for name, run in systems.items()}
@@ -134,8 +134,8 @@ def writers(model: Any, options: Any, folder: Path) -> Table:
         place = folder / format
         lm.export(place, format)
         files[name] = place / "model.gguf"
-        apart[name] = llama_cpp.check(lm.model, lm.tokenizer, files[name], eight_bits=format != "gguf")
-        systems[name] = asker(llama_cpp.serve(files[name], context), prompts, options.tokens)
+        apart[name] = gguf.check(lm.model, lm.tokenizer, files[name], eight_bits=format != "gguf")
+        systems[name] = asker(gguf.serve(files[name], context), prompts, options.tokens)
     rounds = harness.alternate(systems, options.rounds)
     rows = [
         {**row, "apart": apart.get(str(row["system"])), "size": size_of(files.get(str(row["system"])))}

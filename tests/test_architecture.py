@@ -20,7 +20,7 @@ LINES_OF_A_FUNCTION = 60
 
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "peft", "accelerate", "matplotlib")
 NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket", "ftplib")
-LISTENS = ("server.listening", "server.running", "server.workers")
+LISTENS = ("server.connections", "server.running", "server.workers")
 ASKS = "cli.remote"
 HUB = "huggingface_hub"
 ASKS_HUB = ("models.loading", "models.sources", "models.gguf_paths", "models.catalog", "models.folder_files")

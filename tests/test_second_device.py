@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gerund
+from gerund.engine.batching import Stepwise
 from gerund.engine.engine import Engine
-from gerund.engine.stepwise import Stepwise
 from gerund.models.heads import HeadConfig, ProjectionHead
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from gerund.training.corpus.sources import Sources

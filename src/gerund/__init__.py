@@ -17,8 +17,8 @@ from gerund.version import __version__ as __version__
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
     from gerund.adaptation.running import adapt
+    from gerund.engine.config import EngineConfig
     from gerund.engine.engine import Engine
-    from gerund.engine.work import EngineConfig
     from gerund.entry import load
     from gerund.errors import (
         ConfigError,
@@ -53,7 +53,7 @@ _WHERE = {
     "Document": "gerund.retrieval.documents",
     "EncoderConfig": "gerund.settings.encoder",
     "Engine": "gerund.engine.engine",
-    "EngineConfig": "gerund.engine.work",
+    "EngineConfig": "gerund.engine.config",
     "Generation": "gerund.types",
     "GerundError": "gerund.errors",
     "Hit": "gerund.types",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, Unpack
 
 from gerund.checks import check_candidates, flag
 from gerund.errors import ConfigError
-from gerund.exporting.folders import write_settings
+from gerund.exporting.shared import write_settings
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts, prompt_ids

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from gerund import ConfigError, Engine, EngineConfig, Sampling, TextError
-from gerund.engine.work import EngineState, Ticket
+from gerund.engine.config import EngineState, Ticket
 from gerund.errors import ClosedError, DeadlineError, EngineError, ModelError, QueueFullError, TooLargeError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.rows import Piece
@@ -102,7 +102,7 @@ def test_a_request_is_cancelled_in_the_queue_and_at_work(engine) -> None:
 
 
 def test_cancelling_ends_the_reading_of_a_prompt(plain, monkeypatch) -> None:
-    from gerund.engine.writing import WritingPart
+    from gerund.engine.batching import WritingPart
 
     tickets: list[Ticket] = []
     passes = []

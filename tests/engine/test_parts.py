@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from gerund.engine.admission import Admission, Job
-from gerund.engine.stepwise import Stepwise
-from gerund.engine.writing_ratio import WritingRatio
+from gerund.engine.batching import Stepwise
+from gerund.engine.scheduling import Admission, Job, WritingRatio
 from gerund.errors import ClosedError, ConfigError, DeadlineError, QueueFullError, TooLargeError
 
 
@@ -149,7 +148,7 @@ def test_work_is_ended_before_it_began_within_a_step_and_after_an_error() -> Non
 
 def test_long_steps_are_interrupted_between_two_layers(monkeypatch) -> None:
     from gerund.attention.layer_pauses import pause
-    from gerund.engine import stepwise
+    from gerund.engine import batching as stepwise
 
     monkeypatch.setattr(stepwise, "_PATIENCE", 0.0)
     done: list[int] = []

@@ -73,7 +73,7 @@ def test_merged_for_tools_that_know_no_adapters(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 @pytest.mark.parametrize(("wrong", "what"), [("norm", "vectors"), ("lm_head", "logits")])
 def test_a_merged_model_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch, wrong, what) -> None:
-    from gerund.exporting import folders as written
+    from gerund.exporting import shared as written
 
     base = save_tiny(tmp_path / "base", tie_word_embeddings=False)
     adapter = make_adapter(base, tmp_path / "lora", target_modules=["q_proj"])

@@ -12,8 +12,8 @@ from tokenizers import Regex, pre_tokenizers
 import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import gguf as exporting
-from gerund.exporting import llama_cpp
-from gerund.exporting.gguf_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
+from gerund.exporting import gguf as llama_cpp
+from gerund.exporting.gguf import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
 from tests.cli.helpers import run_cli
 from tests.tiny import byte_tokenizer, save_tiny, tiny
 

@@ -14,8 +14,8 @@ import gerund
 from gerund import AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError
 from gerund.exporting import onnx as exporting
-from gerund.exporting.graphs import Prepared
-from gerund.exporting.tokenizers import plain_tokenizer
+from gerund.exporting.onnx import Prepared
+from gerund.exporting.shared import plain_tokenizer
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 

@@ -13,8 +13,8 @@ import gerund
 from gerund import LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import openvino as exporting
-from gerund.exporting.graphs import Prepared
-from gerund.exporting.tokenizers import plain_tokenizer
+from gerund.exporting.onnx import Prepared
+from gerund.exporting.shared import plain_tokenizer
 from tests.cli.helpers import run_cli
 from tests.exporting.test_onnx import FIND_SPEC, TEXTS, readme_vectors
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund import PLAN_NAMES, AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ModelError
-from gerund.exporting import modules_json
 from gerund.exporting import sentence_transformers as layout
+from gerund.exporting import shared as modules_json
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import CONFIGS, REFUSED, byte_tokenizer, save_tiny, tiny
 

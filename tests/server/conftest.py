@@ -17,8 +17,7 @@ import uvicorn
 from gerund.entry import load
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
-from gerund.server.http_protocol import Protocol
-from gerund.server.listening import address_of, listen
+from gerund.server.connections import Protocol, address_of, listen
 from gerund.server.running import Server
 from gerund.server.service import Service
 from tests.tiny import byte_tokenizer, tiny

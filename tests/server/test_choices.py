@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("fastapi", reason="needs gerund[serve]")
 
 from gerund.scoring.names import MEASURE_NAMES, OWN
-from gerund.server.choices import Form
-from gerund.server.schemas.writing import ScorerName
+from gerund.server.openai_format import Form
+from gerund.server.schemas.generation import ScorerName
 from gerund.types import Generation, TokenLogprob
 
 

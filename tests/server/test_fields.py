@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from gerund.entry import load
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
-from gerund.server.schemas import without_effect
+from gerund.server.schemas import base as without_effect
 from gerund.server.schemas.base import Body, worst
-from gerund.server.schemas.representation import (
+from gerund.server.schemas.embeddings import (
     AttentionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
@@ -25,7 +25,7 @@ from gerund.server.schemas.representation import (
     TeiRerankRequest,
     TokenizeRequest,
 )
-from gerund.server.schemas.writing import ChatRequest, CompletionRequest, InfillRequest
+from gerund.server.schemas.generation import ChatRequest, CompletionRequest, InfillRequest
 from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running
 from tests.server.test_routes import events

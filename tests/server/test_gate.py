@@ -25,11 +25,11 @@ from gerund.errors import (
     TextError,
     TooLargeError,
 )
-from gerund.server import http_protocol
+from gerund.server import connections as http_protocol
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
-from gerund.server.gate import Gate
+from gerund.server.middleware import Gate
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from tests.server.conftest import Running

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gerund.server.app import make_app
-from gerund.server.listening import listen
+from gerund.server.connections import listen
 from tests.server.conftest import Running
 
 SMUGGLED = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"

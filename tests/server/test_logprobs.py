@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gerund.entry import load
-from gerund.server.choices import Echo, Form
 from gerund.server.config import ServerConfig
+from gerund.server.openai_format import Echo, Form
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob
 from tests.server.conftest import Running

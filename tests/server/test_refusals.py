@@ -7,13 +7,13 @@ from pydantic import BaseModel, ValidationError
 
 from gerund.entry import load
 from gerund.server.config import ServerConfig
-from gerund.server.schemas.representation import (
+from gerund.server.schemas.embeddings import (
     DetokenizeRequest,
     EmbeddingRequest,
     RerankRequest,
     TeiRerankRequest,
 )
-from gerund.server.schemas.writing import ChatRequest, CompletionRequest, InfillRequest
+from gerund.server.schemas.generation import ChatRequest, CompletionRequest, InfillRequest
 from tests.server.conftest import Running, save_served
 
 CHAT, COMPLETE, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gerund.inference.generate.prompts import prompt_text
-from gerund.server import infilling
+from gerund.server.routes import generation as infilling
 from gerund.settings.sampling import Sampling
 from gerund.types import Rendered
 from tests.server.conftest import Running

@@ -20,7 +20,7 @@ import pytest
 
 from gerund.entry import load
 from gerund.server.config import ServerConfig
-from gerund.server.listening import listen
+from gerund.server.connections import listen
 from tests.cli.helpers import run_cli
 from tests.server.conftest import Running
 

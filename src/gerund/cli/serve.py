@@ -180,7 +180,7 @@ def _demand_libraries() -> None:
 
 def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None:
     from gerund.server import logs
-    from gerund.server.listening import address_of, listen
+    from gerund.server.connections import address_of, listen
 
     logs.set_up(settings.log)
     with listen(settings.host, settings.port) as listening:

@@ -1,1 +1,1 @@
-"""One model, many callers at once: writing, encoding and other work side by side, by one thread that owns the model."""
+"""Serve many callers with one model: generation, encoding and other work, batched in the one thread that runs it."""

@@ -1,1 +1,1 @@
-"""Models written for other tools: merged weights, sentence-transformers, ONNX, OpenVINO, GGUF."""
+"""Export formats, one file per format."""

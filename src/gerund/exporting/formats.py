@@ -1,7 +1,4 @@
-"""What ``LanguageModel.export`` and ``gerund convert`` write.
-
-Knows: what each format consists of. Does not know: the verbs, the command line.
-"""
+"""Write an encoder or a converted checkpoint in one of the export formats."""
 
 import shlex
 import shutil
@@ -13,7 +10,7 @@ from typing import Protocol
 from gerund.checks import one_of, place
 from gerund.errors import ConfigError
 from gerund.exporting import gguf, merged, onnx, openvino, sentence_transformers
-from gerund.exporting.folders import write_settings
+from gerund.exporting.shared import write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading

@@ -1,28 +1,164 @@
-"""The language model as GGUF, for llama.cpp and what is built on it: it writes and does not encode.
+"""Export the language model to GGUF, verified with llama.cpp. The file generates and does not encode.
 
-GGUF has no attention plans, so that only the untouched model goes there: no adapter, no pooling. What llama.cpp makes
-of the file is compared with what the model itself makes of the same texts, before the file is put in place.
+GGUF has no attention plans, so only the base model is written: no adapter, no pooling.
 
-Knows: the names of GGUF, of Llama, Mistral and Qwen. Does not know: what llama.cpp computes, where the file goes.
+To verify the file, llama.cpp tokenizes and continues a few texts. The log-probability of each token that it chooses is
+compared with the model's own for the same text, and with the model's best. So tokenizer, weights and settings are
+tested together, and rounding is distinguished from errors. llama.cpp keeps states in float32 whatever the weights'
+dtype, and transformers in the weights' dtype. So the model is compared with its own weights and states in float32: the
+rounding of half-precision states would be larger than the errors that are looked for.
+
+Shapes: T tokens, V vocabulary.
 """
 
+import copy
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.errors import ConfigError
-from gerund.exporting import llama_cpp
-from gerund.exporting.gguf_tokens import TokenTable, token_table
+from gerund.errors import ConfigError, ModelError, TextError
 from gerund.exporting.onnx import demand_installed
+from gerund.exporting.shared import TEXTS
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import base_state
 from gerund.models.loading import NoHead
+
+# How llama.cpp calls what a byte-level tokenizer cuts a text by.
+_LETTERS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CUTS = {_LETTERS % "": "qwen2", _LETTERS % "{1,3}": "llama-bpe"}
+_PLAIN_CUT = "gpt-2"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """What GGUF says of a tokenizer.
+
+    Attributes:
+        model: ``gpt2`` for merges of bytes, ``llama`` for merges of characters as sentencepiece has them.
+        cut: how a text is cut before it is merged.
+        tokens: as they are written, one for each row of the embeddings.
+        types: of each.
+        merges: of ``gpt2``: two tokens with a space between them, the first merge first.
+        scores: of ``llama``: the higher, the earlier a token is merged.
+        space_before: of ``llama``: whether a text begins with a space.
+    """
+
+    model: str
+    cut: str
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+    scores: list[float]
+    space_before: bool
+
+
+def token_table(tokenizer: PreTrainedTokenizerBase, rows: int) -> TokenTable:
+    """Return the tokens of a tokenizer.
+
+    Args:
+        tokenizer: a fast one.
+        rows: how many embeddings the model has; what is left over is filled up.
+
+    Raises:
+        ConfigError: llama.cpp has no tokenizer of this kind, or not by a name that is known here.
+    """
+    if not tokenizer.is_fast:
+        raise ConfigError("only fast tokenizers are written as GGUF, and this model's is none")
+    said = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = said["model"]
+    if model.get("type") != "BPE":
+        raise ConfigError(f"a tokenizer of the kind {model.get('type')} is not written as GGUF; byte-pair encoding is")
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    added = {one["id"]: one for one in said["added_tokens"]}
+    by_id = {number: token for token, number in model["vocab"].items()}
+    by_id.update({number: one["content"] for number, one in added.items()})
+    tokens = [by_id.get(number, f"[PAD{number}]") for number in range(rows)]
+    types = [_type(by_id.get(number), added.get(number), model) for number in range(rows)]
+    if model.get("byte_fallback"):
+        scores = _scores(tokens, merges)
+        return TokenTable("llama", "default", tokens, types, [], scores, _begins_with_space(said))
+    return TokenTable("gpt2", _cut(said), tokens, types, merges, [], False)
+
+
+def _type(token: str | None, added: dict[str, Any] | None, model: dict[str, Any]) -> int:
+    if token is None:
+        return UNUSED
+    if token == model.get("unk_token"):
+        return UNKNOWN
+    if added is not None:
+        return CONTROL if added["special"] else USER_DEFINED
+    return BYTE if model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(token) else NORMAL
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """Return what makes llama.cpp, which merges the best token first, merge in the tokenizer's order."""
+    rank: dict[str, int] = {}
+    for place, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", "", 1), place)
+    return [-float(rank.get(token, len(merges))) for token in tokens]
+
+
+def _begins_with_space(said: dict[str, Any]) -> bool:
+    """Return whether sentencepiece's mark is put before a text.
+
+    Raises:
+        ConfigError: the text is changed in another way too.
+    """
+    steps = _steps(said.get("normalizer"), "normalizers")
+    kinds = [step["type"] for step in steps]
+    before = _steps(said.get("pre_tokenizer"), "pretokenizers")
+    if kinds in (["Prepend", "Replace"], ["Replace"]) and not before:
+        return kinds[0] == "Prepend"
+    if not kinds and [step["type"] for step in before] == ["Metaspace"] and before[0].get("prepend_scheme") != "never":
+        return True
+    raise _other(kinds + [step["type"] for step in before])
+
+
+def _cut(said: dict[str, Any]) -> str:
+    """Return how llama.cpp calls the way in which a byte-level tokenizer cuts a text.
+
+    Raises:
+        ConfigError: it has no name here.
+    """
+    normalizers = [step["type"] for step in _steps(said.get("normalizer"), "normalizers")]
+    steps = _steps(said.get("pre_tokenizer"), "pretokenizers")
+    kinds = [step["type"] for step in steps]
+    plain = all(not step.get("add_prefix_space") for step in steps)
+    if normalizers in ([], ["NFC"]) and plain:
+        if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+            return _PLAIN_CUT
+        pattern = steps[0].get("pattern", {}).get("Regex") if kinds == ["Split", "ByteLevel"] else None
+        if pattern in _CUTS and not steps[1].get("use_regex", True):
+            return _CUTS[pattern]
+    raise _other(normalizers + kinds)
+
+
+def _steps(part: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    return list(part[several]) if part["type"] == "Sequence" else [part]
+
+
+def _other(kinds: list[str]) -> ConfigError:
+    return ConfigError(
+        f"how this tokenizer cuts a text ({', '.join(kinds) or 'not at all'}) has no name in llama.cpp that is known "
+        "here; tokenizers as GPT-2, Llama 2, Llama 3 and Qwen 2 have them are written as GGUF"
+    )
+
 
 MODEL_FILE = "model.gguf"
 _NEEDED = ("gguf", "xllamacpp")
@@ -70,7 +206,7 @@ def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) ->
     kind = _kind_of(model)
     table = token_table(tokenizer, model.get_input_embeddings().weight.shape[0])
     _write_file(model, tokenizer, kind, table, folder / MODEL_FILE, eight_bits=eight_bits)
-    farthest = llama_cpp.check(model, tokenizer, folder / MODEL_FILE, eight_bits=eight_bits)
+    farthest = check(model, tokenizer, folder / MODEL_FILE, eight_bits=eight_bits)
     (folder / "README.md").write_text(_readme(model, farthest, eight_bits=eight_bits), encoding="utf-8")
 
 
@@ -266,3 +402,146 @@ def _readme(model: PreTrainedModel, farthest: float, *, eight_bits: bool) -> str
         "Before it was put in place, llama.cpp continued a few texts by it: of each token that it chose, its "
         f"probability was within {farthest:.0e} of gerund's, in logarithms.\n"
     )
+
+
+_NEW_TOKENS = 16
+_CONTEXT = 512
+# Largest difference of log-probabilities. llama.cpp rounds what it multiplies with weights of half precision.
+_NEAR = {torch.float32: 2e-3, torch.float64: 2e-3}
+_NEAR_HALF = 0.25
+_NEAR_IN_EIGHT_BITS = 0.5
+
+
+def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, eight_bits: bool = False) -> float:
+    """Let llama.cpp continue texts, and compare.
+
+    Args:
+        model: what the file was made of.
+        tokenizer: its tokenizer.
+        path: the file.
+        eight_bits: whether its weights were rounded to eight bits.
+
+    Returns:
+        The largest difference of log-probabilities.
+
+    Raises:
+        ModelError: it refuses the file, reads other tokens, or finds other continuations probable.
+    """
+    near = _NEAR_IN_EIGHT_BITS if eight_bits else _NEAR.get(model.dtype, _NEAR_HALF)
+    exact = _with_float32_states(model)
+    context = min(_CONTEXT, model.config.max_position_embeddings)
+    server = _demand(lambda: serve(path, context))
+    worst, compared = 0.0, 0
+    for text in (*TEXTS, *(text[: len(text) // 2].rstrip() for text in TEXTS)):
+        try:
+            ids = prompt_ids(model, tokenizer, text)
+        except TextError:
+            continue  # longer than this model's context
+        if len(ids) + 2 > context:
+            continue
+        chosen = _continued(server, text, ids, min(_NEW_TOKENS, context - len(ids) - 1))
+        worst, compared = max(worst, _difference(exact, ids, chosen)), compared + len(chosen)
+    if not worst <= near:
+        raise ModelError(
+            f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {worst:.2g}, and "
+            f"rounding explains {near:g}); try dtype float32, or llama.cpp's own convert_hf_to_gguf.py"
+        )
+    if not compared:
+        raise ModelError("llama.cpp continued none of the texts that the file was tried on by a whole character")
+    return worst
+
+
+def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[str, Any]]:
+    """Return what llama.cpp writes behind a text: each token's ``id`` and ``logprob``.
+
+    Raises:
+        ModelError: it reads other tokens.
+    """
+    for wanted in (count, 1):
+        found = _demand(partial(_ask, server, text, wanted))
+        read, written = found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
+        if read != len(ids):
+            raise ModelError(f"llama.cpp reads {text!r} as {read} tokens, and the tokenizer as {len(ids)}")
+        chosen = (found["choices"][0].get("logprobs") or {}).get("content") or []
+        # Tokens that are parts of a character are left out of the list; where one is missing, it says nothing.
+        if len(chosen) == written:
+            return list(chosen)
+    return []
+
+
+def _with_float32_states(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with the same weights, in the same memory, whose states are float32.
+
+    Each module has its weights in float32 only while it runs, since there may be no room for all of them.
+    """
+    if model.dtype in _NEAR:
+        return model
+    memory = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    own = copy.deepcopy(model, memory)
+    for module in own.modules():
+        if stored := dict(module.named_parameters(recurse=False)):
+            module.register_forward_pre_hook(partial(_hold, stored, torch.float32))
+            module.register_forward_hook(partial(_hold, stored, None), always_call=True)
+    return own
+
+
+def _hold(stored: Mapping[str, nn.Parameter], dtype: torch.dtype | None, module: nn.Module, *_: Any) -> None:
+    """Give a module its parameters as they are stored, or copies of them in another type."""
+    for name, parameter in stored.items():
+        copied = parameter if dtype is None else nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+        setattr(module, name, copied)
+
+
+def _difference(model: PreTrainedModel, ids: list[int], chosen: list[dict[str, Any]]) -> float:
+    """Return how far llama.cpp's log-probabilities are from ours, and its choices from our best ones."""
+    new = [int(one["id"]) for one in chosen]
+    if not new:
+        return 0.0
+    ours_TV = _log_probabilities(model, [*ids, *new])[len(ids) - 1 : -1]
+    own_T = ours_TV[torch.arange(len(new)), torch.tensor(new)]
+    theirs_T = torch.tensor([float(one["logprob"]) for one in chosen])
+    from_best_T = ours_TV.max(dim=-1).values - own_T
+    return float(torch.maximum((own_T - theirs_T).abs(), from_best_T).max())
+
+
+@torch.no_grad()
+def _log_probabilities(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    given = torch.tensor([ids], device=model.device)
+    logits_TV = model(input_ids=given, use_cache=False).logits[0]
+    return logits_TV.float().cpu().log_softmax(dim=-1)
+
+
+def serve(path: Path, context: int) -> Any:
+    """Return llama.cpp's server for a file, in this process and on an address that nobody else knows."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.offline = True
+    params.hostnames, params.port, params.ui = ["127.0.0.1"], 0, False
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = min(_CONTEXT, context), 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.warmup = params.fit_params = False
+    params.verbosity = -1
+    return xllamacpp.Server(params)
+
+
+def _ask(server: Any, text: str, count: int) -> dict[str, Any]:
+    asked = {"prompt": text, "max_tokens": count, "temperature": 0.0, "logprobs": 1, "cache_prompt": False}
+    found: dict[str, Any] = server.handle_completions(asked)
+    return found
+
+
+def _demand(step: Any) -> Any:
+    """Return what llama.cpp makes of the file.
+
+    Raises:
+        ModelError: nothing.
+    """
+    try:
+        return step()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ModelError(f"llama.cpp refuses the file ({reason})") from error

@@ -1,8 +1,6 @@
-"""A plain model with the encoder's adapter in its weights, tried before anyone else reads it.
+"""Export a plain model with the adapter merged into its weights, and verify the result.
 
 It is loaded again, and its vectors and logits are compared with those of the model with its adapter.
-
-Knows: a written folder, a few texts. Does not know: who will read it, the files of a scorer.
 
 Shapes: N texts or tokens, D dimensions, V vocabulary.
 """
@@ -17,8 +15,7 @@ import torch
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.errors import ModelError
-from gerund.exporting.folders import write_merged
-from gerund.exporting.tokenizers import TEXTS
+from gerund.exporting.shared import TEXTS, write_merged
 from gerund.inference.encode.precision_check import smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, Tokens, tokenize

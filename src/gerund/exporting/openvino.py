@@ -1,9 +1,7 @@
-"""Encoders for OpenVINO: the ONNX graph in OpenVINO's own form, tried and compared before it is put in place.
+"""Export an encoder to OpenVINO: the ONNX graph in OpenVINO's own form, verified with its runtime.
 
-The import of ``openvino`` reports itself over the network where ``openvino_telemetry`` is installed, which pip installs
+Importing ``openvino`` reports itself over the network where ``openvino_telemetry`` is installed, which pip installs
 with it; here it is imported without.
-
-Knows: OpenVINO's runtime, its files. Does not know: what the graph computes, where it goes.
 """
 
 import importlib
@@ -16,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.exporting import graphs, onnx
-from gerund.exporting.files import write_json
-from gerund.exporting.graphs import VECTORS, Prepared
+from gerund.exporting import onnx
+from gerund.exporting.onnx import VECTORS, Prepared
+from gerund.exporting.shared import write_json
 from gerund.inference.encode.runtime import EncoderRuntime
 
 # The name that optimum gives such a graph; the weights are in the file of the same name that ends in .bin.
@@ -39,20 +37,20 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
         MissingDependencyError: OpenVINO or ONNX is not installed.
     """
     onnx.demand_installed(_NEEDED, "OpenVINO", "openvino")
-    graphs.refuse(runtime, "OpenVINO")
+    onnx.refuse(runtime, "OpenVINO")
     if runtime.head is not None and runtime.head.words is not None:
         raise ConfigError(
             "this encoder adds vectors of words, found by integers of 64 bits, which OpenVINO cuts to 32; "
             "export as onnx"
         )
-    prepared = graphs.prepare(runtime, folder)
+    prepared = onnx.prepare(runtime, folder)
     with TemporaryDirectory(dir=folder) as room:
         onnx.write_graph(prepared, Path(room) / onnx.MODEL_FILE)
-        graphs.demand(prepared.kind, "OpenVINO", lambda: translate(Path(room) / onnx.MODEL_FILE, folder / MODEL_FILE))
+        onnx.demand(prepared.kind, "OpenVINO", lambda: translate(Path(room) / onnx.MODEL_FILE, folder / MODEL_FILE))
     check(prepared, folder / MODEL_FILE)
     prepared.tokenizer.save_pretrained(folder)
-    write_json(folder / SETTINGS_FILE, graphs.settings(prepared))
-    text = graphs.readme(
+    write_json(folder / SETTINGS_FILE, onnx.settings(prepared))
+    text = onnx.readme(
         prepared,
         "A text encoder for OpenVINO, exported by gerund",
         "import openvino",
@@ -73,12 +71,12 @@ def check(prepared: Prepared, path: Path) -> None:
     Raises:
         ModelError: it is something else, or nothing.
     """
-    model = graphs.demand(prepared.kind, "OpenVINO", lambda: compiled(path))
+    model = onnx.demand(prepared.kind, "OpenVINO", lambda: compiled(path))
 
     def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
         return np.asarray(model(dict(given))[VECTORS])
 
-    graphs.check(prepared, run, "OpenVINO")
+    onnx.compare(prepared, run, "OpenVINO")
 
 
 def translate(source: Path, target: Path) -> None:

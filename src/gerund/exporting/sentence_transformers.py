@@ -1,10 +1,8 @@
-"""Folders that sentence-transformers loads.
+"""Export an encoder as a folder that sentence-transformers loads.
 
-A causal or wholly bidirectional encoder needs nothing but what sentence-transformers has: a body, a pooling
-and a normalisation. Whether it really reads the folder as gerund does is tried before the folder is put in
-place. For everything else the folder names ``gerund.integrations.sentence_transformers.Transformer``.
-
-Knows: the layout of such folders. Does not know: where they go.
+A causal or fully bidirectional encoder needs only sentence-transformers' own modules: a body, a pooling and a
+normalization. Such a folder is loaded and compared with gerund before it is saved. For every other encoder the folder
+names ``gerund.integrations.sentence_transformers.Transformer``.
 """
 
 import importlib.util
@@ -20,10 +18,16 @@ import torch
 from safetensors.torch import save_file
 
 from gerund.attention.recurrent import recurrent_modules
-from gerund.exporting.files import change_json, write_json
-from gerund.exporting.folders import write_merged
-from gerund.exporting.modules_json import prompt_settings, write_modules
-from gerund.exporting.tokenizers import TEXTS, is_fused, plain_tokenizer
+from gerund.exporting.shared import (
+    TEXTS,
+    change_json,
+    is_fused,
+    plain_tokenizer,
+    prompt_settings,
+    write_json,
+    write_merged,
+    write_modules,
+)
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading

@@ -1,1 +1,1 @@
-"""gerund inside other libraries; each file needs its library and says so when it is absent."""
+"""Integrations with other libraries, one file per library; each needs its library installed."""

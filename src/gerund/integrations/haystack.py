@@ -8,8 +8,6 @@ True
 
 A pipeline that is stored names its models, and loads them by these names again: ``Pipeline.load(file,
 allowed_modules=["gerund.integrations.haystack"])``. Components that name one model in the same way share it in memory.
-
-Knows: Haystack's components. Does not know: how anything is written, encoded or found.
 """
 
 import json

@@ -9,8 +9,6 @@ All of them may share one model in memory.
 True
 >>> GerundLLM(lm=lm, max_tokens=5).invoke("The old man") == lm.generate("The old man", 5)[0].text
 True
-
-Knows: LangChain's base classes. Does not know: how anything is written, encoded or found.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -9,8 +9,6 @@ All of them may share one model in memory.
 True
 >>> GerundLLM(lm=lm, max_tokens=5).complete("The old man").text == lm.generate("The old man", 5)[0].text
 True
-
-Knows: LlamaIndex's base classes. Does not know: how anything is written, encoded or found.
 """
 
 import asyncio

@@ -4,8 +4,6 @@
 
     meta = model_meta("./encoder", name="me/encoder")
     mteb.evaluate(meta, mteb.get_tasks(["STSBenchmark"]))
-
-Knows: MTEB's description of a model. Does not know: how tasks are run.
 """
 
 from pathlib import Path

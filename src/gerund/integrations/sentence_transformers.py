@@ -7,8 +7,6 @@ sentence-transformers imports classes that are not its own only where it is told
 >>> model = load("exported/")                                # doctest: +SKIP
 >>> model.encode(["a cat", "a dog"]).shape                   # doctest: +SKIP
 (2, 384)
-
-Knows: sentence-transformers' modules. Does not know: how folders are written.
 """
 
 import json
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
-from gerund.exporting.modules_json import prompt_settings
+from gerund.exporting.shared import prompt_settings
 from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel

@@ -1,7 +1,4 @@
-"""What every framework's classes have in common: which model, how to write, how to encode, which documents come first.
-
-Knows: gerund's verbs. Does not know: any framework.
-"""
+"""What every framework's classes have in common: which model, how to write, how to encode, which documents come first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

@@ -1,1 +1,1 @@
-"""The server, in front of one engine: the interfaces of OpenAI and Cohere, infilling, search, attention, a page."""
+"""An HTTP server with OpenAI's interface, and Cohere's rerank, vLLM's and llama.cpp's routes."""

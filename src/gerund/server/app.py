@@ -1,7 +1,4 @@
-"""The application: routes, errors in one shape, and the gate before all of it.
-
-Knows: FastAPI. Does not know: what the routes do, sockets.
-"""
+"""The FastAPI application: routes, and every error in one form."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +7,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gerund.errors import GerundError, is_panic
-from gerund.server.errors import GONE, ApiError, api_error
-from gerund.server.gate import Gate
-from gerund.server.routes import attention, embeddings, page, ranking, search, state, tokens, writing
-from gerund.server.routes.common import ERRORS
+from gerund.errors import GerundError
+from gerund.server.errors import ERRORS, GONE, ApiError, api_error
+from gerund.server.middleware import Gate, NoPanics
+from gerund.server.routes import embeddings, generation, info
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from gerund.version import __version__
@@ -35,7 +30,7 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
     """
     app = FastAPI(title="gerund", version=__version__, responses=ERRORS, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (state, writing, embeddings, ranking, search, attention, tokens, page):
+    for part in (info, generation, embeddings):
         app.include_router(part.router)
     # What FastAPI would declare by itself is never sent.
     usual = app.openapi
@@ -55,26 +50,6 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _any_error)
     return Gate(app, service.settings, keys, service.metrics.done)
-
-
-class NoPanics:
-    """Turns what is no ``Exception``, such as a panic of a library in Rust, into one that the handlers answer.
-
-    Args:
-        app: the routes.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        try:
-            await self.app(scope, receive, send)
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            raise RuntimeError("a library panicked") from error
 
 
 async def _api_error(_request: Request, error: Exception) -> Response:

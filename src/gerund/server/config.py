@@ -1,7 +1,4 @@
-"""How a server is run, as one value: where it listens, who may ask, how much it takes; and the file that says so.
-
-Knows: names, ranges, YAML, which addresses are this machine's own. Does not know: HTTP, models.
-"""
+"""Server settings: address, keys, limits and the engine's options; and the YAML file with them."""
 
 import ipaddress
 import os
@@ -16,11 +13,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gerund.checks import read_input
 from gerund.data.yaml_text import parse_yaml
-from gerund.engine.work import EngineConfig
+from gerund.engine.config import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.settings.model_spec import ModelSpec
 
 KEY_VARIABLE = "GERUND_API_KEY"
+FINGERPRINT_HEADER = "X-Gerund-Fingerprint"
 MOST_WORKERS = 64
 
 Count = Annotated[int, Field(ge=1, le=10**9)]

@@ -1,8 +1,6 @@
 """Errors as clients get them: a status, and OpenAI's ``{"error": {"message", "type", "param", "code"}}``.
 
 A client's mistake is a 4xx and never a 422; what the server cannot do now is 429 or 503 with ``Retry-After``.
-
-Knows: statuses, OpenAI's shape, the exception tree. Does not know: routes, frameworks.
 """
 
 import re
@@ -153,3 +151,53 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
         if isinstance(error, kind):
             return ApiError(said or error, status, code=code, retry_after=retry_after, param=_known(status, param))
     return ApiError("something went wrong in the server; its log says what", 500, code="server_error")
+
+
+# The error answers that the OpenAPI description declares for every route.
+_ERROR = {
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error"],
+                "properties": {
+                    "error": {
+                        "type": "object",
+                        "required": ["message", "type", "param", "code"],
+                        "properties": {
+                            "message": {"type": "string"},
+                            "type": {"type": "string"},
+                            "param": {"type": ["string", "null"]},
+                            "code": {"type": ["string", "null"]},
+                        },
+                    }
+                },
+            }
+        }
+    }
+}
+_STATUSES = {
+    400: "The request cannot be answered as it is.",
+    401: "There is no key, or a wrong one.",
+    403: "The server does not answer to the name in the Host header.",
+    404: "There is no such model or route.",
+    405: "The route takes another method.",
+    408: "The body came too slowly.",
+    413: "The request is too large, and will always be.",
+    415: "The body is not declared as JSON.",
+    429: "Too much waits already; Retry-After says when to try again.",
+    503: "The model is being loaded, or the server ends.",
+    504: "It was not done in time.",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": said, **_ERROR} for status, said in _STATUSES.items()
+}
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with stream, its pieces as server-sent events.",
+        "content": {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+MISMATCH: dict[int | str, dict[str, Any]] = {
+    409: {"description": "The vectors would be of another encoder than the header names.", **_ERROR}
+}

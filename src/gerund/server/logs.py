@@ -1,7 +1,4 @@
-"""What the server notes of its requests: never a text, a key, or an error's words, which may quote a text.
-
-Knows: logging. Does not know: HTTP's details.
-"""
+"""Request logging. Prompts, API keys and error messages are never logged, since messages may quote a prompt."""
 
 import json
 import logging

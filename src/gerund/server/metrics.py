@@ -1,9 +1,7 @@
-"""What is counted, for Prometheus; no text and no name of a client is ever a label.
+"""Prometheus metrics. No text and no name of a client is ever a label.
 
-With several workers each writes its counts into files of a folder that they share (``PROMETHEUS_MULTIPROC_DIR``), and
-whichever is asked adds them up.
-
-Knows: prometheus-client, the engine's state. Does not know: routes, models.
+With several workers, each writes its counts into files of a shared folder (``PROMETHEUS_MULTIPROC_DIR``), and the
+worker that is queried adds them up.
 """
 
 import os
@@ -11,7 +9,7 @@ import os
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gerund.engine.work import EngineState
+from gerund.engine.config import EngineState
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -1,7 +1,4 @@
-"""One process that serves: listens at once, loads meanwhile, and finishes what it has begun when it is asked to end.
-
-Knows: uvicorn, signals, threads. Does not know: routes, other processes.
-"""
+"""Run the server in one process: answer while the model loads, and finish running requests before it ends."""
 
 import asyncio
 import contextlib
@@ -17,7 +14,7 @@ import uvicorn
 from gerund.jobs.interruption import ending_signals_to
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
-from gerund.server.http_protocol import KEEP_ALIVE, Protocol
+from gerund.server.connections import KEEP_ALIVE, Protocol
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
 from gerund.settings.model_spec import ModelSpec

@@ -1,7 +1,4 @@
-"""Several processes behind one socket: each has the model for itself, and one that dies is replaced.
-
-Knows: processes, signals, pipes. Does not know: HTTP, models.
-"""
+"""Run several worker processes on one socket, and replace a worker that dies."""
 
 import logging
 import multiprocessing

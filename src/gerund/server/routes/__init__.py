@@ -1,1 +1,1 @@
-"""The routes, one file a kind; each turns a body into work for the engine, and its result into an answer."""
+"""Routes, one file per family: generation, embeddings (with ranking and search), and information."""

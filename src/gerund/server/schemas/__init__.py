@@ -1,1 +1,1 @@
-"""What clients may send, as pydantic models: the bodies of all routes and their parts."""
+"""Request bodies as pydantic models, one file per family."""

@@ -1,15 +1,53 @@
-"""What all bodies have in common: strict types, unknown fields refused by name, explicit nulls accepted.
+"""Base classes of request bodies: strict types, unknown fields are errors that name the field.
 
-Knows: pydantic. Does not know: routes, models.
+A field that a class doesn't declare is an error, since ignoring it could give another answer than the client asked for.
+Two kinds of fields are accepted nevertheless, per route (``without_effect``):
+
+* fields that change no answer anywhere, such as ``user`` or ``cache_prompt``, with any value (``ANY``);
+* fields that change answers of the server they come from, with the values that mean "as usual" there, which is what
+  gerund does.
+
+``null`` is always the same as omitting a field and is in no list.
 """
 
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gerund.server.schemas.without_effect import ANY, Accepted, is_accepted
+ANY: Final = object()
+"""Means that a field is accepted with any value."""
+
+Accepted = Mapping[str, Any]
+"""By a field's name the tuple of values that are accepted, or ``ANY``."""
+
+# Bookkeeping, billing, caching and scheduling: what every client library may add to every request.
+EVERYWHERE: Accepted = {
+    # OpenAI
+    **dict.fromkeys(("user", "metadata", "store", "service_tier", "safety_identifier"), ANY),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), ANY),
+    # vLLM; Cohere has priority as well
+    **dict.fromkeys(("request_id", "session_id", "priority", "cache_salt"), ANY),
+    # Ollama
+    "keep_alive": ANY,
+    # What the Python SDKs merge into a body; some clients send it as it is.
+    "extra_body": ({},),
+}
+
+
+def is_accepted(accepted: Accepted, name: str, value: Any) -> bool:
+    """Whether a field that is not declared may be left out in silence.
+
+    >>> is_accepted({"mirostat": (0,)}, "mirostat", 0), is_accepted({"mirostat": (0,)}, "mirostat", 2)
+    (True, False)
+    """
+    if value is None:
+        return True
+    values = accepted.get(name, EVERYWHERE.get(name, ()))
+    return values is ANY or value in values
+
 
 # What a list in a body holds at most. Each list says of its first error only: of two million numbers in the place of
 # texts, all would be described, which takes minutes and gigabytes.

@@ -1,21 +1,22 @@
-"""HTTP/1.1 on one connection: which requests are well-formed, and how long the head of a request may take.
+"""Listening sockets, and strict parsing of HTTP/1.1.
 
 h11 parses. It tolerates what RFC 9112 allows a server to tolerate and what request smuggling is made of: a request that
 gives its length twice, in two ways, and line ends that a proxy may read otherwise. Here such a request is answered with
 400, and the connection is closed.
-
-Knows: uvicorn's protocol, h11. Does not know: routes, bodies' content.
 """
 
 import asyncio
+import errno
 import json
 import re
+import socket
 import uuid
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gerund.errors import ConfigError
 from gerund.server.errors import ApiError
 from gerund.server.logs import note
 
@@ -136,3 +137,46 @@ class Protocol(H11Protocol):
             if is_noted:
                 note("request", method="?", route="(none)", status=error.status, ms=0, request=own)
         self.transport.close()
+
+
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: an address of this machine, or a name of one.
+        port: 0 for a free one.
+
+    Raises:
+        ConfigError: there is no such address here, or the port is taken or not allowed.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except socket.gaierror as error:
+        raise ConfigError(f"there is no address {host}: {error.strerror}") from error
+    except (OSError, OverflowError, UnicodeError) as error:
+        number = getattr(error, "errno", None)
+        if number == errno.EADDRINUSE:
+            said = f"port {port} of {host} is in use; take another by --port, or 0 for a free one"
+        elif number == errno.EACCES:
+            said = f"port {port} is not allowed to you; take one from 1024 on by --port"
+        elif number == errno.EADDRNOTAVAIL:
+            said = f"{host} is no address of this machine; 127.0.0.1 is this machine alone"
+        else:
+            said = f"{host}, port {port}: cannot be listened on: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(said) from error
+    # create_server makes sockets of protocol 0, and asyncio sets TCP_NODELAY only on those that name TCP. Without it,
+    # the second packet of every answer waits for the client's delayed acknowledgement, some 40 ms.
+    made = socket.socket(made.family, made.type, socket.IPPROTO_TCP, fileno=made.detach())
+    made.set_inheritable(True)
+    return made
+
+
+def address_of(made: socket.socket) -> str:
+    """Return a socket's address as a URL."""
+    host, port = made.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what a client on this machine asks
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,17 +1,13 @@
-"""Bodies of requests to write: chats, completions, infilling; and how they become ``GenerationConfig``.
+"""Bodies of chats, completions and infilling, and how they become ``GenerationConfig``."""
 
-Knows: OpenAI's fields, those of llama.cpp's ``/infill``, ranges. Does not know: models, the engine.
-"""
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from gerund.inference.generate.chat import TemplateOptions
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.server.errors import ApiError
-from gerund.server.schemas import without_effect
-from gerund.server.schemas.base import Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
+from gerund.server.schemas.base import ANY, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
 from gerund.settings.sampling import Sampling
 
 MOST_CHOICES = 128
@@ -40,6 +36,51 @@ _LIMITS = (
 )
 # Fields that say how much is written.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
+
+
+_OPENAI_WRITING: Accepted = {
+    "parallel_tool_calls": ANY,  # tools themselves are refused
+    "prediction": ANY,  # speeds a text up and changes none
+    "verbosity": ("medium",),
+}
+
+_VLLM_WRITING: Accepted = {
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": ANY,  # of special tokens, which are not shown
+    "detokenize": (True,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "include_reasoning": (True,),
+    "guided_decoding_backend": ANY,
+    "stream_interval": ANY,
+    "logits_processors": ([],),
+    **dict.fromkeys(("return_tokens_as_token_ids", "return_token_ids", "return_token_offsets"), (False,)),
+    "return_prompt_text": (False,),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), ({},)),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), ({},)),
+}
+
+_LLAMA_CPP: Accepted = {
+    # Where and how fast it is computed.
+    **dict.fromkeys(("cache_prompt", "id_slot", "slot_id", "parse_tool_calls"), ANY),
+    **dict.fromkeys(("speculative.n_max", "speculative.n_min", "speculative.p_min"), ANY),
+    # Samplers that are off, and the settings that only matter when they are on.
+    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "n_probs", "n_keep"), (0,)),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold"), ANY),
+    **dict.fromkeys(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"), ANY),
+    **dict.fromkeys(("repeat_penalty", "tfs_z"), (1,)),
+    "repeat_last_n": ANY,
+    "min_keep": (0,),
+    **dict.fromkeys(("n_indent", "t_max_prompt_ms", "t_max_predict_ms"), (0, -1)),
+    **dict.fromkeys(("lora", "response_fields"), ([],)),
+    # Additions to the answer that are off.
+    **dict.fromkeys(("penalize_nl", "post_sampling_probs", "return_tokens", "return_progress"), (False,)),
+    "timings_per_token": (False,),
+    "reasoning_format": ("none", "auto"),
+}
+
+_WRITING: Accepted = {**_OPENAI_WRITING, **_VLLM_WRITING, **_LLAMA_CPP}
 
 
 def template_options(
@@ -74,14 +115,14 @@ def _biases(given: Any) -> Any:
 class StreamOptions(Body):
     """What a stream has beside its text."""
 
-    without_effect = without_effect.STREAM_OPTIONS
+    without_effect: ClassVar[Accepted | None] = {"include_obfuscation": ANY, "continuous_usage_stats": (False,)}
     include_usage: bool | None = None
 
 
 class JsonSchema(Body):
     """The form that an answer has to have."""
 
-    without_effect = without_effect.JSON_SCHEMA
+    without_effect: ClassVar[Accepted | None] = {"description": ANY}
     name: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -90,7 +131,7 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     """The form that an answer has to have, in OpenAI's words."""
 
-    without_effect = without_effect.RESPONSE_FORMAT
+    without_effect: ClassVar[Accepted | None] = {"name": ANY, "strict": ANY, "description": ANY}
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -113,7 +154,10 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """The form that an answer has to have, in vLLM's words."""
 
-    without_effect = without_effect.STRUCTURED_OUTPUTS
+    without_effect: ClassVar[Accepted | None] = {
+        **dict.fromkeys(("backend", "_backend", "disable_fallback"), ANY),
+        **dict.fromkeys(("disable_any_whitespace", "disable_additional_properties"), (False,)),
+    }
     json_: Annotated[dict[str, Any] | Text | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Text | None = None
@@ -169,7 +213,7 @@ class Sampled(RequestBody):
 class Writing(Sampled):
     """What chats and completions have in common."""
 
-    without_effect = without_effect.WRITING
+    without_effect: ClassVar[Accepted | None] = _WRITING
     max_tokens: Count | None = None
     max_new_tokens: Count | None = None
     """The same in the words of transformers."""
@@ -307,7 +351,7 @@ class Writing(Sampled):
 class Part(Body):
     """A part of a message."""
 
-    without_effect = without_effect.PART
+    without_effect: ClassVar[Accepted | None] = {"cache_control": ANY, "annotations": ANY}
     type: Text
     text: str | None = None
     # Parts that are no text are refused by their type, which says more than the name of a field.
@@ -321,7 +365,13 @@ class Part(Body):
 class Message(Body):
     """One turn of a conversation."""
 
-    without_effect = without_effect.MESSAGE
+    without_effect: ClassVar[Accepted | None] = {
+        **dict.fromkeys(("id", "annotations", "cache_control", "provider_specific_fields"), ANY),
+        **dict.fromkeys(("reasoning_content", "reasoning", "refusal"), ("",)),
+        **dict.fromkeys(("images", "thinking_blocks"), ([],)),
+        "prefix": (False,),
+        "type": ("message",),
+    }
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: str | None = None
@@ -333,7 +383,12 @@ class Message(Body):
 class ChatRequest(Writing):
     """A conversation to be answered."""
 
-    without_effect = without_effect.CHAT
+    without_effect: ClassVar[Accepted | None] = {
+        **_WRITING,
+        "echo": (False,),
+        "add_special_tokens": (False,),
+        "documents": ([],),
+    }
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -394,7 +449,7 @@ class ChatRequest(Writing):
 class CompletionRequest(Writing):
     """One or several texts to be continued; with ``suffix`` a gap to be filled."""
 
-    without_effect = without_effect.COMPLETION
+    without_effect: ClassVar[Accepted | None] = {**_WRITING, "add_special_tokens": (True,)}
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """0 only with ``echo``: nothing is written, and the prompt comes back with its log-probabilities."""
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=256, fail_fast=True)] | Ids | ManyIds
@@ -446,7 +501,7 @@ class CompletionRequest(Writing):
 class InfillRequest(Sampled):
     """A text with gaps: ``text`` with blanks, ``pieces`` around the gaps, or prefix and suffix."""
 
-    without_effect = without_effect.INFILL
+    without_effect: ClassVar[Accepted | None] = {**_LLAMA_CPP, "input_extra": ([],), "prompt": ("",), "stop": ([],)}
     text: Text | None = None
     blank: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     pieces: Annotated[list[str], Field(min_length=2, max_length=65, fail_fast=True)] | None = None

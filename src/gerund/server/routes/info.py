@@ -1,24 +1,50 @@
-"""The page for people at ``/``: its files, and what it asks at first.
-
-The files hold no data, but they pass the gate as everything does; a browser asks for the key by itself.
-
-Knows: files of the package, the policy under which a browser runs them. Does not know: what the page does.
-"""
+"""Models, health, metrics and the page for browsers."""
 
 from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gerund.language_model import LanguageModel
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN
 from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
-from gerund.server.errors import ApiError
-from gerund.server.routes.common import Served
+from gerund.server.errors import ApiError, unknown_model
+from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
 from gerund.text_analysis import stop_words
 
-router = APIRouter(tags=["page"])
+router = APIRouter()
+
+
+@router.get("/v1/models", tags=["state"])
+async def models(service: Served) -> dict[str, Any]:
+    """List the model that is served."""
+    service.demand_ready()
+    return {"object": "list", "data": [service.card()]}
+
+
+@router.get("/v1/models/{name:path}", tags=["state"])
+async def model(name: str, service: Served) -> dict[str, Any]:
+    """Describe the model that is served."""
+    service.demand_ready()
+    if name not in service.names:
+        raise unknown_model(name, service.names[0])
+    return service.card()
+
+
+@router.get("/health", tags=["state"])
+async def health(service: Served) -> JSONResponse:
+    """Say whether requests are answered, and what the engine promises."""
+    return JSONResponse(service.health(), 200 if service.phase == "ready" else 503)
+
+
+@router.get("/metrics", tags=["state"], response_class=PlainTextResponse)
+async def metrics(service: Served) -> PlainTextResponse:
+    """Return what is counted, as Prometheus reads it."""
+    service.observe()
+    return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 # The page loads its own files and asks its own server; nothing else, and nobody frames it.
@@ -51,7 +77,7 @@ def _file(name: str) -> Response:
     return Response(files[name].read_bytes(), media_type=kind, headers=_HEADERS)
 
 
-@router.get("/v1/playground")
+@router.get("/v1/playground", tags=["page"])
 async def about(service: Served) -> dict[str, Any]:
     """Say what the page can offer: plans, scorers, whether there are chats and an index."""
     service.demand_ready()

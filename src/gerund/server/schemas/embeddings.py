@@ -1,23 +1,41 @@
-"""Bodies of requests that represent texts: embeddings, rankings, scores, tokens.
-
-Knows: the fields of OpenAI, Cohere, Jina, TEI and vLLM. Does not know: models, the engine.
-"""
+"""Bodies of requests for embeddings, rankings, scores, search and tokens."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from gerund.server.errors import ApiError
-from gerund.server.schemas import without_effect
-from gerund.server.schemas.base import MOST_TEXTS, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
-from gerund.server.schemas.writing import Message, ScorerName
+from gerund.server.schemas.base import (
+    MOST_TEXTS,
+    Accepted,
+    Body,
+    Count,
+    Ids,
+    ManyIds,
+    RequestBody,
+    Text,
+    Texts,
+    TokenId,
+)
+from gerund.server.schemas.generation import Message, ScorerName
 
 
 class EmbeddingRequest(RequestBody):
     """Texts, or token ids of this model's own tokenizer, to be turned into vectors."""
 
-    without_effect = without_effect.EMBEDDING
+    without_effect: ClassVar[Accepted | None] = {
+        # vLLM and Infinity
+        "add_special_tokens": (True,),
+        "modality": ("text",),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+        "mm_processor_kwargs": ({},),
+        # Jina, Voyage, Mistral
+        "embedding_type": ("float",),
+        "output_dtype": ("float",),
+        "late_chunking": (False,),
+    }
     input: Text | Texts | Ids | ManyIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
@@ -64,7 +82,17 @@ class Document(Body):
 class RerankRequest(RequestBody):
     """Documents to be ordered by their relevance to a query."""
 
-    without_effect = without_effect.RERANK
+    without_effect: ClassVar[Accepted | None] = {
+        # Cohere
+        "rank_fields": (["text"], []),
+        "max_chunks_per_doc": (10,),
+        "relevant_spans": (False,),
+        # Jina, Voyage, Infinity, vLLM: long documents are cut, as here
+        **dict.fromkeys(("truncation", "truncate", "add_special_tokens"), (True,)),
+        "truncate_prompt_tokens": (-1,),
+        **dict.fromkeys(("raw_scores", "return_embeddings"), (False,)),
+        "mm_processor_kwargs": ({},),
+    }
     query: Text
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
     top_n: Count | None = None
@@ -95,7 +123,7 @@ class RerankRequest(RequestBody):
 class TeiRerankRequest(RequestBody):
     """The same in the form of text-embeddings-inference."""
 
-    without_effect = without_effect.TEI_RERANK
+    without_effect: ClassVar[Accepted | None] = {"truncation_direction": ("Right", "right")}
     query: Text
     texts: Texts
     return_text: bool | None = None
@@ -116,7 +144,11 @@ AnyRerankRequest = Annotated[
 class ScoreRequest(RequestBody):
     """How well texts follow a prefix, or how alike two lists of texts are."""
 
-    without_effect = without_effect.SCORE
+    without_effect: ClassVar[Accepted | None] = {
+        "add_special_tokens": (True,),
+        "truncate_prompt_tokens": (-1,),
+        "mm_processor_kwargs": ({},),
+    }
     prefix: str | None = None
     continuations: Texts | None = None
     scorer: ScorerName | None = None
@@ -127,7 +159,11 @@ class ScoreRequest(RequestBody):
 class TokenizeRequest(RequestBody):
     """A text or a conversation, as the model reads it."""
 
-    without_effect = without_effect.TOKENIZE
+    without_effect: ClassVar[Accepted | None] = {
+        **dict.fromkeys(("return_token_strs", "with_pieces", "parse_special"), (False,)),
+        "tools": ([],),
+        "mm_processor_kwargs": ({},),
+    }
     prompt: str | None = None
     content: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None

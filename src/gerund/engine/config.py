@@ -1,7 +1,4 @@
-"""What is asked of an engine and what it says of itself, as values.
-
-Knows: numbers, futures. Does not know: models, threads.
-"""
+"""Engine settings, futures and state."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, fields

@@ -1,9 +1,7 @@
-"""What every request passes before anything is parsed: the host, its page's origin, the key, bounds of the body.
+"""Checks before parsing: host, API key, content type and body size.
 
-A body is read whole here. So a chunked one, which says no length, is bounded as well, and a client that sends a byte a
-second is given up.
-
-Knows: ASGI, headers, bytes. Does not know: routes, bodies' content, models.
+Bodies are read completely here, so chunked bodies, which declare no length, are bounded as well, and a client that
+sends one byte per second is disconnected.
 """
 
 import asyncio
@@ -18,10 +16,10 @@ from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 
-from gerund.server.config import ServerConfig, host_in, is_loopback
+from gerund.errors import is_panic
+from gerund.server.config import FINGERPRINT_HEADER, ServerConfig, host_in, is_loopback
 from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error
 from gerund.server.logs import note, note_defect
-from gerund.server.routes.common import FINGERPRINT_HEADER
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -190,6 +188,26 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(f"the body is larger than {self.settings.body_limit} bytes", 413, code="request_too_large")
+
+
+class NoPanics:
+    """Turns what is no ``Exception``, such as a panic of a library in Rust, into one that the handlers answer.
+
+    Args:
+        app: the routes.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        try:
+            await self.app(scope, receive, send)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RuntimeError("a library panicked") from error
 
 
 class _Answer:
