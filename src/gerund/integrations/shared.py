@@ -1,4 +1,4 @@
-"""What every framework's classes have in common: which model, how to write, how to encode, which documents come first."""
+"""Shared by all integrations: load a model, build generation settings, encode, rerank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
