@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import harness
 from gerund.entry import load
 from gerund.jobs.engine import peak_resident_mib
-from gerund.training.losses.cached import cached_loss
-from gerund.training.losses.contrastive import info_nce
+from gerund.training.losses.contrastive import cached_loss, info_nce
 from results import Column, Table
 
 MEMORY_GOAL, TIME_GOAL = 1.3, 1.5

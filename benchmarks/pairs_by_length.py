@@ -15,7 +15,7 @@ import torch
 
 import harness
 from gerund.data.mining import MiningConfig, mine
-from gerund.training.corpus.sources import Sources
+from gerund.training.corpus.texts import Sources
 from gerund.training.losses import vectors
 from gerund.training.machine import compile_layers, uses_bf16
 from gerund.training.objectives.registry import prepare_objectives

@@ -19,7 +19,7 @@ from gerund.entry import load
 from gerund.evaluation.registry import select, with_options
 from gerund.evaluation.systems.bm25 import BM25
 from gerund.language_model import LanguageModel
-from gerund.training.negatives import NegativesConfig, make_negatives
+from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from results import Cell, Column, Row, Table
 
 DOCUMENTS, A_DOCUMENT = 64, 64

@@ -38,7 +38,7 @@ ROWS = (
     ("engine", "retrieval"),
     ("training", "evaluation", "demo", "doctor"),
     ("reporting",),
-    ("integrations", "adaptation"),
+    ("integrations", "adaptation", "papers"),
     ("server",),
     ("cli",),
     ("__main__",),

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 import gerund
-from gerund.training.corpus.sources import Sources
+from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step

@@ -8,16 +8,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gerund.adaptation.choosing import Base, Machine, choose, settings_for, shape_of
 from gerund.adaptation.config import AdaptConfig
-from gerund.adaptation.documents import read_documents
-from gerund.adaptation.measuring import MEASURES, Measured, measure, scores_of
-from gerund.adaptation.pairs import PAIRS, Pairs, leak_finder, make_pairs, plain, texts_put_aside
-from gerund.adaptation.queries import Query, Split, split
-from gerund.adaptation.verdict import advice, compare, main_of, verdict
+from gerund.adaptation.data import (
+    PAIRS,
+    Pairs,
+    Query,
+    Split,
+    leak_finder,
+    make_pairs,
+    plain,
+    read_documents,
+    split,
+    texts_put_aside,
+)
+from gerund.adaptation.evaluation import MEASURES, Measured, advice, compare, main_of, measure, scores_of, verdict
+from gerund.adaptation.hyperparameters import Base, Machine, choose, settings_for, shape_of
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
-from gerund.training.recipe_files import bundled_recipes
+from gerund.training.recipe import bundled_recipes
 from tests.adaptation.made_up import documents, write
 
 BASE = Base("default", 8_000_000, 7, 256, 8192, True, 1024)

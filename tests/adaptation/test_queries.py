@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gerund.adaptation.config import AdaptConfig
-from gerund.adaptation.queries import MOST_SEARCHED, Split, made_query, split, without_beginning
+from gerund.adaptation.data import MOST_SEARCHED, Split, made_query, split, without_beginning
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
 from gerund.retrieval.parsed_text import Section

@@ -10,7 +10,7 @@ import torch
 
 import gerund
 from gerund.adaptation import running
-from gerund.adaptation.pairs import PAIRS, TEXTS
+from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from tests.adaptation.made_up import documents, write
 from tests.cli.helpers import no_loading, run_cli
@@ -74,7 +74,7 @@ def test_a_t5_is_told_how_it_is_trained(tmp_path, texts):
 def test_what_fails_once_the_model_is_there_leaves_nothing_behind(tmp_path, texts, tiny_folder, monkeypatch):
     out = tmp_path / "out"
     assert "did you mean unimae-default" in mistake("--texts", texts, "-o", out, "--recipe", "unimae-defalt")
-    monkeypatch.setattr("gerund.adaptation.pairs.LEAST_PAIRS", 10**6)
+    monkeypatch.setattr("gerund.adaptation.data.LEAST_PAIRS", 10**6)
     with pytest.raises(DataError, match="pairs, and 1000000 are needed to train"):
         gerund.adapt(tiny_folder, texts, out, show_progress=False)
     assert not out.exists()

@@ -40,8 +40,8 @@ from gerund.settings.model_spec import EncoderSpec
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
 from tests.jobs.shard_work import killed_once, square
+from tests.papers.rankgen_negatives.runs import SENTENCES, demand_same_elsewhere
 from tests.tiny import save_tiny
-from tests.training.negatives.runs import SENTENCES, demand_same_elsewhere
 
 
 def refused(number):

@@ -13,7 +13,7 @@ import gerund
 from gerund.demo.texts import read_beginnings, read_passages
 from gerund.models.settings_file import read_adapters
 from gerund.settings.encoder import JOBS
-from gerund.training.recipe_files import find_recipe
+from gerund.training.recipe import find_recipe
 
 FOLDER = Path(str(resources.files("gerund"))) / "assets" / "default"
 RECIPES = {

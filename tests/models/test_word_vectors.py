@@ -11,7 +11,7 @@ import gerund
 from gerund.errors import ConfigError
 from gerund.models.heads import WEIGHTS_FILE, HeadConfig, ProjectionHead, read_head
 from gerund.models.word_vectors import WordVectors
-from gerund.training.losses.static_vectors import StaticFit, fit_head
+from gerund.training.losses.distillation import StaticFit, fit_head
 
 TEXTS = [
     "The Cameron hawkes flew over Über-lange words; the end.",

@@ -8,8 +8,8 @@ import yaml
 
 from gerund.errors import ConfigError
 from gerund.training.estimate import estimate
-from gerund.training.launch import check_processes
 from gerund.training.machine import check_machine
+from gerund.training.processes import check_processes
 from gerund.training.recipe import load_recipe
 from tests.cli.helpers import run_cli
 
@@ -71,13 +71,13 @@ class TestProcesses:
             check_processes(2)
 
     def test_a_batch_that_cannot_be_shared_starts_nothing(self, settings, write_recipe, monkeypatch):
-        monkeypatch.setattr("gerund.training.launch.launch", lambda *_: pytest.fail("processes were started"))
+        monkeypatch.setattr("gerund.training.processes.launch", lambda *_: pytest.fail("processes were started"))
         ran = run_cli("train", write_recipe(settings), "--processes", 3)
         assert ran.mistake == "causal: 3 processes cannot share a batch of 8"
 
     def test_the_command_is_handed_on(self, settings, write_recipe, monkeypatch):
         started = []
-        monkeypatch.setattr("gerund.training.launch.launch", lambda *given: started.append(given) or 3)
+        monkeypatch.setattr("gerund.training.processes.launch", lambda *given: started.append(given) or 3)
         path = write_recipe(settings)
         assert run_cli("train", path, "steps=12", "--processes", 2, "--resume", "--json").code == 3
         assert started == [(["train", "--resume", "--json", "--", str(path), "steps=12"], 2)]

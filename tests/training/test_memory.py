@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from gerund.training.memory import KeptForBackward, memory_use
+from gerund.training.estimate import KeptForBackward, memory_use
 
 MIB = 2**20
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.recipe import load_recipe
-from gerund.training.recipe_files import bundled_recipes
+from gerund.training.recipe import bundled_recipes, load_recipe
 
 
 def test_reads_and_derives(settings, write_recipe):
@@ -197,7 +196,7 @@ def test_a_recipe_is_read_without_torch(settings, write_recipe):
     script = f"""
 import sys
 from gerund.training.recipe import load_recipe
-from gerund.training.recipe_files import bundled_recipes
+from gerund.training.recipe import bundled_recipes
 load_recipe({str(write_recipe(settings))!r})
 for name in bundled_recipes():
     load_recipe(name)

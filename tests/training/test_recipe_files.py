@@ -11,8 +11,7 @@ import yaml
 
 from gerund.data.corpus import corpus_files
 from gerund.errors import ConfigError
-from gerund.training.recipe import load_recipe, recipes_by_purpose
-from gerund.training.recipe_files import bundled_recipes, find_recipe
+from gerund.training.recipe import bundled_recipes, find_recipe, load_recipe, recipes_by_purpose
 
 
 def test_every_recipe_says_what_it_is():

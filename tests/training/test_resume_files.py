@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.sources import Sources
+from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run_folder import check_same_data

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gerund.errors import GerundError
-from gerund.training.sharded_weights import (
+from gerund.training.sharding import (
     OPTIMIZER,
     WEIGHTS,
     Stored,

@@ -1,7 +1,4 @@
-"""What ``gerund adapt`` may be told, and the bounds of it.
-
-Knows: names and limits of options. Does not know: documents, models.
-"""
+"""Settings of ``gerund adapt``."""
 
 from dataclasses import dataclass
 from pathlib import Path

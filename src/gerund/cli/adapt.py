@@ -10,7 +10,7 @@ from gerund.cli import reading_options
 
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
-    from gerund.adaptation.report import Adapted
+    from gerund.adaptation.evaluation import Adapted
     from gerund.settings.model_spec import ModelSpec
 
 _HELPS = {
@@ -131,9 +131,9 @@ def command(
 
 def _demand_files(texts: list[Path], output: Path | None, config: "AdaptConfig") -> None:
     """Look for all files that are named: what is wrong is told at once."""
-    from gerund.adaptation.documents import files_of
+    from gerund.adaptation.data import files_of
     from gerund.errors import DataError
-    from gerund.training.recipe_files import find_recipe
+    from gerund.training.recipe import find_recipe
 
     files_of(texts, output)
     named = [config.questions, None if config.recipe is None else find_recipe(config.recipe)]
@@ -148,8 +148,7 @@ def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
 
         typer.echo(json.dumps(done.to_dict(), ensure_ascii=False, default=str))
         return
-    from gerund.adaptation.report import rows_of
-    from gerund.adaptation.verdict import main_of
+    from gerund.adaptation.evaluation import main_of, rows_of
 
     rows = [
         ("", "", "before", "after", "change"),

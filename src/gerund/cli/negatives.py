@@ -15,9 +15,9 @@ from gerund.scoring.names import MEASURE_NAMES
 if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
+    from gerund.papers.rankgen_negatives import Elsewhere, Made
     from gerund.settings.model_spec import ModelSpec
     from gerund.settings.sampling import Sampling
-    from gerund.training.negative_passages import Elsewhere, Made
     from gerund.types import Scorer
     from gerund.worker_model import WorkerModel
 
@@ -104,7 +104,7 @@ def command(
     sampling = _sampling(temperature, top_p, top_k, typical_p)
     from gerund.entry import load_writer
     from gerund.models.encoder_decoder import demand_decoder_only
-    from gerund.training.negatives import NegativesConfig, demand_output, make_negatives
+    from gerund.papers.rankgen_negatives import NegativesConfig, demand_output, make_negatives
     from gerund.worker_model import WorkerModel, use_threads
 
     config = NegativesConfig(
@@ -171,7 +171,7 @@ def _sampling(temperature: float | None, top_p: float | None, top_k: int | None,
 
 
 def _elsewhere(machines: "JobEngine", load: "_Loading") -> "Elsewhere":
-    from gerund.training.negative_passages import Elsewhere
+    from gerund.papers.rankgen_negatives import Elsewhere
 
     return Elsewhere(machines, load, *((load.model.gpus, load.model.threads) if load.model else ()))
 

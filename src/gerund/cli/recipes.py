@@ -18,8 +18,7 @@ def command(
 
         gerund recipes unimae-default > mine.yaml
     """
-    from gerund.training.recipe import recipes_by_purpose
-    from gerund.training.recipe_files import bundled_recipes, find_recipe
+    from gerund.training.recipe import bundled_recipes, find_recipe, recipes_by_purpose
 
     if name is not None:
         typer.echo(find_recipe(name).read_text("utf-8"), nl=False)

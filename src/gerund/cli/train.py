@@ -132,8 +132,8 @@ def _launch(
     as_json: bool,
 ) -> None:
     """Carry the same command out in several processes; what can be refused at once is refused once."""
-    from gerund.training.launch import check_processes, launch
     from gerund.training.machine import check_machine
+    from gerund.training.processes import check_processes, launch
     from gerund.training.run_folder import check_output
 
     check_processes(processes)

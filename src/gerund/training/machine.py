@@ -1,14 +1,14 @@
-"""What the machine can do for a training: precision, compiled layers, several processes, memory.
-
-Knows: torch's devices, ``torch.compile``, environment variables of the launchers. Does not know: models' folders,
-objectives.
-"""
+"""What this machine offers a training: bf16, compiled layers, memory, and random states that are put back."""
 
 import importlib.util
 import os
+import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from gerund.attention.layouts import decoder_layers
@@ -19,6 +19,7 @@ from gerund.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 # Any of the packages will do.
 _TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
@@ -104,3 +105,18 @@ def peak_memory_mib() -> int:
     if torch.cuda.is_available():
         return round(torch.cuda.max_memory_allocated() / 2**20)
     return round(peak_resident_mib())
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Leave all global generators as they were, also after an error.
+
+    transformers' Trainer seeds them, and dropout has no other.
+    """
+    python, own = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(own)

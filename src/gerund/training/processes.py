@@ -1,19 +1,113 @@
-"""The processes of one training: who is the first, who waits for whom, and what all of them have to see.
+"""Training in several processes: start them, coordinate them, and gather their rows for a loss.
 
-Knows: ranks, nodes, torch's process group, what launchers leave in the environment. Does not know: models, texts.
+``gerund train --processes N`` starts them by torch's own launcher, with addresses on the loopback of this machine;
+several machines are started by ``torchrun`` on each of them.
+
+For a contrastive loss over all processes, take the mean over a process's *own* queries against *all* keys. The gradient
+of a key then comes from the losses of all processes, and after the average that DDP takes over them it is the gradient
+of one process that has all rows.
 """
 
+import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
-from torch import distributed
+import torch
+from torch import Tensor, distributed
+from torch.autograd.function import once_differentiable
 
-from gerund.errors import ConfigError, GerundError
-from gerund.training.losses.gathering import process_count
+from gerund.errors import ConfigError, DataError, GerundError
+
+
+def process_count() -> int:
+    """Return how many processes train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
+    """Return the rows of all processes in the order of their ranks, with gradient, and where the own ones begin.
+
+    The backward pass communicates as well: all processes have to run it.
+
+    Args:
+        rows_BD: this process's rows; every process brings as many.
+
+    Returns:
+        ``(K, D)``, and the index of the own first row: 0 in a single process, which gets its rows as they are.
+
+    Raises:
+        DataError: the processes bring rows of different numbers or widths; raised in all of them.
+    """
+    if process_count() == 1:
+        return rows_BD, 0
+    _demand_equal_shapes(rows_BD)
+    all_KD: Tensor = _GatherWithGradient.apply(rows_BD)
+    return all_KD, distributed.get_rank() * len(rows_BD)
+
+
+@torch.no_grad()
+def gather_numbers(numbers_B: Tensor) -> Tensor:
+    """Return the numbers of all processes, such as ids of texts, in the order of ``gather_rows``; no gradient.
+
+    Args:
+        numbers_B: this process's numbers; every process brings as many.
+
+    Returns:
+        ``(K,)``.
+
+    Raises:
+        DataError: the processes bring different numbers of them; raised in all of them.
+    """
+    if process_count() == 1:
+        return numbers_B
+    _demand_equal_shapes(numbers_B)
+    return _gathered(numbers_B)
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    """Rows of all processes; a row's gradient is the sum of what all processes make of it.
+
+    torch's own, ``torch.distributed.nn.functional.all_gather``, is deprecated, and what follows it is private.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows_BD: Tensor) -> Tensor:
+        """Collect the rows."""
+        first = distributed.get_rank() * len(rows_BD)
+        ctx.own = slice(first, first + len(rows_BD))
+        return _gathered(rows_BD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream_KD: Tensor) -> Tensor:
+        """Add up the gradients of all processes and take those of the own rows."""
+        total_KD = upstream_KD.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total_KD)
+        return total_KD[ctx.own]
+
+
+def _gathered(own: Tensor) -> Tensor:
+    parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(process_count())]
+    distributed.all_gather(parts, own.contiguous())
+    return torch.cat(parts)
+
+
+def _demand_equal_shapes(rows: Tensor) -> None:
+    """Compare the shapes first: with unequal ones the communication itself would hang or mix up rows."""
+    own = torch.tensor([len(rows), rows[:1].numel() if rows.ndim > 1 else 1], device=rows.device)
+    shapes = [torch.empty_like(own) for _ in range(process_count())]
+    distributed.all_gather(shapes, own)
+    found = [shape.tolist() for shape in shapes]
+    if any(shape != found[0] for shape in found):
+        told = ", ".join(f"process {rank} has {count} of width {width}" for rank, (count, width) in enumerate(found))
+        raise DataError(f"every process has to bring as many rows of one width, but {told}")
+
 
 Found = TypeVar("Found")
 
@@ -91,3 +185,66 @@ def demand_shared_folder(folder: Path) -> None:
             f"process {seen.index(False)} does not see what the first one writes into {folder}: several nodes need an "
             "output folder that all of them share (data.cache may be a folder of each node's own)"
         )
+
+
+_LOOPBACK = "127.0.0.1"
+
+
+def check_processes(processes: int) -> None:
+    """Refuse a number of processes that this machine cannot start.
+
+    Raises:
+        ConfigError: With what to do.
+    """
+    import torch
+
+    if processes < 1:
+        raise ConfigError(f"--processes {processes}: a training has at least one")
+    if "WORLD_SIZE" in os.environ:
+        raise ConfigError("--processes starts processes itself; leave it out under torchrun and accelerate launch")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else None
+    if gpus is not None and processes > gpus:
+        raise ConfigError(f"--processes {processes}, and this machine has {gpus} GPUs, each for one process")
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Run ``gerund`` with the same arguments in so many processes, and wait for all of them.
+
+    Where one ends with an error the others are ended too.
+
+    Args:
+        arguments: What follows ``gerund`` on the command line.
+        processes: How many.
+
+    Returns:
+        The exit status: 0, or that of the process that failed first.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # Each process tells its own mistake in a sentence; the launcher would frame it in twenty lines.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{_LOOPBACK}:0",
+        local_addr=_LOOPBACK,
+        max_restarts=0,
+        monitor_interval=0.5,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "gerund", *arguments)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        # A process that a signal has ended has its number, negated.
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as stopped:
+        # The launcher has ended the processes with the same signal.
+        return 128 + stopped.sigval
+    return 0

@@ -16,10 +16,10 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from gerund.training.losses.cached import cached_loss
-from gerund.training.losses.gathering import process_count
+from gerund.training.losses.contrastive import cached_loss
 from gerund.training.objectives.base import JointLosses, Losses, Objective, PairLosses, TokenLosses
 from gerund.training.objectives.batches import groups, split_rows, tokens_in
+from gerund.training.processes import process_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

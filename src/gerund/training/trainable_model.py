@@ -34,8 +34,7 @@ from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, 
 from gerund.training.machine import uses_bf16
 from gerund.training.objectives import registry
 from gerund.training.objectives.base import DECODER_ONLY, ENCODER_DECODER
-from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig
-from gerund.training.recipe_files import made_by
+from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 
 if TYPE_CHECKING:
     from peft import PeftModel

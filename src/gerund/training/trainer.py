@@ -19,25 +19,28 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import TensorBoardCallback
 
 from gerund.errors import GerundError
-from gerund.training.losses.gathering import process_count
 from gerund.training.objectives.base import Objective
 from gerund.training.optimizer import build_optimizer, learning_rate_factor
+from gerund.training.processes import process_count
 from gerund.training.run_folder import write_manifest
-from gerund.training.sharded_weights import (
+from gerund.training.sharding import (
     OPTIMIZER,
     WEIGHTS,
     are_sharded,
+    is_sharded,
     optimizer_tensors,
+    put_away,
     read_optimizer,
     read_weights,
+    trained_tensors,
+    whole,
     write_shard,
 )
-from gerund.training.sharding import is_sharded, put_away, trained_tensors, whole
 from gerund.training.step import TrainingModule, evaluate_batches, run_step, unwrapped
 
 if TYPE_CHECKING:
-    from gerund.training.log import TrainingLog
     from gerund.training.recipe import Recipe
+    from gerund.training.run_folder import TrainingLog
 
 _SCHEDULER = "scheduler.pt"
 # Seconds.

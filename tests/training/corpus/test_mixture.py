@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.mixture import Mixture, Sample
+from gerund.training.corpus.texts import Mixture, Sample
 
 
 def slow_order(sizes, counts, seed, shifts, rows):

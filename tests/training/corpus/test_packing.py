@@ -3,8 +3,7 @@
 import pytest
 
 from gerund.errors import DataError
-from gerund.training.corpus.texts import PackedBlocks, SpreadBlocks
-from gerund.training.corpus.token_cache import tokenize_corpus
+from gerund.training.corpus.texts import PackedBlocks, SpreadBlocks, tokenize_corpus
 
 
 @pytest.fixture

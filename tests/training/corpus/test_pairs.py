@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.training.corpus.mined_pairs import MinedPair, read_pairs
-from gerund.training.corpus.mixture import Mixture
-from gerund.training.corpus.pairs import Example, Examples, SameTaskExamples, read_examples
+from gerund.training.corpus.pairs import Example, Examples, MinedPair, SameTaskExamples, read_examples, read_pairs
+from gerund.training.corpus.texts import Mixture
 
 ROWS = [
     {"query": "how tall is it", "positive": "It is 3 m\thigh, “roughly”.", "negatives": "Blue."},

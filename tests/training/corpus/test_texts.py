@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.training.corpus.mixture import Mixture
-from gerund.training.corpus.texts import Texts
-from gerund.training.corpus.token_cache import TokenCache, tokenize_corpus
+from gerund.training.corpus.texts import Mixture, Texts, TokenCache, tokenize_corpus
 from tests.tiny import byte_tokenizer
 from tests.training.corpus import tokenizers
 

@@ -11,8 +11,8 @@ import pytest
 from gerund.data.corpus import read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, ResourceError
-from gerund.training.corpus import token_cache
-from gerund.training.corpus.token_cache import tokenize_corpus
+from gerund.training.corpus import texts as token_cache
+from gerund.training.corpus.texts import tokenize_corpus
 from tests.training.corpus import tokenizers
 
 

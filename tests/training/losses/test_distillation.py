@@ -5,8 +5,14 @@ import math
 import pytest
 import torch
 
-from gerund.training.losses.distillation import cosine_loss, found_first, prefixes, similarity_loss, squared_loss
-from gerund.training.losses.static_vectors import StaticFit
+from gerund.training.losses.distillation import (
+    StaticFit,
+    cosine_loss,
+    found_first,
+    prefixes,
+    similarity_loss,
+    squared_loss,
+)
 
 
 def vectors(seed, count, size):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import gerund
-from gerund.training.losses.gathering import gather_numbers, gather_rows
+from gerund.training.processes import gather_numbers, gather_rows
 from tests.training.losses import two_processes
 from tests.training.losses.two_processes import ROWS, results_of
 

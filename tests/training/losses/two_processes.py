@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gerund.errors import DataError
-from gerund.training.losses.cached import cached_loss
-from gerund.training.losses.contrastive import excluded_pairs, info_nce
-from gerund.training.losses.gathering import gather_numbers, gather_rows
+from gerund.training.losses.contrastive import cached_loss, excluded_pairs, info_nce
+from gerund.training.processes import gather_numbers, gather_rows
 
 ROWS, WIDTH = 6, 5
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from gerund.training.corpus.sources import Sources
+from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule

@@ -16,7 +16,7 @@ from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.estimate import RandomTexts
-from gerund.training.losses import by_length
+from gerund.training.losses import vectors as by_length
 from gerund.training.objectives.batches import split_rows
 from gerund.training.objectives.contrastive import ExampleBatches
 from gerund.training.objectives.registry import prepare_objectives

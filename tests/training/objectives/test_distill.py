@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.training.corpus import teachers
 from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_known, teacher_vectors
 from gerund.training.estimate import estimate
-from gerund.training.losses import static_vectors
+from gerund.training.losses import distillation as static_vectors
 from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli

@@ -9,8 +9,7 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.inference.infill.sentinels import sentinel_ids
-from gerund.training.corpus.mined_pairs import Bucket, Buckets
-from gerund.training.corpus.pairs import Example, Examples
+from gerund.training.corpus.pairs import Bucket, Buckets, Example, Examples
 from gerund.training.estimate import estimate
 from gerund.training.run import train
 from gerund.training.step import run_step

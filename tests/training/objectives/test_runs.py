@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund.errors import ConfigError, ModelError
 from gerund.settings.plan import Direction
-from gerund.training.corpus.sources import Sources
+from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train

@@ -11,7 +11,7 @@ import gerund
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
-from gerund.training.sharded_weights import OPTIMIZER, WEIGHTS, Stored
+from gerund.training.sharding import OPTIMIZER, WEIGHTS, Stored
 from tests.training.outcomes import read_log
 from tests.training.processes.one_of_two import assert_equal_states, carry_out, state, watched
 from tests.training.processes.recipes import SAME, SHARDED, recipes

@@ -1,17 +1,374 @@
-"""Rows of token caches by number: single texts of at most so many tokens, or packed blocks.
+"""Training texts: documents tokenised on disk, mixed by weight, and read as single texts or packed blocks.
 
-Knows: where texts begin, how long ones and whole caches are cut. Does not know: how tokens come to the disk, special
-tokens of a batch, prompts (``formatting``), objectives.
+A token cache is three files. ``KEY.tokens`` holds plain little-endian integers, ``BOS text EOS BOS text EOS ...``;
+``KEY.starts.npy`` says where each text begins; ``KEY.json`` is written last: where it exists and agrees, the
+others are complete. A corpus is never held in memory whole, neither its text nor its tokens nor the index.
+
+Which text is row ``i`` depends on nothing but the seed and ``i``: that is what makes a resumed training see exactly
+what the interrupted one would have.
 """
 
-from typing import Literal, get_args
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
 
-from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.training.corpus.mixture import Mixture
-from gerund.training.corpus.token_cache import TokenCache
+from gerund.data.cleaning import clean_text
+from gerund.data.corpus import part_of, read_documents
+from gerund.data.passages import split_sentences
+from gerund.errors import ConfigError, DataError, ModelError, unknown_name
+from gerund.jobs.files import whole_file, write_whole
+from gerund.jobs.manifest import InputFiles
+from gerund.training.objectives.base import TextConfig
+from gerund.training.recipe import Recipe, SourceConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What row ``number`` of a training is made of."""
+
+    source: int
+    """Which source."""
+    epoch: int
+    """How often all items of the source have been read before."""
+    item: int
+    """Which of its items."""
+    shift: int
+    """A number below ``shifts``, the same for a whole epoch of a source."""
+
+
+class Mixture:
+    """A fixed order of the items of several sources.
+
+    The items of each source are read in a shuffled order without repetition until none is left; then a new order
+    begins. Rows of different sources alternate in a fixed pattern, exactly in proportion to the weights over
+    every 1000 rows.
+
+    >>> mixture = Mixture([3, 2], [3.0, 1.0], seed=0)
+    >>> samples = [mixture.sample(number) for number in range(1000)]
+    >>> sum(sample.source == 0 for sample in samples)
+    750
+    >>> first = [sample.item for sample in samples if sample.source == 0]
+    >>> sorted(first[:3]), sorted(first[3:6])
+    ([0, 1, 2], [0, 1, 2])
+
+    Args:
+        sizes: How many items each source has, at least one.
+        weights: How many rows of each source, relative to the others.
+        seed: Determines all orders.
+        shifts: From how many numbers the shift of an epoch is sampled.
+
+    Raises:
+        ConfigError: There is not one positive weight for each source.
+    """
+
+    PERIOD = 1000
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], *, seed: int, shifts: int = 1) -> None:
+        if len(sizes) != len(weights) or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise ConfigError(f"{len(sizes)} sources need as many positive weights, not {list(weights)}")
+        if not sizes or min(sizes) < 1:
+            raise ConfigError(f"every source needs items; there are {list(sizes)}")
+        self.sizes, self.seed, self.shifts = list(sizes), seed, shifts
+        self.pattern = self._pattern(weights)
+        chosen = self.pattern[:, None] == np.arange(len(sizes))
+        self._rank = np.cumsum(chosen, axis=0) - chosen
+        self._per_period = chosen.sum(axis=0)
+        self._latest: dict[int, tuple[int, int, np.ndarray]] = {}
+
+    def _pattern(self, weights: Sequence[float]) -> np.ndarray:
+        rows = np.array(weights, dtype=float) / sum(weights) * self.PERIOD
+        counts = np.floor(rows).astype(int)
+        largest_remainders = np.argsort(counts - rows, kind="stable")[: self.PERIOD - counts.sum()]
+        counts[largest_remainders] += 1
+        pattern = np.repeat(np.arange(len(weights)), counts)
+        return np.random.default_rng([self.seed, 0]).permutation(pattern)
+
+    def sample(self, number: int) -> Sample:
+        """Return what row ``number``, counted from 0, is made of."""
+        if number < 0:
+            raise IndexError(number)
+        period, place = divmod(number, self.PERIOD)
+        source = int(self.pattern[place])
+        nth = period * int(self._per_period[source]) + int(self._rank[place, source])
+        epoch, position = divmod(nth, self.sizes[source])
+        shift, order = self._epoch(source, epoch)
+        return Sample(source, epoch, int(order[position]), shift)
+
+    def _epoch(self, source: int, epoch: int) -> tuple[int, np.ndarray]:
+        """Return the shift and the order of an epoch; the latest one of each source is kept."""
+        kept = self._latest.get(source)
+        if kept is None or kept[0] != epoch:
+            rng = np.random.default_rng([self.seed, 1, source, epoch])
+            kept = (epoch, int(rng.integers(self.shifts)), rng.permutation(self.sizes[source]))
+            self._latest[source] = kept
+        return kept[1], kept[2]
+
+    def epochs(self, rows: int) -> list[float]:
+        """Return how often each source is read by the first ``rows`` rows, on average."""
+        sources = zip(self._per_period, self.sizes, strict=True)
+        return [float(rows * per_period / self.PERIOD / size) for per_period, size in sources]
+
+
+Unit = Literal["documents", "sentences"]
+
+# Raised whenever the files change their meaning: it is part of every key, so older caches are never taken up.
+_FORMAT = 3
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 1024, 2**20
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """A tokenised corpus on disk."""
+
+    path: Path
+    """The file of tokens."""
+    dtype: str
+    """``uint16`` or ``uint32``."""
+    tokens: int
+    """How many there are, special tokens around the texts included."""
+    documents: int
+    """How many documents they come from."""
+    text_bytes: int
+    """UTF-8 bytes of the texts, for bits per byte."""
+    texts: int
+    """How many texts: the documents, or their sentences."""
+    specials_before: int
+    """How many special tokens precede each text: 1 for BOS, or 0."""
+    specials_after: int
+    """How many follow each text: 1 for EOS, or 0."""
+
+    def open(self) -> np.ndarray:
+        """Return the tokens as a read-only memory map of shape (tokens,)."""
+        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.tokens,))
+
+    def starts(self) -> np.ndarray:
+        """Return where each text begins, its BOS included, as a read-only memory map of shape (texts + 1,).
+
+        The last number is where the last text ends: text ``i`` is ``open()[starts()[i] : starts()[i + 1]]``.
+        """
+        starts: np.ndarray = np.load(_starts_of(self.path), mmap_mode="r", allow_pickle=False)
+        return starts
+
+    def summary(self) -> list[int]:
+        """Return what must agree for a resume: two corpora with the same three counts are the same."""
+        return [self.tokens, self.documents, self.text_bytes]
+
+
+def tokenize_corpus(
+    paths: Iterable[str | Path],
+    tokenizer: "PreTrainedTokenizerFast",
+    folder: str | Path,
+    *,
+    clean: str = "none",
+    text_column: str = "text",
+    unit: Unit = "documents",
+    min_words: int = 0,
+    part: str = "1/1",
+    limit: int | None = None,
+    begins: Callable[[], None] | None = None,
+) -> TokenCache:
+    """Tokenise files into ``folder``, or return what is there from an earlier time.
+
+    The key is a hash of the files' names, sizes and times, of the tokenizer and of the other settings, so any
+    change makes a new cache. An interrupted call leaves nothing that a later one would take for whole.
+
+    BOS precedes and EOS follows each text; what the tokenizer lacks is left out. Where both are one token
+    (GPT-2, GPT-NeoX, OPT) it only follows: those models were trained with one between two documents.
+
+    Args:
+        paths: The files; see :func:`gerund.data.corpus.read_documents`.
+        tokenizer: A fast tokenizer.
+        folder: Where caches lie; made if need be.
+        clean: Known quirks to remove; see :func:`gerund.data.cleaning.clean_text`.
+        text_column: Column or field that holds the text.
+        unit: What counts as a text of its own: whole ``documents``, or each of their ``sentences``.
+        min_words: Texts of fewer words are left out. (MAGNET, Appendix A: lines of more than 20 words.)
+        part: Which documents; see :func:`gerund.data.corpus.part_of`.
+        limit: Read only so many documents of the part, the first; None reads all.
+        begins: Called where nothing is there yet and the work begins.
+
+    Raises:
+        ConfigError: An unknown unit or cleaning, or a negative ``min_words``.
+        ModelError: The tokenizer is not a fast one.
+        DataError: A file is missing or malformed, or nothing in the corpus is usable text.
+        ResourceError: The disk is full or refuses; nothing is left behind.
+    """
+    if unit not in get_args(Unit):
+        raise unknown_name("unit", unit, list(get_args(Unit)))
+    if min_words < 0:
+        raise ConfigError(f"min_words must not be negative, and is {min_words}")
+    if not tokenizer.is_fast:
+        raise ModelError("training needs a fast tokenizer (tokenizer.json), and this one is none")
+    files = [Path(path) for path in paths]
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = [clean, text_column, unit, min_words, limit, *([part] if part != "1/1" else [])]
+    target = folder / f"{_cache_key(files, tokenizer, settings)}.tokens"
+    card = target.with_suffix(".json")
+    found = _read_card(card, target)
+    if found is not None:
+        return found
+    if begins is not None:
+        begins()
+    corpus = _Corpus(
+        files, clean=clean, text_column=text_column, unit=unit, min_words=min_words, limit=limit, part=part_of(part)
+    )
+    cache = _write(corpus, tokenizer, target)
+    fields = {name: value for name, value in asdict(cache).items() if name != "path"}
+    write_whole(card, json.dumps({**fields, "files": [path.name for path in files]}))
+    return cache
+
+
+class _Corpus:
+    """The texts of a corpus in order; counts on the way how many documents they come from."""
+
+    def __init__(
+        self,
+        files: list[Path],
+        *,
+        clean: str,
+        text_column: str,
+        unit: Unit,
+        min_words: int,
+        part: tuple[int, int],
+        limit: int | None,
+    ) -> None:
+        self.files, self.clean, self.text_column = files, clean, text_column
+        self.unit, self.min_words, self.limit, self.part = unit, min_words, limit, part
+        self.documents_read = self.documents_used = 0
+
+    def __iter__(self) -> Iterator[str]:
+        first, step = self.part
+        documents = islice(read_documents(self.files, text_column=self.text_column), first, None, step)
+        for document in islice(documents, self.limit):
+            self.documents_read += 1
+            texts = self._texts(clean_text(document.text, self.clean))
+            self.documents_used += bool(texts)
+            yield from texts
+
+    def _texts(self, text: str) -> list[str]:
+        if self.unit == "sentences":
+            found = split_sentences(text)
+            return [text[one.start : one.end] for one in found if one.words >= self.min_words]
+        return [text] if len(text.split()) >= max(1, self.min_words) else []
+
+    def nothing(self) -> DataError:
+        """Return the error for a corpus without usable text."""
+        what = "text" if self.unit == "documents" else "sentence"
+        least = f" of at least {self.min_words} words" if self.min_words else ""
+        names = ", ".join(map(str, self.files))
+        return DataError(f"{names}: no usable {what}{least}; documents read that are not blank: {self.documents_read}")
+
+
+def _write(corpus: _Corpus, tokenizer: "PreTrainedTokenizerFast", target: Path) -> TokenCache:
+    """Write the tokens and the index of a corpus."""
+    core, dtype = _bare(tokenizer), _dtype_of(tokenizer)
+    before, after = _specials(tokenizer)
+    tokens = texts = text_bytes = 0
+    # The tokens take their name first: who finds the starts finds both. Two processes may tokenise the same corpus.
+    with whole_file(_starts_of(target), apart=True) as start_file, whole_file(target, apart=True) as token_file:
+        _write_header(start_file, 0)
+        start_file.write(np.zeros(1, "<i8").tobytes())
+        for batch in _batches(corpus):
+            # encode_batch runs on every core; add_special_tokens=False because BOS and EOS are put here.
+            encodings = core.encode_batch_fast(batch, add_special_tokens=False)
+            pieces = [np.array([*before, *encoding.ids, *after], dtype=dtype) for encoding in encodings]
+            for piece in pieces:
+                token_file.write(piece.tobytes())
+            ends = list(accumulate(map(len, pieces), initial=tokens))[1:]
+            start_file.write(np.array(ends, "<i8").tobytes())
+            tokens, texts = ends[-1], texts + len(batch)
+            text_bytes += sum(len(text.encode("utf-8")) for text in batch)
+        if not tokens:
+            raise corpus.nothing()
+        # numpy leaves room in its header for any number, so the right one has the same length.
+        start_file.seek(0)
+        _write_header(start_file, texts + 1)
+    return TokenCache(target, dtype, tokens, corpus.documents_used, text_bytes, texts, len(before), len(after))
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _write_header(file: BinaryIO, count: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (count,)})
+
+
+def _starts_of(path: Path) -> Path:
+    return path.with_suffix(".starts.npy")
+
+
+def _specials(tokenizer: "PreTrainedTokenizerFast") -> tuple[list[int], list[int]]:
+    """Return the special tokens before and after each text; see ``tokenize_corpus``."""
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return [] if bos is None or bos == eos else [bos], [] if eos is None else [eos]
+
+
+def _dtype_of(tokenizer: "PreTrainedTokenizerFast") -> str:
+    # The largest id, not the number of tokens: some vocabularies have gaps.
+    return "uint16" if max(tokenizer.get_vocab().values()) < 2**16 else "uint32"
+
+
+def _cache_key(paths: list[Path], tokenizer: "PreTrainedTokenizerFast", settings: list[str | int | None]) -> str:
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    content = [_FORMAT, files, settings, _specials(tokenizer), _bare(tokenizer).to_str()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+
+
+def _bare(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """Return a copy of the core without the padding and truncation that its last user left switched on.
+
+    A control token that is spelled in a text is text, as it is to ``encode``.
+    """
+    from tokenizers import Tokenizer
+
+    core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    core.no_padding()
+    core.no_truncation()
+    core.encode_special_tokens = True
+    return core
+
+
+def _read_card(card: Path, target: Path) -> TokenCache | None:
+    """Return the cache that a card describes, if its files are there and whole."""
+    if not (card.is_file() and target.is_file() and _starts_of(target).is_file()):
+        return None
+    fields = json.loads(card.read_text("utf-8"))
+    del fields["files"]
+    cache = TokenCache(target, **fields)
+    if target.stat().st_size != cache.tokens * np.dtype(cache.dtype).itemsize:
+        return None
+    try:
+        starts = cache.starts()
+    except (ValueError, EOFError, OSError):  # an index that is cut short or empty
+        return None
+    return cache if starts.shape == (cache.texts + 1,) and starts[-1] == cache.tokens else None
+
 
 Cut = Literal["pieces", "head"]
 
@@ -19,7 +376,7 @@ Cut = Literal["pieces", "head"]
 class Texts:
     """Texts of one or several sources; row ``i`` is a pure function of the seed and ``i``.
 
-    :class:`~gerund.training.corpus.mixture.Mixture` gives the order: the texts of each source are shuffled and read
+    :class:`~gerund.training.corpus.texts.Mixture` gives the order: the texts of each source are shuffled and read
     without repetition, then anew; sources alternate in proportion to their weights.
 
     Args:
@@ -196,3 +553,129 @@ class SpreadBlocks:
     def _start(self, number: int) -> int:
         group, row = divmod(number, self.group)
         return (self._whole * group // self._groups * self.group + row) * self.length
+
+
+FILES = "files"
+"""Where the summary has files; caches have names of several words."""
+
+
+class Sources:
+    """The recipe's sources, tokenised when they are asked for and kept on the disk.
+
+    Args:
+        recipe: The settings.
+        tokenizer: The model's tokenizer.
+        report: Called with what takes long.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.recipe, self.tokenizer, self.report = recipe, tokenizer, report
+        self.opened: dict[str, TokenCache] = {}
+        self.read: dict[str, list[Path]] = {}
+
+    @property
+    def cache(self) -> Path:
+        """Where tokens are kept, and what objectives make of texts."""
+        return cache_folder(self.recipe)
+
+    def chosen(self, names: list[str]) -> list[SourceConfig]:
+        """Return the sources of these names; all where there are none."""
+        return [source for source in self.recipe.data.sources if not names or source.name in names]
+
+    def texts(self, config: TextConfig, length: int, seed: int) -> Texts:
+        """Return training texts of an objective, at most ``length`` tokens each."""
+        sources = self.chosen(config.sources)
+        caches = [self._tokens(source, source.files, config.unit, config.min_words) for source in sources]
+        return self._texts(sources, caches, config, length, seed)
+
+    def validation_texts(self, config: TextConfig, length: int, seed: int) -> Texts | None:
+        """Return validation texts of an objective; None where its sources have none."""
+        sources = self._validated(config.sources)
+        caches = [self._tokens(source, source.validation, config.unit, config.min_words) for source in sources]
+        return self._texts(sources, caches, config, length, seed) if sources else None
+
+    def blocks(self, names: list[str], length: int, seed: int) -> PackedBlocks:
+        """Return packed training blocks of these sources."""
+        sources = self.chosen(names)
+        caches = [self._tokens(source, source.files, "documents", 0) for source in sources]
+        return PackedBlocks(caches, [source.weight for source in sources], length=length, seed=seed)
+
+    def validation_blocks(self, names: list[str], length: int, rows: int) -> dict[str, SpreadBlocks]:
+        """Return validation blocks of each of these sources that has any, in groups of ``rows``."""
+        sources = self._validated(names)
+        caches = [self._tokens(source, source.validation, "documents", 0) for source in sources]
+        limit = self.recipe.data.validation_tokens
+        named = zip(sources, caches, strict=True)
+        return {source.name: SpreadBlocks(cache, length=length, rows=rows, limit=limit) for source, cache in named}
+
+    def reads(self, name: str, files: list[Path]) -> None:
+        """Take note of files that an objective reads by itself, which the recipe has as ``name``."""
+        self.read[name] = files
+
+    def summary(self) -> dict[str, Any]:
+        """Return what must agree for a resume: the counts of every cache, and the content of every other file.
+
+        Every file is read once for it, a piece at a time.
+
+        Raises:
+            DataError: A file cannot be read any more.
+        """
+        summary: dict[str, Any] = {name: cache.summary() for name, cache in sorted(self.opened.items())}
+        if self.read:
+            summary[FILES] = {name: _content(files) for name, files in sorted(self.read.items())}
+        return summary
+
+    def _validated(self, names: list[str]) -> list[SourceConfig]:
+        return [source for source in self.chosen(names) if source.validation]
+
+    @staticmethod
+    def _texts(
+        sources: list[SourceConfig], caches: list[TokenCache], config: TextConfig, length: int, seed: int
+    ) -> Texts:
+        weights = [source.weight for source in sources]
+        return Texts(caches, weights, length=length, seed=seed, min_tokens=min(config.shortest_text, length))
+
+    def _tokens(self, source: SourceConfig, files: list[Path], unit: Unit, min_words: int) -> TokenCache:
+        trains = files is source.files
+        part = "training" if trains else "validation"
+        name = f"{source.name} {part} {unit} {min_words}"
+        if name not in self.opened:
+            self.opened[name] = tokenize_corpus(
+                existing(self.recipe, files),
+                self.tokenizer,
+                cache_folder(self.recipe),
+                clean=source.clean,
+                text_column=source.text_column,
+                unit=unit,
+                min_words=min_words,
+                part=source.part if trains else "1/1",
+                limit=source.limit if trains else None,
+                begins=lambda: self.report(f"tokenising the {part} {unit} of {source.name}"),
+            )
+        return self.opened[name]
+
+
+def _content(files: list[Path]) -> list[int | str]:
+    """Return size and digest of files together."""
+    return [sum(path.stat().st_size for path in files), InputFiles(files).digest]
+
+
+def existing(recipe: Recipe, files: list[Path], *, texts: bool = True) -> list[Path]:
+    """Return the paths of the recipe's files, which hold texts, or pairs or passages.
+
+    Raises:
+        ConfigError: One of them is not there.
+    """
+    paths = [recipe.data.folder / file for file in files]
+    for path in paths:
+        if not path.is_file():
+            own = ", and --texts names texts of your own" if texts else ", where such files are looked for"
+            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}{own}")
+    return paths
+
+
+def cache_folder(recipe: Recipe) -> Path:
+    """Return where tokens are kept."""
+    return recipe.data.cache or recipe.output / "cache"

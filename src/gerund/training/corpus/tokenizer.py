@@ -22,7 +22,7 @@ from gerund.models.encoder_decoder import SEQ2SEQ
 from gerund.models.folder_files import demand_readable_files
 from gerund.models.sources import find
 from gerund.settings.encoder import DEFAULT_MODEL
-from gerund.training.corpus.sources import cache_folder, existing
+from gerund.training.corpus.texts import cache_folder, existing
 from gerund.training.recipe import Recipe, TokenizerConfig
 
 if TYPE_CHECKING:

@@ -1,17 +1,18 @@
-"""What a student's vectors cost beside its teacher's: cosine, squared error, and the batch's similarities.
+"""Distillation losses (cosine, squared error, similarities of a batch), and token vectors fitted to a teacher's.
 
-Knows: two matrices of vectors, processes. Does not know: where either comes from, models, texts.
-
-Shapes: B texts of this process, K of all processes, E numbers of a vector.
+Shapes: B texts of this process, K of all processes, N entries (a row of the table in a text), R rows of the table, E
+numbers of a vector.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gerund.training.losses.gathering import gather_numbers, gather_rows
+from gerund.models.heads import ProjectionHead
+from gerund.training.processes import gather_numbers, gather_rows
 
 
 def cosine_loss(student_BE: Tensor, teacher_BE: Tensor) -> Tensor:
@@ -91,3 +92,135 @@ def found_first(student_BE: Tensor, teacher_BE: Tensor) -> int:
     cosines_BB = student_BE @ teacher_BE.T
     # A text may be there twice.
     return int((cosines_BB.diagonal() >= cosines_BB.amax(1) - 1e-6).sum())
+
+
+_SEEN = 2
+"""Words that are met less often get no vector."""
+
+
+def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> None:
+    """Fit a head's vectors of tokens, and of the commonest words where it has such, to a teacher's of all texts.
+
+    Args:
+        head: The head; of its words only what tokens they are made of is known.
+        batches: Texts: ``input_ids``, ``pooled`` and ``teacher``.
+    """
+    assert head.tokens is not None
+    n_tokens = head.tokens.num_embeddings
+    texts: list[Tensor] = []
+    keys: list[Tensor] = []
+    weights: list[Tensor] = []
+    fit, count = StaticFit(n_tokens + (head.settings.words or 0), head.settings.dimensions), 0
+    for batch in batches:
+        ids_BT, pooled_BT = batch["input_ids"], batch["pooled"].bool()
+        weight_B = 1 / pooled_BT.sum(1).clamp(min=1)
+        text_M, place_M = pooled_BT.nonzero(as_tuple=True)
+        fit.add(text_M, ids_BT[text_M, place_M], weight_B[text_M], batch["teacher"])
+        if head.words is not None:
+            text_N, keys_N = head.words.words(ids_BT, pooled_BT)
+            texts.append(text_N + count)
+            keys.append(keys_N)
+            weights.append(weight_B[text_N])
+        count += len(ids_BT)
+    if head.words is None:
+        head.tokens.weight.data.copy_(fit.solve())
+        return
+    chosen_W = _commonest(torch.cat(keys), head.words.keys_W.shape[0])
+    head.words.keep(chosen_W, torch.zeros(len(chosen_W), head.settings.dimensions))
+    row_N, known_N = head.words.rows(torch.cat(keys))
+    fit.add_entries(torch.cat(texts)[known_N], n_tokens + row_N[known_N], torch.cat(weights)[known_N])
+    table_RE = fit.solve()
+    head.tokens.weight.data.copy_(table_RE[:n_tokens])
+    head.words.keep(head.words.keys_W.clone(), table_RE[n_tokens:])
+
+
+def _commonest(keys_N: Tensor, words: int) -> Tensor:
+    """Return the keys ``(W,)`` of the words that are met most often; where there are fewer, keys that no word has."""
+    different, counts = keys_N.unique(return_counts=True)
+    different, counts = different[counts >= _SEEN], counts[counts >= _SEEN]
+    found_W = different[torch.sort(counts, descending=True, stable=True).indices[:words]]
+    return torch.cat([found_W, torch.iinfo(torch.int64).min + torch.arange(words - len(found_W))])
+
+
+class StaticFit:
+    """Least squares of a teacher's vectors on the mean of a text's rows, with a small ridge.
+
+    The texts' entries are kept, about 30 bytes each, and the equations are solved by conjugate gradients, so that the
+    table may have any number of rows.
+
+    Args:
+        rows: Rows of the table.
+        dimensions: Numbers of a vector.
+        ridge: How much a row has to be seen to count, as a fraction of a text.
+
+    >>> fit = StaticFit(3, 1, ridge=1e-6)
+    >>> fit.add(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), torch.tensor([0.5, 0.5, 1.0]),
+    ...         torch.tensor([[3.0], [4.0]]))
+    >>> [round(value, 3) for value in fit.solve()[:, 0].tolist()]
+    [2.0, 4.0, 0.0]
+    """
+
+    def __init__(self, rows: int, dimensions: int, *, ridge: float = 0.01) -> None:
+        self.rows, self.dimensions, self.ridge = rows, dimensions, ridge
+        self._texts = 0
+        self._entries: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._teacher: list[Tensor] = []
+
+    def add(self, text_N: Tensor, row_N: Tensor, weight_N: Tensor, teacher_BE: Tensor) -> None:
+        """Add texts.
+
+        Args:
+            text_N: The text of each entry, counted from 0 in this call.
+            row_N: Its row of the table.
+            weight_N: What it counts in its text.
+            teacher_BE: The teacher's vectors of the texts.
+        """
+        self.add_entries(text_N + self._texts, row_N, weight_N)
+        self._teacher.append(teacher_BE.float())
+        self._texts += len(teacher_BE)
+
+    def add_entries(self, text_N: Tensor, row_N: Tensor, weight_N: Tensor) -> None:
+        """Add entries of texts that were added, each text by its number among all."""
+        self._entries.append((text_N, row_N, weight_N.float()))
+
+    @torch.no_grad()
+    def solve(self, *, tolerance: float = 1e-3, steps: int = 60) -> Tensor:
+        """Return the table ``(R, E)``; zeros for a row that was never seen.
+
+        Args:
+            tolerance: It ends when what is left of the equations is this fraction of their right side.
+            steps: It ends after so many steps at the latest.
+        """
+        if not self._entries:
+            return torch.zeros(self.rows, self.dimensions)
+        text_N, row_N, weight_N = (torch.cat(parts) for parts in zip(*self._entries, strict=True))
+        mean_BR = _csr(text_N, row_N, weight_N, (self._texts, self.rows))
+        sum_RB = _csr(row_N, text_N, weight_N, (self.rows, self._texts))
+        right_RE = sum_RB @ torch.cat(self._teacher)
+        # The sum of squares of each column: the equations' diagonal, which is all the preconditioning that they need.
+        diagonal_R1 = torch.zeros(self.rows).index_add_(0, row_N, weight_N**2)[:, None] + self.ridge
+        found_RE, left_RE = torch.zeros_like(right_RE), right_RE.clone()
+        nearer_RE = left_RE / diagonal_R1
+        along_RE, size_E = nearer_RE.clone(), (left_RE * nearer_RE).sum(0)
+        enough = tolerance * right_RE.norm()
+        for _ in range(steps):
+            if left_RE.norm() <= enough:
+                break
+            pulled_RE = sum_RB @ (mean_BR @ along_RE) + self.ridge * along_RE
+            step_E = size_E / (along_RE * pulled_RE).sum(0).clamp(min=1e-30)
+            found_RE += step_E * along_RE
+            left_RE -= step_E * pulled_RE
+            nearer_RE = left_RE / diagonal_R1
+            before_E, size_E = size_E, (left_RE * nearer_RE).sum(0)
+            along_RE = nearer_RE + size_E / before_E.clamp(min=1e-30) * along_RE
+        return found_RE
+
+
+def _csr(row_N: Tensor, column_N: Tensor, weight_N: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a sparse matrix; entries of one place are added up by the products that it is used in."""
+    order_N = torch.argsort(row_N, stable=True)
+    begins = torch.zeros(shape[0] + 1, dtype=torch.int64)
+    begins[1:] = torch.bincount(row_N, minlength=shape[0]).cumsum(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(begins, column_N[order_N], weight_N[order_N], shape, check_invariants=False)

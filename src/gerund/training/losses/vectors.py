@@ -1,28 +1,94 @@
-"""From the texts of a batch to their vectors, and from the vectors of all processes to a contrastive loss.
+"""Compute the vectors of training texts with gradients, as ``encode`` does: by length, with dropout, of several layers.
 
-Knows: how the encoder reads a text, InfoNCE, processes. Does not know: where pairs come from, objectives.
-
-Shapes: B texts of a part, N texts of a batch, K keys of all processes, T tokens, D numbers of a vector.
+Shapes: B texts of a part, N texts of a batch, K keys of all processes, T tokens, D numbers of a state, E of a vector.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
+from gerund.attention.layouts import decoder_layers, hidden_of
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import hidden_states
+from gerund.inference.tokens import token_batches
 from gerund.models.heads import ProjectionHead
 from gerund.models.pooling import pool
-from gerund.training.losses.by_length import Batch, passes_may_differ, read_by_length
 from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce, overlapping
-from gerund.training.losses.gathering import gather_numbers, gather_rows
+from gerund.training.processes import gather_numbers, gather_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gerund.inference.encode.runtime import EncoderRuntime
+    from gerund.models.heads import ProjectionHead
+
+
+Batch = dict[str, Tensor]
+
+# What a pass should hold, padding left out, to be worth its launching.
+_CPU_TOKENS = 512
+_GPU_TOKENS = 8192
+
+
+def read_by_length(read: Callable[[Batch], Tensor], part: Batch, *, min_tokens: int | None = None) -> Tensor:
+    """Read texts of like length together; every row is what it would be in one pass over all.
+
+    Args:
+        read: from texts to one row each. It must not look from one text to another.
+        part: what is read of the texts, one row each; what is as wide as ``real`` is cut to the longest of a pass.
+            Padding is on the right.
+        min_tokens: tokens of a pass, padding left out, below which it takes in shorter texts; None chooses by device.
+
+    Returns:
+        The rows, in the order of ``part``.
+
+    >>> part = {"input_ids": torch.tensor([[7, 0, 0], [1, 2, 3], [8, 0, 0], [4, 5, 6]])}
+    >>> part["real"] = part["input_ids"] > 0
+    >>> def read(part):
+    ...     print(part["input_ids"].tolist())
+    ...     return part["input_ids"].sum(1)
+    >>> read_by_length(read, part, min_tokens=1).tolist()
+    [[1, 2, 3], [4, 5, 6]]
+    [[7], [8]]
+    [7, 6, 8, 15]
+    """
+    lengths = part["real"].sum(1).tolist()
+    if min_tokens is None:
+        min_tokens = _CPU_TOKENS if part["real"].device.type == "cpu" else _GPU_TOKENS
+    passes = token_batches(lengths, budget=part["real"].numel(), min_tokens=min_tokens)
+    if len(passes) > 1 and len(passes[-1]) == 1:
+        # Kernels are compiled anew for a batch of one.
+        passes[-2:] = [passes[-2] + passes[-1]]
+    if len(passes) == 1:
+        return read(part)
+    width = part["real"].shape[1]
+    order = torch.tensor([row for rows in passes for row in rows], device=part["real"].device)
+    made = []
+    for rows_B, rows in zip(order.split([len(rows) for rows in passes]), passes, strict=True):
+        longest = max(1, *(lengths[row] for row in rows))
+        own = {name: tensor[rows_B] for name, tensor in part.items()}
+        made.append(read({name: _cut(tensor, width, longest) for name, tensor in own.items()}))
+    return torch.cat(made)[order.argsort()]
+
+
+def _cut(tensor: Tensor, width: int, longest: int) -> Tensor:
+    return tensor[:, :longest] if tensor.ndim > 1 and tensor.shape[1] == width else tensor
+
+
+def passes_may_differ(model: "PreTrainedModel") -> bool:
+    """Tell whether processes may read their texts in different numbers of passes.
+
+    Where FSDP has cut the weights, every pass puts them together, and all processes have to take part in it.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return True
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    return not any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules())
+
 
 # What an attention module calls the dropout of its probabilities.
 _DROPOUTS = ("attention_dropout", "attn_dropout", "dropout")
@@ -199,3 +265,57 @@ def both_ways_info_nce(
         if place == 0:
             right = int(accuracy(own_BD, keys_KD, positives_B, similarity=similarity, excluded_BK=excluded_BK))
     return total / (2 * pairs), right
+
+
+class DistillEncoder(VectorEncoder):
+    """Reads texts as ``encode`` does behind a head, and beside it the pooled states of further layers.
+
+    Args:
+        runtime: How a text becomes a vector.
+        head: Leads into the teacher's space; it is kept with the model.
+        dimensions: Numbers of the teacher's vectors.
+        layers: Further layers, counted from 1; each gets a linear head that serves the training only.
+    """
+
+    def __init__(
+        self, runtime: "EncoderRuntime", head: "ProjectionHead", dimensions: int, layers: Sequence[int] = ()
+    ) -> None:
+        super().__init__(runtime)
+        self.projection = head
+        self.layers = list(layers)
+        width = runtime.state_width
+        self.further = nn.ModuleList([nn.Linear(width, dimensions, bias=False) for _ in self.layers])
+
+    def states(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+        """Return the last hidden states ``(B, T, D)``, side by side with those of further layers ``(B, T, L D)``."""
+        if not self.layers:
+            return super().states(model, part)
+        below: dict[int, Tensor] = {}
+
+        def keep(number: int) -> Any:
+            def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+                del layer, args
+                below[number] = hidden_of(output)
+
+            return hook
+
+        with ExitStack() as hooks:
+            stack = decoder_layers(model)
+            for number in self.layers:
+                handle = stack[number - 1].register_forward_hook(keep(number))
+                hooks.callback(handle.remove)
+            last_BTD = super().states(model, part)
+        return torch.cat([last_BTD, *(below[number] for number in self.layers)], dim=-1)
+
+    def vectors(self, hidden_BTD: Tensor, part: Batch) -> Tensor:
+        """Return the vectors ``(B, E)``, side by side with those of further layers ``(B, L E)``."""
+        if not self.layers:
+            return super().vectors(hidden_BTD, part)
+        last_BTD, *below = hidden_BTD.split(hidden_BTD.shape[-1] // (1 + len(self.layers)), dim=-1)
+        found = [super().vectors(last_BTD, part)]
+        with torch.autocast(hidden_BTD.device.type, enabled=False):
+            found += [
+                head(pool(own_BTD, part["pooled"], self.pooling))
+                for head, own_BTD in zip(self.further, below, strict=True)
+            ]
+        return torch.cat(found, dim=-1)

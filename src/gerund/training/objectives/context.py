@@ -93,7 +93,7 @@ class Context:
         Raises:
             ConfigError: One of them is not there.
         """
-        from gerund.training.corpus.sources import existing
+        from gerund.training.corpus.texts import existing
 
         found = existing(self.recipe, paths, texts=False)
         for path, file in zip(paths, found, strict=True):

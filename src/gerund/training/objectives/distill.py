@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gerund.models.heads import ProjectionHead
     from gerund.training.corpus.formatting import InputFormatter
     from gerund.training.corpus.teachers import KnownVectors, TeacherVectors
-    from gerund.training.losses.layer_states import DistillEncoder
+    from gerund.training.losses.vectors import DistillEncoder
     from gerund.training.objectives.context import Context
     from gerund.training.recipe import Recipe
 
@@ -131,7 +131,7 @@ class DistillConfig(TextConfig, VectorConfig):
     def _objective(
         self, context: "Context", formatter: "InputFormatter", teacher: Any, space: str, dimensions: int
     ) -> Objective:
-        from gerund.training.losses.layer_states import DistillEncoder
+        from gerund.training.losses.vectors import DistillEncoder
 
         if max(self.matryoshka, default=0) > dimensions:
             raise ConfigError(
@@ -147,7 +147,7 @@ class DistillConfig(TextConfig, VectorConfig):
             batches: Batches = KnownBatches(teacher, formatter, group, length=self.length, seed=context.seed(self))
             objective = Objective(self.kind, batches, losses, {self.kind: self})
         else:
-            from gerund.training.log import announce
+            from gerund.training.run_folder import announce
 
             def made(texts: Any, seed: int) -> Batches:
                 del seed
@@ -209,7 +209,7 @@ class DistillConfig(TextConfig, VectorConfig):
         """
         from gerund.jobs.folders import atomic_folder
         from gerund.models.heads import read_head
-        from gerund.training.losses.static_vectors import fit_head
+        from gerund.training.losses.distillation import fit_head
         from gerund.training.processes import process_index
 
         if context.source.cache is None or process_index() > 0:
@@ -289,7 +289,7 @@ class KnownBatches(Batches):
     def __init__(
         self, known: "KnownVectors", formatter: "InputFormatter", group: TextGroup, *, length: int, seed: int
     ) -> None:
-        from gerund.training.corpus.mixture import Mixture
+        from gerund.training.corpus.texts import Mixture
 
         self.texts, self.formatter, self.group, self.length = known.texts, formatter, group, length
         self.known, self._order = known, Mixture([len(known.texts)], [1.0], seed=seed)

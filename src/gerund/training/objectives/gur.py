@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from gerund.models.heads import ProjectionHead
     from gerund.settings.encoder import EncoderConfig
     from gerund.training.corpus.formatting import InputFormatter
-    from gerund.training.corpus.mined_pairs import Buckets, MinedPair
-    from gerund.training.corpus.pairs import Example, Examples
+    from gerund.training.corpus.pairs import Buckets, Example, Examples, MinedPair
     from gerund.training.objectives.context import Context
 
 TITLE_PROMPT = "document2title: "  # before a text whose title is to be written (GUR, section IV-A)
@@ -216,7 +215,7 @@ class GurConfig(ContrastiveConfig):
 
     def _pairs(self, context: "Context") -> "list[MinedPair]":
         """Return the pairs that weigh enough."""
-        from gerund.training.corpus.mined_pairs import heavy_pairs, read_pairs
+        from gerund.training.corpus.pairs import heavy_pairs, read_pairs
 
         own = self.pairs
         columns = {"query": own.query, "positive": own.positive, "opening": own.opening, "weight": own.weight}
@@ -226,8 +225,7 @@ class GurConfig(ContrastiveConfig):
         return heavy_pairs(found, own.threshold, own.short_threshold or own.threshold, self.short_characters)
 
     def _buckets(self, pairs: "Sequence[MinedPair]", seed: int) -> "Buckets":
-        from gerund.training.corpus.mined_pairs import Bucket, Buckets
-        from gerund.training.corpus.pairs import Example, Examples
+        from gerund.training.corpus.pairs import Bucket, Buckets, Example, Examples
 
         found = [Example(pair.query, pair.positive, ()) for pair in pairs]
         if self.short_length is None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gerund
-from tests.training.negatives.runs import SENTENCES
+from tests.papers.rankgen_negatives.runs import SENTENCES
 
 
 @pytest.fixture(scope="module")

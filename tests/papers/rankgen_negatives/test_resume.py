@@ -15,7 +15,7 @@ from gerund.errors import ConfigError, DataError, InputError, OutputExistsError,
 from gerund.jobs.locks import hold
 from gerund.scoring.registry import find_scorer
 from tests.cli.helpers import run_cli
-from tests.training.negatives.runs import SENTENCES, make, rows
+from tests.papers.rankgen_negatives.runs import SENTENCES, make, rows
 
 
 class TestResume:
@@ -158,7 +158,7 @@ class TestInterruption:
     def test_killed_before_every_step_on_the_disk(self, tmp_path):
         root = Path(__file__).resolve().parents[3]
         ran = subprocess.run(
-            [sys.executable, "-m", "tests.training.negatives.crashes", str(tmp_path)],
+            [sys.executable, "-m", "tests.papers.rankgen_negatives.crashes", str(tmp_path)],
             check=False,
             cwd=root,
             env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from gerund.training.negatives import NegativesConfig, make_negatives
+from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from tests.jobs.crashes import contents, killed_before
 
 CONFIG = NegativesConfig(prefix_words=12, fewest_words=3, most_words=9, generate=0.0, per_document=2, part_documents=1)

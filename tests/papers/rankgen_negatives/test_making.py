@@ -13,11 +13,11 @@ from gerund.errors import ConfigError, DataError
 from gerund.inference.generate.length_matching import fitting
 from gerund.jobs import engines
 from gerund.jobs.engine import LocalEngine
+from gerund.papers import rankgen_negatives as negative_passages
+from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
-from gerund.training import negative_passages
-from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import run_cli
-from tests.training.negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
+from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
 
 
 class TestPassages:

@@ -1,7 +1,4 @@
-"""A recipe for a model, a machine and a time: batch, rank, rates, and how many steps there is time for.
-
-Knows: recipes, sizes, memory, seconds of a step. Does not know: documents, how a step is taken.
-"""
+"""Choose batch size, LoRA rank, learning rate and step count for a model, a machine and a time budget."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +9,13 @@ from typing import Any
 import yaml
 
 from gerund.adaptation.config import MINUTES, AdaptConfig
-from gerund.adaptation.pairs import PAIRS, TEXTS
+from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_whole
 from gerund.training.objectives.base import ENCODER_DECODER, Purpose
 from gerund.training.objectives.contrastive import INSTRUCTION
 from gerund.training.objectives.registry import class_of
-from gerund.training.recipe import Recipe, load_recipe
-from gerund.training.recipe_files import find_recipe, read_settings
+from gerund.training.recipe import Recipe, find_recipe, load_recipe, read_settings
 
 RECIPE = "gur-adapt"
 

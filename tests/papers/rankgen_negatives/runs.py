@@ -6,9 +6,9 @@ from functools import partial
 import torch
 
 import gerund
+from gerund.papers import rankgen_negatives as negative_passages
+from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
-from gerund.training import negative_passages
-from gerund.training.negatives import NegativesConfig, make_negatives
 
 SENTENCES = [" ".join([f"W{i}", *(["a"] * (1 + i % 5)), "in."]) for i in range(60)]
 SMALL = {"prefix_words": 12, "fewest_words": 3, "most_words": 9}

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.registry import find_scorer
 from gerund.settings.sampling import Sampling
-from gerund.training.negatives import NegativesConfig, make_negatives
 from tests.cli.helpers import no_loading, run_cli
-from tests.training.negatives.runs import SMALL, rows
+from tests.papers.rankgen_negatives.runs import SMALL, rows
 
 
 class TestCommandLine:

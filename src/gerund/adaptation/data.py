@@ -1,0 +1,657 @@
+"""The documents to adapt a model to: read files, hold some out with test queries, make training pairs from the rest.
+
+A document's query is its title, else its first sentence, and the document that is searched lacks it. Which documents
+are held out depends on a hash of their text alone, so that it stays the same when others come or go. Or a file of
+questions says which documents answer which.
+
+Training pairs are of three kinds: sentences of a document that share a long substring, and the title with such a
+sentence (both by ``gerund mine``); and a title or first sentence with chunks of its document, as in a search.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gerund.adaptation.config import (
+    LEAST_DOCUMENTS,
+    LEAST_PAIRS,
+    LEAST_QUERIES,
+    MOST_QUERIES,
+    MOST_SEARCHED,
+    AdaptConfig,
+)
+from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.mining import MiningConfig, mine
+from gerund.data.passages import sentence_bounds
+from gerund.errors import ConfigError, DataError, MissingDependencyError
+from gerund.jobs.files import whole_file
+from gerund.normalization import normalized
+from gerund.progress import progress
+from gerund.retrieval.chunking import cut
+from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings
+from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.indexing import Failure
+from gerund.retrieval.parsed_text import Section
+from gerund.retrieval.reading import find_files
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was found in files.
+
+    Attributes:
+        documents: each text once, in the order of the files.
+        files: how many files were read.
+        failed: those that could not be, or not to their end.
+        repeated: documents left out since another has the same text.
+    """
+
+    documents: tuple[Document, ...]
+    files: int
+    failed: tuple[Failure, ...]
+    repeated: int
+
+    @property
+    def digest(self) -> str:
+        """Hash of all documents, which says whether a later run has the same ones."""
+        whole = hashlib.blake2b(digest_size=16)
+        for one in self.documents:
+            whole.update(f"{one.source}\0{one.digest}\0".encode())
+        return whole.hexdigest()
+
+    @property
+    def summary(self) -> str:
+        """Say what was read and what was left out.
+
+        >>> Collected((Document("a", "A."),), 2, (Failure("b.txt", "b.txt: there is no text in it"),), 0).summary
+        '1 document in 2 files; left out: 1 file that could not be read to its end'
+        """
+        count = len(self.documents)
+        told = f"{count:,} document{'' if count == 1 else 's'} in {self.files:,} file{'' if self.files == 1 else 's'}"
+        left = []
+        if self.failed:
+            many = len(self.failed) > 1
+            left.append(f"{len(self.failed)} file{'s' if many else ''} that could not be read to {_its(many)} end")
+        if self.repeated:
+            left.append(f"{self.repeated:,} with the same text as another")
+        return f"{told}; left out: {', '.join(left)}" if left else told
+
+
+def _its(many: bool) -> str:
+    return "their" if many else "its"
+
+
+def files_of(paths: Sequence[Path], output: Path | None = None) -> list[Path]:
+    """Return the files of documents that there are.
+
+    Args:
+        paths: files and folders.
+        output: a folder that must not lie in any of them, since it would be read the next time.
+
+    Raises:
+        DataError: a path is not there, or none of the files can be read.
+        ConfigError: there is no path, or the output lies in one of them.
+    """
+    if not paths:
+        raise ConfigError("name the files or folders of documents to adapt to (--texts)")
+    for path in paths:
+        if output is not None and path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"the output {output} lies in the texts' folder {path}; choose another one")
+    files = find_files(paths)
+    if not files:
+        raise DataError(
+            f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
+            f"{', '.join(f'.{name}' for name in endings())}"
+        )
+    return files
+
+
+def read_documents(
+    paths: Sequence[Path],
+    output: Path | None = None,
+    *,
+    show: bool | None = None,
+    limits: ReadLimits | None = None,
+) -> Collected:
+    """Read files and folders of documents.
+
+    Args:
+        paths: the files and folders.
+        output: a folder that must not lie in any of them, since it would be read the next time.
+        show: whether to show progress; None only on a terminal.
+        limits: what reading a document may take; None for the usual limits.
+
+    Raises:
+        DataError: a path is not there, or no file can be read.
+        ConfigError: there is no path, or the output lies in one of them.
+    """
+    files = files_of(paths, output)
+    documents: dict[str, Document] = {}
+    failed, repeated = list[Failure](), 0
+    with progress(len(files), "reading", show=show) as advance, DocumentReader(limits) as reader:
+        for path in files:
+            name = name_of(path)
+            try:
+                for parsed in reader.read(path):
+                    source = f"{name}#{parsed.key}" if parsed.key else name
+                    # A title that only the file's name would give is none: nobody asks by it.
+                    own = Document(source, parsed.text, parsed.title.strip(), parsed.sections, name)
+                    key = hashlib.blake2b(" ".join(own.text.split()).encode(errors="replace")).hexdigest()
+                    repeated += key in documents
+                    documents.setdefault(key, own)
+            except (DataError, MissingDependencyError) as error:
+                failed.append(Failure(str(path), str(error)))
+            advance(1)
+    if not documents:
+        more = f" (and {len(failed) - 1} more files)" if len(failed) > 1 else ""
+        raise DataError(f"no file could be read: {failed[0].reason}{more}")
+    return Collected(tuple(documents.values()), len(files), tuple(failed), repeated)
+
+
+def name_of(path: Path) -> str:
+    """Return what a file is called: by its way from the current folder where it lies below it."""
+    whole, here = path.resolve(), Path.cwd().resolve()
+    return (whole.relative_to(here) if whole.is_relative_to(here) else whole).as_posix()
+
+
+def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """Read a .jsonl file with ``question`` and ``source``, a name or a list of names.
+
+    A name is a document's own, as ``gerund index`` calls it; a file may also be called by its way from one of the
+    folders of texts, or by its name alone where no other has it; a row is ``FILE#ID``.
+
+    Args:
+        path: the file.
+        sources: the names of all documents.
+        roots: the folders of texts, as the names of documents begin with them.
+
+    Returns:
+        The names of the documents that answer it, for each question.
+
+    Raises:
+        DataError: the file is missing or malformed, or no document is called so, or several are; with the line.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    names = _names(sources, roots)
+    found: dict[str, dict[str, None]] = {}
+    with opened(path) as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            line = decode(raw, where).removeprefix("\ufeff")
+            if not line.strip():
+                continue
+            row = _row(line, where)
+            question = checked_text(row["question"], where, "question").strip()
+            if not question:
+                raise DataError(f"{where}: 'question' is empty")
+            given = row["source"] if isinstance(row["source"], list) else [row["source"]]
+            if not given:
+                raise DataError(f"{where}: 'source' is empty")
+            for one in given:
+                found.setdefault(question, {})[_document(checked_text(one, where, "source"), names, sources, where)] = (
+                    None
+                )
+    if not found:
+        raise DataError(f"{path}: there is no question in it")
+    return {question: tuple(own) for question, own in found.items()}
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    row = json_row(line, where)
+    for name in ("question", "source"):
+        if name not in row:
+            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")
+    return row
+
+
+def _names(sources: Sequence[str], roots: Sequence[str]) -> Mapping[str, set[str]]:
+    """Return which documents each name may mean."""
+    found: dict[str, set[str]] = {}
+    for source in sources:
+        file, sign, key = source.partition("#")
+        below = [PurePosixPath(file).relative_to(root) for root in roots if PurePosixPath(file).is_relative_to(root)]
+        for name in {file, PurePosixPath(file).name, *map(str, below)}:
+            found.setdefault(f"{name}{sign}{key}", set()).add(source)
+    return found
+
+
+def _document(name: str, names: Mapping[str, set[str]], sources: Sequence[str], where: str) -> str:
+    meant = names.get(name) or names.get(str(PurePosixPath(name)), set())
+    if name in meant or len(meant) == 1:
+        return name if name in meant else next(iter(meant))
+    if meant:
+        raise DataError(f"{where}: the source {name!r} may be any of {', '.join(sorted(meant)[:3])}; name it whole")
+    raise DataError(f"{where}: no document is called {name!r}; the first one is called {sources[0]!r}")
+
+
+TITLE, FIRST_SENTENCE, QUESTION = "title", "first sentence", "question"
+
+# A title that more documents share says nothing about any of them.
+_MOST_OF_A_TITLE = 3
+_FEWEST_WORDS, _MOST_WORDS = 3, 60
+# What is left of a document, in characters, for there to be something to find.
+_LEAST_LEFT = 40
+_BEGINNING = 4000
+_MARKS = re.compile(r"^[\s#*_=>-]+")
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query and what answers it.
+
+    Attributes:
+        text: the query.
+        sources: the names of the documents that answer it.
+        kind: what it was made of: ``title``, ``first sentence`` or ``question``.
+    """
+
+    text: str
+    sources: tuple[str, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """Documents to train on, and queries to measure on.
+
+    Attributes:
+        training: the documents that may be trained on.
+        held_out: the documents that were put aside, without what their queries are made of.
+        queries: the queries.
+    """
+
+    training: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+    queries: tuple[Query, ...]
+
+    @cached_property
+    def corpus(self) -> tuple[Document, ...]:
+        """What is searched: all documents, of more than 5,000 a part; without titles, since they are what is asked.
+
+        What answers a query is always among them; others are sampled by a hash of their text.
+        """
+        answers = {source for one in self.queries for source in one.sources}
+        others = [one for one in self.training if one.source not in answers]
+        room = max(MOST_SEARCHED - len(self.held_out) - (len(self.training) - len(others)), 0)
+        left_out = {one.source for one in sorted(others, key=lambda one: order_of(one, 0))[room:]}
+        kept = (one for one in (*self.training, *self.held_out) if one.source not in left_out)
+        return tuple(replace(one, title="") for one in kept)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the queries, which says whether a later run measures on the same ones."""
+        whole = hashlib.blake2b(digest_size=16)
+        for one in self.queries:
+            whole.update("\0".join((one.text, *one.sources, "")).encode(errors="replace"))
+        return whole.hexdigest()
+
+    @cached_property
+    def kinds(self) -> dict[str, int]:
+        """How many queries there are of each kind."""
+        return dict(Counter(one.kind for one in self.queries))
+
+    @property
+    def summary(self) -> str:
+        """Say what is measured on."""
+        parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.kinds.items()]
+        told = f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
+        return f"{told}, {self.verbatim} of them word for word in their document" if self.verbatim else told
+
+    @cached_property
+    def verbatim(self) -> int:
+        """How many queries stand word for word in what answers them, which words find by themselves."""
+        texts = {one.source: f" {_plain(one.text)} " for one in (*self.training, *self.held_out)}
+        return sum(any(f" {_plain(one.text)} " in texts[name] for name in one.sources) for one in self.queries)
+
+
+def made_query(document: Document, common: frozenset[str], options: AdaptConfig) -> tuple[Query, Document] | None:
+    r"""Return a document's query and the document without it; None where there is nothing to ask or nothing left.
+
+    Args:
+        document: the document.
+        common: titles that too many documents share.
+        options: what is asked by, and the language.
+
+    >>> document = Document("a", "Bread\n\n" + 9 * "It is made of flour. ", "Bread")
+    >>> query, rest = made_query(document, frozenset(), AdaptConfig())
+    >>> query.text, rest.text.strip()[:20]
+    ('Bread', 'It is made of flour.')
+    """
+    text, title = document.text, " ".join(document.title.split())
+    if options.ask == "titles" and title and title not in common and re.search(r"\w{2}", title):
+        line = re.match(r"\s*[^\n]*", text)
+        begins = line is not None and _plain(line[0]) == _plain(title)
+        rest = without_beginning(document, line.end() if begins and line is not None else 0)
+        return _query(document, title, TITLE, rest)
+    bounds = sentence_bounds(text[:_BEGINNING], options.language)
+    if not bounds:
+        return None
+    start, end = bounds[0]
+    sentence = _MARKS.sub("", " ".join(text[start:end].split()))
+    if not _FEWEST_WORDS <= _words(sentence) <= _MOST_WORDS:
+        return None
+    return _query(document, sentence, FIRST_SENTENCE, without_beginning(document, end))
+
+
+def _query(document: Document, text: str, kind: str, rest: Document) -> tuple[Query, Document] | None:
+    if len(rest.text.strip()) < _LEAST_LEFT:
+        return None
+    # In a search, what stands in double quotes must stand so in a chunk.
+    return Query(" ".join(text.replace('"', " ").split()), (document.source,), kind), rest
+
+
+def _words(sentence: str) -> int:
+    """Return how many words a sentence has; where none are set apart, as in Chinese, of two letters each."""
+    return len(sentence.split()) if " " in sentence else len(sentence) // 2
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\W+", " ", normalized(text)).strip().casefold()
+
+
+def without_beginning(document: Document, count: int) -> Document:
+    """Return a document without its first characters; its sections stay where they are in the text."""
+    if not count:
+        return document
+    moved = [Section(max(one.start - count, 0), one.path) for one in document.sections]
+    # Of several that begin in what was taken away, the last one holds what follows.
+    kept = {one.start: one for one in moved}
+    return replace(document, text=document.text[count:], sections=tuple(kept.values()))
+
+
+def common_titles(documents: Sequence[Document]) -> frozenset[str]:
+    """Return the titles that more than three documents have."""
+    counted = Counter(" ".join(one.title.split()) for one in documents)
+    return frozenset(title for title, count in counted.items() if count > _MOST_OF_A_TITLE)
+
+
+def order_of(document: Document, seed: int) -> bytes:
+    """Return a hash of a document's text, by which documents are sampled."""
+    return hashlib.blake2b(f"{seed}\0{document.text}".encode(errors="replace"), digest_size=8).digest()
+
+
+def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str] = ()) -> Split:
+    """Put documents aside and make queries of them, or take the questions of a file.
+
+    Args:
+        documents: all of them.
+        options: the fraction, the file of questions, the seed.
+        roots: folders that the sources of questions may be relative to.
+
+    Raises:
+        DataError: there are too few documents, or too few questions, or a question's source is unknown.
+    """
+    if options.questions is not None:
+        return _split_by_questions(documents, options, roots)
+    needed = LEAST_QUERIES + LEAST_DOCUMENTS
+    if len(documents) < needed:
+        raise DataError(
+            f"{_count(len(documents))} are too few to adapt to: {LEAST_QUERIES} are put aside to measure on and "
+            f"{LEAST_DOCUMENTS} more are needed to train on; give {needed} or more"
+        )
+    common = common_titles(documents)
+    wanted = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
+    chosen: dict[str, tuple[Query, Document]] = {}
+    for one in sorted(documents, key=lambda one: order_of(one, options.seed)):
+        made = made_query(one, common, options)
+        if made is not None:
+            chosen[one.source] = made
+        if len(chosen) == wanted:
+            break
+    if len(chosen) < LEAST_QUERIES:
+        raise DataError(
+            f"only {len(chosen)} of {len(documents):,} documents have a title or a first sentence to ask for them by, "
+            f"and some text beside it; {LEAST_QUERIES} are needed, or a file of --questions"
+        )
+    by_title: dict[str, list[str]] = {}
+    for one in documents:
+        by_title.setdefault(" ".join(one.title.split()), []).append(one.source)
+    queries: dict[str, Query] = {}
+    for source, (query, rest) in chosen.items():
+        alike = by_title[" ".join(rest.title.split())] if query.kind == TITLE else [source]
+        # Two documents of one title are one query, which either answers.
+        queries.setdefault(query.text, replace(query, sources=tuple(alike)))
+    training = tuple(one for one in documents if one.source not in chosen)
+    return _checked(Split(training, tuple(rest for _, rest in chosen.values()), tuple(queries.values())))
+
+
+def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str]) -> Split:
+    assert options.questions is not None
+    asked = read_questions(Path(options.questions), [one.source for one in documents], roots)
+    if len(asked) < LEAST_QUERIES:
+        raise DataError(
+            f"{options.questions}: {len(asked)} different questions are too few to measure on; {LEAST_QUERIES} or more "
+            "are needed"
+        )
+
+    def place(item: tuple[str, tuple[str, ...]]) -> bytes:
+        return hashlib.blake2b(f"{options.seed}\0{item[0]}".encode(errors="replace"), digest_size=8).digest()
+
+    chosen = dict(sorted(asked.items(), key=place)[:MOST_QUERIES])
+    aside = {source for sources in chosen.values() for source in sources}
+    queries = [Query(" ".join(text.replace('"', " ").split()), sources, QUESTION) for text, sources in chosen.items()]
+    training = tuple(one for one in documents if one.source not in aside)
+    return _checked(Split(training, tuple(one for one in documents if one.source in aside), tuple(queries)))
+
+
+def _checked(found: Split) -> Split:
+    if len(found.training) < LEAST_DOCUMENTS:
+        raise DataError(
+            f"{_count(len(found.training))} are left to train on when those of the queries are put aside; "
+            f"{LEAST_DOCUMENTS} are needed: give more documents, or fewer questions"
+        )
+    return found
+
+
+def _count(number: int) -> str:
+    return f"{number:,} document{'' if number == 1 else 's'}"
+
+
+PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
+
+# Chunks of a document that are paired with what it is asked by.
+_CHUNKS = 4
+# Bytes of a sentence by which a document can be told; in Chinese these are eight characters.
+_TELLING = 24
+# Documents in which a sentence may stand and still be of one: what more of them have is a phrase of their kind.
+_VERSIONS = 5
+# Characters of what was put aside in which each text is searched for. In more of them that would take minutes, and only
+# whole sentences are compared.
+_SEARCHED = 4 * 2**20
+# What one process mines in seconds; starting others takes longer.
+_SMALL = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What there is to train on.
+
+    Attributes:
+        sentences: pairs of sentences that share a long substring.
+        titles: pairs of a title, or a first sentence, with such a sentence.
+        chunks: pairs of a title or a first sentence with a chunk.
+        left_out: pairs that were dropped since the documents that were put aside have a sentence of theirs, too.
+    """
+
+    sentences: int
+    titles: int
+    chunks: int
+    left_out: int
+
+    @property
+    def count(self) -> int:
+        """How many pairs there are."""
+        return self.sentences + self.titles + self.chunks
+
+    @property
+    def summary(self) -> str:
+        """Say what there is to train on.
+
+        >>> Pairs(1200, 300, 2000, 0).summary
+        '3,500 pairs: 2,000 of a title or first sentence and a chunk, 300 and a sentence, 1,200 of two sentences'
+        """
+        return (
+            f"{self.count:,} pairs: {self.chunks:,} of a title or first sentence and a chunk, "
+            f"{self.titles:,} and a sentence, {self.sentences:,} of two sentences"
+        )
+
+
+def make_pairs(
+    found: Split,
+    folder: Path,
+    options: AdaptConfig,
+    lm: "LanguageModel",
+    *,
+    show: bool | None = None,
+) -> Pairs:
+    """Write the pairs of the documents to train on, and these documents themselves.
+
+    Args:
+        found: documents and queries.
+        folder: where ``pairs.jsonl`` and ``texts.jsonl`` are written.
+        options: language and seed.
+        lm: the model, by whose tokens an index cuts documents.
+        show: whether to show progress; None only on a terminal.
+
+    Raises:
+        DataError: there are too few pairs.
+        ResourceError: the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(folder / TEXTS) as file:
+        for document in found.training:
+            file.write(_line({"title": document.title, "text": document.text}))
+    kinds = {
+        "sentences": _mined(folder, "all", options, show),
+        "titles": _mined(folder, "title", options, show),
+        "chunks": list(chunk_pairs(found.training, lm, options)),
+    }
+    leaks = leak_finder(found, options.language)
+    counts, left_out = dict.fromkeys(kinds, 0), 0
+    written: set[tuple[str, str]] = set()
+    with whole_file(folder / PAIRS) as file:
+        for kind, pairs in kinds.items():
+            for one, other in pairs:
+                if leaks(one) or leaks(other):
+                    left_out += 1
+                elif (one, other) not in written:
+                    written.add((one, other))
+                    file.write(_line({"text_a": one, "text_b": other, "kind": kind}))
+                    counts[kind] += 1
+    pairs_found = Pairs(**counts, left_out=left_out)
+    if pairs_found.count < LEAST_PAIRS:
+        raise DataError(
+            f"{len(found.training):,} documents make {pairs_found.count} pairs, and {LEAST_PAIRS} are needed to train: "
+            "give more documents, or longer ones"
+        )
+    return pairs_found
+
+
+def chunking_for(lm: "LanguageModel", language: str) -> Chunking:
+    """Return how documents are cut: as by default, and smaller for a model that reads less at a time."""
+    usual = Chunking(language=language)
+    return usual if lm.max_length is None else replace(usual, tokens=max(1, min(usual.tokens, lm.max_length // 2)))
+
+
+def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig) -> Iterator[tuple[str, str]]:
+    """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
+    common, chunking = common_titles(documents), chunking_for(lm, options.language)
+    for document in documents:
+        made = made_query(document, common, options)
+        if made is None:
+            continue
+        query, rest = made
+        chunks = [one.text for one in cut(rest, lm.tokenizer, chunking)]
+        rng = np.random.default_rng(int.from_bytes(order_of(document, options.seed), "little"))
+        # The first one always: it says most often what the document is about.
+        others = (rng.permutation(max(len(chunks) - 1, 0))[: _CHUNKS - 1] + 1).tolist()
+        yield from ((query.text, chunks[place]) for place in [0, *others][: len(chunks)])
+
+
+def texts_put_aside(found: Split, language: str) -> frozenset[str]:
+    """Return the queries and all sentences of the documents that were put aside, for comparison."""
+    texts = {plain(one.text) for one in found.queries}
+    for one in found.held_out:
+        texts |= _sentences(one.text, language)
+        texts |= {plain(one.text), plain(one.title)}
+    return frozenset(texts - {""})
+
+
+def leak_finder(found: Split, language: str) -> Callable[[str], bool]:
+    """Return what says whether a text must not be trained on.
+
+    It must not where it is a query or a title of what was put aside, where it has a sentence of it, or where it is a
+    stretch of such a document or has all of one. Documents that are nearly the same would give the answers away. A
+    sentence that many documents have, such as a line on rights, gives nothing away.
+    """
+    whole = texts_put_aside(found, language)
+    telling = {text for text in whole if _is_telling(text)}
+    counts = Counter(sentence for one in found.training for sentence in telling & _sentences(one.text, language))
+    telling -= {sentence for sentence, count in counts.items() if count > _VERSIONS}
+    documents = sorted({plain(one.text) for one in found.held_out} & telling, key=len)
+    joined = "\n".join(documents) if sum(map(len, documents)) <= _SEARCHED else ""
+
+    @lru_cache(maxsize=2**16)
+    def leaks(text: str) -> bool:
+        own = plain(text)
+        if own in whole or not telling.isdisjoint(_sentences(text, language)):
+            return True
+        if _is_telling(own) and own in joined:
+            return True
+        return any(one in own for one in takewhile(lambda one: len(one) <= len(own), documents))
+
+    return leaks
+
+
+def _sentences(text: str, language: str) -> set[str]:
+    return {plain(text[start:end]) for start, end in sentence_bounds(text, language)}
+
+
+def _is_telling(text: str) -> bool:
+    """Tell whether a text is long enough to be of one document: what is shorter may stand anywhere."""
+    return len(text.encode("utf-8", "replace")) >= _TELLING
+
+
+def plain(text: str) -> str:
+    r"""Return a text as it is compared: in its normal form, without a difference in case or white space.
+
+    >>> plain("A  Cat\n sat.")
+    'a cat sat.'
+    """
+    return " ".join(normalized(text).split()).casefold()
+
+
+def _mined(folder: Path, pairs: str, options: AdaptConfig, show: bool | None) -> list[tuple[str, str]]:
+    """Return what the miner finds; nothing where no two sentences share enough."""
+    # Long stretches for two sentences of the body, which at 30 share only a common phrase.
+    own: dict[str, Any] = {"threshold": 60, "max_uses": 2, "per_document": 6} if pairs == "all" else {"per_document": 8}
+    config = MiningConfig(pairs=pairs, language=options.language, seed=options.seed, **own)
+    texts, output = folder / TEXTS, folder / f"mined-{pairs}.jsonl"
+    workers = 1 if texts.stat().st_size < _SMALL else None
+    try:
+        mine([texts], output, config, workers=workers, force=True, show=show)
+    except DataError:
+        # The documents are whole: what is missing is a pair.
+        return []
+    with opened(output) as file:
+        rows: list[Mapping[str, Any]] = [json.loads(line) for line in file]
+    output.unlink()
+    output.with_name(f"mined-{pairs}.errors.jsonl").unlink(missing_ok=True)
+    return [(row["text_a"], row["text_b"]) for row in rows]
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace")

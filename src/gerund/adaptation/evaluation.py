@@ -1,0 +1,511 @@
+"""Evaluate keyword, vector and hybrid search on the held-out documents before and after training, and report it.
+
+Shapes: Q queries.
+"""
+
+import json
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from gerund.adaptation.config import MINUTES, AdaptConfig
+from gerund.adaptation.data import Collected, Pairs, Query, Split, chunking_for
+from gerund.adaptation.hyperparameters import Choice
+from gerund.errors import MissingDependencyError
+from gerund.evaluation.statistics import Difference, Interval, difference_of, interval_of
+from gerund.evaluation.task import Examples
+from gerund.jobs.files import write_whole
+from gerund.progress import progress
+from gerund.reporting.document import bare_name, versions
+from gerund.reporting.pages.rendering import duration, write_html
+from gerund.retrieval.fusion import DEPTH
+from gerund.retrieval.opening import open_index
+from gerund.retrieval.searching import MODES, Mode
+from gerund.version import __version__
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+    from gerund.types import Hit
+
+
+MEASURES = ("nDCG@10", "recall@10", "MRR@10")
+MAIN = MEASURES[0]
+
+_CUT = 10
+_DOCUMENTS_AT_ONCE = 64
+_QUERIES_AT_ONCE = 64
+# Documents by which it is found out how long measuring takes.
+_SAMPLE = 48
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model finds.
+
+    Attributes:
+        values: for each way to search (``words``, ``vectors``, ``hybrid``) and measure one number a query, from 0 to 1.
+        documents: how many documents were searched.
+        chunks: how many chunks they were cut into.
+        weight: what the vectors count in ``hybrid``.
+    """
+
+    values: Mapping[str, Mapping[str, tuple[float, ...]]]
+    documents: int
+    chunks: int
+    weight: float
+
+    def mean(self, mode: str, measure: str = MAIN) -> float:
+        """Return the mean over all queries."""
+        values = self.values[mode][measure]
+        return sum(values) / len(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        values = {mode: {name: list(own) for name, own in found.items()} for mode, found in self.values.items()}
+        return {"values": values, "documents": self.documents, "chunks": self.chunks, "weight": self.weight}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return what ``to_dict`` described."""
+        found = {mode: {name: tuple(own) for name, own in by.items()} for mode, by in values["values"].items()}
+        return cls(found, values["documents"], values["chunks"], values["weight"])
+
+
+def measure(
+    lm: "LanguageModel", found: Split, language: str = "en", label: str = "measuring", *, show: bool | None = None
+) -> Measured:
+    """Index all documents as ``gerund index`` would, in memory, and search them for every query.
+
+    A document's place is that of its best chunk among the first 100.
+
+    Args:
+        lm: the model.
+        found: the documents, and the queries.
+        language: what they are written in.
+        label: what progress is called.
+        show: whether to show progress; None only on a terminal.
+    """
+    from gerund.retrieval import fusion
+
+    index = open_index(None, lm, chunking=chunking_for(lm, language))
+    corpus, chunks = found.corpus, 0
+    with progress(len(corpus) + len(found.queries), label, show=show) as advance:
+        for first in range(0, len(corpus), _DOCUMENTS_AT_ONCE):
+            own = corpus[first : first + _DOCUMENTS_AT_ONCE]
+            chunks += index.add_documents(own).chunks
+            advance(len(own))
+        scores: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in MEASURES} for mode in MODES}
+        for first in range(0, len(found.queries), _QUERIES_AT_ONCE):
+            queries = found.queries[first : first + _QUERIES_AT_ONCE]
+            texts = [one.text for one in queries]
+            for mode in MODES:
+                _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
+            advance(len(queries))
+    values = {mode: {name: tuple(own) for name, own in by.items()} for mode, by in scores.items()}
+    weight = fusion.WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
+    return Measured(values, len(corpus), chunks, weight)
+
+
+def measuring_seconds(lm: "LanguageModel", found: Split, language: str = "en") -> float:
+    """Return about how long ``measure`` will take, by indexing some of the documents."""
+    step = max(1, len(found.corpus) // _SAMPLE)
+    sample = found.corpus[::step][:_SAMPLE]
+    index = open_index(None, lm, chunking=chunking_for(lm, language))
+    begin = time.perf_counter()
+    index.add_documents(sample)
+    characters = [sum(len(one.text) for one in some) for some in (found.corpus, sample)]
+    return (time.perf_counter() - begin) * characters[0] / max(1, characters[1])
+
+
+def _score(queries: Sequence[Query], rankings: "Sequence[Sequence[Hit]]", scores: dict[str, list[float]]) -> None:
+    for query, hits in zip(queries, rankings, strict=True):
+        ranked = list(dict.fromkeys(hit.source for hit in hits))
+        for name, value in zip(MEASURES, scores_of(ranked, query.sources), strict=True):
+            scores[name].append(value)
+
+
+def scores_of(ranked: Sequence[str], relevant: Sequence[str]) -> tuple[float, float, float]:
+    """Return nDCG@10, recall@10 and MRR@10 of a ranking, all relevant documents counting the same.
+
+    Args:
+        ranked: documents, best first.
+        relevant: those that were sought.
+
+    >>> scores_of(["b", "a"], ["a"])
+    (0.6309297535714575, 1.0, 0.5)
+    >>> scores_of(["b"], ["a"])
+    (0.0, 0.0, 0.0)
+    """
+    places = [place for place, one in enumerate(ranked[:_CUT], start=1) if one in relevant]
+    best = sum(1 / math.log2(place + 1) for place in range(1, min(len(relevant), _CUT) + 1))
+    gain = sum(1 / math.log2(place + 1) for place in places)
+    return gain / best, len(places) / len(relevant), 1 / places[0] if places else 0.0
+
+
+MODE_NAMES: Mapping[Mode, str] = {"words": "words (BM25)", "vectors": "vectors", "hybrid": "words and vectors"}
+"""What the ways to search are called."""
+
+
+Outcome = Literal["helped", "hurt", "no matter", "unknown"]
+
+SIGNIFICANT = 0.05
+# Differences below this many points are nothing that anybody would see.
+_POINT = 0.01
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One way to search by one measure, before and after.
+
+    Attributes:
+        mode: the way to search.
+        measure: the measure.
+        before: its mean before.
+        before_interval: of that mean.
+        after: its mean after.
+        after_interval: of that mean.
+        change: how much it rose, and whether by more than chance; None where nothing was trained, for words alone.
+    """
+
+    mode: Mode
+    measure: str
+    before: float
+    before_interval: Interval
+    after: float
+    after_interval: Interval
+    change: Difference | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether it helped; ``no matter`` where it is sure that it changed less than a point."""
+        if self.change is None:
+            return "no matter"
+        low, high = self.change.interval.low, self.change.interval.high
+        if self.change.p < SIGNIFICANT and (low > 0 or high < 0):
+            return "helped" if low > 0 else "hurt"
+        return "no matter" if low > -_POINT and high < _POINT else "unknown"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict."""
+        return asdict(self) | {"outcome": self.outcome}
+
+
+def require_statistics() -> None:
+    """Check that a comparison can be made, before hours are spent on what is to be compared.
+
+    Raises:
+        MissingDependencyError: scipy is not installed.
+    """
+    try:
+        import scipy.stats  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("comparing before and after needs scipy: pip install 'gerund[eval]'") from error
+
+
+def compare(before: Measured, after: Measured, seed: int = 0) -> list[Compared]:
+    """Compare all ways to search by all measures; words alone are the same before and after."""
+    found = []
+    for mode in MODE_NAMES:
+        for measure in MEASURES:
+            one, other = (Examples.of_mean(own.values[mode][measure]) for own in (before, after))
+            intervals = [interval_of(own, seed=seed) for own in (one, other)]
+            assert intervals[0] is not None
+            assert intervals[1] is not None
+            change = None if mode == "words" else difference_of(other, one, seed=seed)
+            means = before.mean(mode, measure), after.mean(mode, measure)
+            found.append(Compared(mode, measure, means[0], intervals[0], means[1], intervals[1], change))
+    return found
+
+
+def main_of(compared: Sequence[Compared], mode: str) -> Compared:
+    """Return the comparison by nDCG@10 of one way to search."""
+    return next(one for one in compared if (one.mode, one.measure) == (mode, MAIN))
+
+
+def verdict(compared: Sequence[Compared]) -> str:
+    """Say in one sentence whether it helped."""
+    vectors, both = main_of(compared, "vectors"), main_of(compared, "hybrid")
+    told = {
+        "helped": "It helped: searched by vectors alone, the documents put aside are found better",
+        "hurt": "It did not help: searched by vectors alone, the documents put aside are found worse",
+        "no matter": "It did not help: searched by vectors alone, the documents put aside are found as before",
+        "unknown": "It cannot be told whether it helped: searched by vectors alone, the difference may be chance",
+    }[vectors.outcome]
+    too = " too" if vectors.outcome == "helped" else ""
+    beside = {
+        "helped": f"by words and vectors they are found better{too}",
+        "hurt": "by words and vectors they are found worse",
+        "no matter": "by words and vectors nothing changes",
+        "unknown": "by words and vectors the difference may be chance",
+    }[both.outcome]  # fmt: skip
+    return f"{told} ({shown(vectors)}); {beside} ({shown(both)})."
+
+
+def shown(one: Compared) -> str:
+    """Return a comparison in figures, as percent."""
+    figures = f"{one.measure} {100 * one.before:.1f} before, {100 * one.after:.1f} after"
+    if one.change is None:
+        return figures
+    low, high = one.change.interval.low, one.change.interval.high
+    p = "p < 0.001" if one.change.p < 0.001 else f"p = {one.change.p:.3f}"
+    return f"{figures}, {_signed(one.change.value)} [{_signed(low)} to {_signed(high)}], {p}"
+
+
+def _signed(fraction: float) -> str:
+    return f"{100 * fraction:+.1f}"
+
+
+def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
+    """Return what to try next, a sentence each.
+
+    Args:
+        compared: before and after.
+        facts: ``queries``, and ``verbatim`` ones of them; ``bound``, what decided the number of steps; ``minutes``.
+    """
+    vectors, both, words = (main_of(compared, mode) for mode in ("vectors", "hybrid", "words"))
+    found = []
+    if vectors.outcome == "unknown":
+        found.append(
+            f"{facts['queries']} queries cannot tell a change of this size: put more documents aside (--held-out), or "
+            "give your own questions (--questions)."
+        )
+    if vectors.outcome != "helped":
+        more = f"--minutes {2 * facts['minutes']:g}" if facts["bound"] == "minutes" else "more documents"
+        found.append(
+            f"Try {more}, or another recipe: --recipe unimae-default trains on the texts themselves, without pairs."
+        )
+        found.append("Keep the model that you had: its folder was not changed.")
+    if 2 * facts["verbatim"] > facts["queries"]:
+        found.append(
+            f"{facts['verbatim']} of {facts['queries']} queries stand word for word in their documents, which flatters "
+            "words: measure with --ask sentences, or with questions as people ask them (--questions)."
+        )
+    elif vectors.after < words.after and both.after <= words.after:
+        found.append(
+            "On these queries words alone do as well as words and vectors: `gerund search --mode words` needs no "
+            "model, and `gerund tune --fusion` finds what the vectors should count."
+        )
+    return found
+
+
+FORMAT = 1
+_EXAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What came of an adaptation.
+
+    Attributes:
+        model: what was adapted, as it was named.
+        folder: where everything lies.
+        collected: the documents.
+        split: which of them were put aside, and the queries.
+        pairs: what was trained on.
+        choice: the recipe, and why.
+        before: what the model found before.
+        after: what it found afterwards.
+        compared: both by every way to search and measure.
+        options: what was asked for.
+        parameters: of the model.
+        seconds: how long this run took.
+    """
+
+    model: str
+    folder: Path
+    collected: Collected
+    split: Split
+    pairs: Pairs
+    choice: Choice
+    before: Measured
+    after: Measured
+    compared: tuple[Compared, ...]
+    options: AdaptConfig
+    parameters: int
+    seconds: float
+
+    @property
+    def encoder(self) -> Path:
+        """The folder of the adapted model."""
+        return self.folder / "model"
+
+    @property
+    def page(self) -> Path:
+        """The report."""
+        return self.folder / "report.html"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it helped, in one sentence."""
+        return verdict(self.compared)
+
+    @property
+    def advice(self) -> list[str]:
+        """What to try next."""
+        minutes = MINUTES if self.options.minutes is None else self.options.minutes
+        asked = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
+        facts = asked | {"bound": self.choice.bound, "minutes": minutes}
+        return advice(self.compared, facts)
+
+    def next_commands(self, texts: Sequence[str | Path]) -> list[str]:
+        """Return the commands that use the adapted model.
+
+        Args:
+            texts: what it was adapted to.
+        """
+        index = f"{self.folder}.index"
+        query = self.split.queries[0].text
+        files = " ".join(shlex.quote(str(one)) for one in texts)
+        return [
+            f"gerund index {files} -o {shlex.quote(index)} -m {shlex.quote(str(self.encoder))}",
+            f"gerund search {shlex.quote(index)} {shlex.quote(query[:60])}",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dict: the content of ``report.json``."""
+        choice = self.choice
+        return {
+            "format": FORMAT,
+            "gerund": __version__,
+            "packages": versions(),
+            "model": bare_name(self.model),
+            "parameters": self.parameters,
+            "verdict": self.verdict,
+            "advice": self.advice,
+            "compared": [one.to_dict() for one in self.compared],
+            "documents": {
+                "read": len(self.collected.documents),
+                "files": self.collected.files,
+                "not_read": len(self.collected.failed),
+                "repeated": self.collected.repeated,
+                "trained_on": len(self.split.training),
+                "put_aside": len(self.split.held_out),
+                "searched": self.after.documents,
+                "chunks": self.after.chunks,
+            },
+            "queries": {"count": len(self.split.queries), "kinds": self.split.kinds, "verbatim": self.split.verbatim},
+            "pairs": {"sentences": self.pairs.sentences, "titles": self.pairs.titles, "chunks": self.pairs.chunks,
+                      "left_out": self.pairs.left_out},
+            "training": {
+                "recipe": choice.recipe.model_dump(mode="json", exclude={"output": True, "data": {"folder", "cache"}})
+                | {"model": choice.recipe.model.model_dump(mode="json") | {"base": bare_name(self.model)}},
+                "bound": choice.bound,
+                "epochs": choice.epochs,
+                "estimated_seconds": choice.seconds,
+                "memory_mib": choice.memory_mib,
+            },
+            "weight_of_vectors": self.after.weight,
+            "options": self.options.to_dict() | {
+                name: None if value is None else bare_name(str(value))
+                for name, value in (("questions", self.options.questions), ("recipe", self.options.recipe))
+            },
+            "seconds": round(self.seconds, 1),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    measure: str
+    before: str
+    after: str
+    change: str
+    outcome: str
+
+
+_OUTCOMES = {"helped": "better", "hurt": "worse", "no matter": "as before", "unknown": "cannot be told"}
+
+
+def rows_of(compared: Sequence[Compared]) -> list[_Row]:
+    """Return the comparison as a table: figures in percent, intervals in brackets."""
+    return [
+        _Row(
+            MODE_NAMES[one.mode],
+            one.measure,
+            _figure(one.before, one.before_interval),
+            "the same" if one.change is None else _figure(one.after, one.after_interval),
+            "" if one.change is None else _change(one),
+            "" if one.change is None else _OUTCOMES[one.outcome],
+        )
+        for one in compared
+    ]
+
+
+def write_report(done: Adapted) -> None:
+    """Write ``report.html``, and then ``report.json``, which says that all is done.
+
+    Raises:
+        ResourceError: the disk is full or refuses.
+    """
+    write_html(
+        done.page,
+        "adaptation.html.jinja",
+        title=f"{bare_name(done.model)}, adapted to {len(done.collected.documents):,} documents",
+        verdict=done.verdict,
+        advice=done.advice,
+        rows=rows_of(done.compared),
+        gained=_moved(done, better=True),
+        lost=_moved(done, better=False),
+        facts_told=_facts(done),
+    )
+    document = json.dumps(done.to_dict(), indent=1, ensure_ascii=False, default=str)
+    write_whole(done.folder / "report.json", document + "\n")
+
+
+def _figure(mean: float, interval: Interval) -> str:
+    return f"{100 * mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _change(one: Compared) -> str:
+    assert one.change is not None
+    change, p = one.change, "p < 0.001" if one.change.p < 0.001 else f"p = {one.change.p:.3f}"
+    return f"{100 * change.value:+.1f} [{100 * change.interval.low:+.1f}, {100 * change.interval.high:+.1f}], {p}"
+
+
+def _moved(done: Adapted, *, better: bool) -> list[tuple[str, str, str]]:
+    """Return the queries whose nDCG@10 by vectors rose or fell most, with both figures."""
+    before, after = (own.values["vectors"]["nDCG@10"] for own in (done.before, done.after))
+    sign = 1 if better else -1
+    changed = sorted(range(len(before)), key=lambda place: sign * (before[place] - after[place]))
+    return [
+        (done.split.queries[place].text, f"{100 * before[place]:.0f}", f"{100 * after[place]:.0f}")
+        for place in changed[:_EXAMPLES]
+        if sign * (after[place] - before[place]) > 0
+    ]
+
+
+def _facts(done: Adapted) -> list[tuple[str, str]]:
+    recipe, choice = done.choice.recipe, done.choice
+    lora = recipe.model.lora
+    why = {
+        "minutes": "as many as there was time for",
+        "pairs": "ten times through the pairs; more would be learning them by heart",
+        "steps": "as was asked for",
+        "recipe": "as the recipe says",
+    }[choice.bound]
+    return [
+        ("Model", f"{bare_name(done.model)}, {done.parameters:,} parameters"),
+        ("Documents", done.collected.summary),
+        ("Put aside", f"{done.split.summary}; sampled by a hash of their text, and never trained on"),
+        ("Pairs", done.pairs.summary),
+        ("Pairs left out", f"{done.pairs.left_out:,}, which share a sentence with a document that was put aside"),
+        ("Recipe", bare_name(str(done.options.recipe or "gur-adapt"))),
+        ("Adapter", "the model's own, trained further" if lora is None else f"a new one of rank {lora.rank}"),
+        ("Learning rate", f"{recipe.optimizer.learning_rate:g}"),
+        ("Steps", f"{recipe.steps:,} of {recipe.objectives[0].batch_size}: {why}"),
+        ("Times through the pairs", "not counted" if choice.epochs is None else f"{choice.epochs:.1f}"),
+        (
+            "Searched",
+            f"{done.after.documents:,} documents in {done.after.chunks:,} chunks, cut as gerund index cuts them",
+        ),
+        ("A document's place", "that of its best chunk among the first 100"),
+        ("Vectors count", f"{done.after.weight:g} where they are joined with words"),
+        ("Intervals", "95%, by resampling queries (bootstrap); p by a paired randomisation test"),
+        ("This run took", duration(done.seconds)),
+        ("gerund", __version__),
+        ("Packages", ", ".join(f"{name} {number}" for name, number in versions().items())),
+    ]
