@@ -25,13 +25,12 @@ import gerund
 import harness
 from gerund import Chunking, Document
 from gerund.evaluation.sets.beir import collection_files, read_collection
-from gerund.retrieval import fusion
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
+from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, found_by_both, joined, rrf
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.searching import found_by_both, joined
 from gerund.retrieval.store import About, Found
-from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
+from gerund.scoring.names import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 WEIGHTS = [place / 10 for place in range(11)]
@@ -147,7 +146,7 @@ def sides_of(store: LanceStore, encoder: Encoder, own: Set) -> dict[str, Sides]:
     """Return what words and vectors find for each query that is scored."""
     vectors_ND = encoder.queries([own.queries[one] for one in own.judgements])
     return {
-        one: found_by_both(store, [own.queries[one]], vector_D[None], fusion.DEPTH, None)
+        one: found_by_both(store, [own.queries[one]], vector_D[None], DEPTH, None)
         for one, vector_D in zip(own.judgements, vectors_ND, strict=True)
     }
 
@@ -192,7 +191,7 @@ def quality(options: Any) -> Table:
     columns = [
         Column("way", "chunks"), Column("set", "collection"), Column("encoder", "encoder"), Column("plan", "plan"),
         Column("words", "words", "%", 1), Column("vectors", "vectors", "%", 1),
-        Column("fused", f"joined, weight {fusion.WEIGHT}", "%", 1), Column("best", "best weight", "", 1),
+        Column("fused", f"joined, weight {WEIGHT}", "%", 1), Column("best", "best weight", "", 1),
         Column("tuned", "joined, best weight", "%", 1), Column("rrf", "reciprocal ranks", "%", 1),
         Column("others", "best weight of the other collections", "", 1),
         Column("fair", "joined, best weight of the others", "%", 1),
@@ -212,7 +211,7 @@ def _is_alike(row: Row, other: Row) -> bool:
 def weighed(own: Set, sides: Mapping[str, Sides]) -> dict[float, float]:
     """Return the score of each weight."""
     return {
-        weight: joined_score(own, sides, lambda words, vectors, weight=weight: fusion.convex(words, vectors, weight))
+        weight: joined_score(own, sides, lambda words, vectors, weight=weight: convex(words, vectors, weight))
         for weight in WEIGHTS
     }
 
@@ -223,8 +222,8 @@ def scored(own: Set, sides: Mapping[str, Sides], by_weight: Mapping[float, float
     return {
         "words": joined_score(own, sides, lambda words, _: words),
         "vectors": joined_score(own, sides, lambda _, vectors: vectors),
-        "fused": by_weight[fusion.WEIGHT], "best": best, "tuned": by_weight[best],
-        "rrf": joined_score(own, sides, lambda words, vectors: fusion.rrf([[*words], [*vectors][: fusion.DEPTH]])),
+        "fused": by_weight[WEIGHT], "best": best, "tuned": by_weight[best],
+        "rrf": joined_score(own, sides, lambda words, vectors: rrf([[*words], [*vectors][: DEPTH]])),
     }  # fmt: skip
 
 
@@ -272,7 +271,7 @@ def reranked(options: Any) -> Table:
 
 def _in_order(lm: Any, query: str, sides: Sides, measure: str, count: int) -> dict[str, float]:
     """Return the documents' scores: minus the place of the first chunk of each."""
-    hits = joined(*sides, "hybrid", fusion.WEIGHT)
+    hits = joined(*sides, "hybrid", WEIGHT)
     if measure != AS_FOUND:
         order = lm.rerank(query, [one.text for one in hits[:count]], by=measure).indices
         hits = [*(hits[place] for place in order), *hits[count:]]

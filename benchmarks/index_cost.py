@@ -27,8 +27,8 @@ import gerund
 import harness
 from gerund import Chunking, Document, Session
 from gerund.jobs.engine import peak_resident_mib
-from gerund.retrieval import fusion
 from gerund.retrieval.documents import Chunk
+from gerund.retrieval.hybrid_search import DEPTH
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import About, Words
 from inputs import demo_texts, random_llama, save, size_of
@@ -114,7 +114,7 @@ def asking(options: Any) -> Table:
         Column("memory", "peak resident size", "MiB", 0),
     ]  # fmt: skip
     caption = (
-        f"One query for {fusion.DEPTH} chunks, random vectors of {options.width} numbers around 100 centres, in a "
+        f"One query for {DEPTH} chunks, random vectors of {options.width} numbers around 100 centres, in a "
         "process that only asks."
     )
     return Table("asking", caption, columns, rows)
@@ -156,11 +156,11 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
 
     def by_words() -> None:
         for number in range(case["queries"]):
-            store.words(Words(f"word{number % 50} word{number % 500} word{number}"), fusion.DEPTH)
+            store.words(Words(f"word{number % 50} word{number % 500} word{number}"), DEPTH)
 
     def by_vectors() -> None:
         for query_D in queries_QD:
-            store.vectors(query_D, fusion.DEPTH)
+            store.vectors(query_D, DEPTH)
 
     by_words()
     by_vectors()
@@ -232,7 +232,7 @@ def remember(case: dict[str, Any]) -> dict[str, Any]:
     """Index, search and ask with one model, or with one for each; without any, import what that takes."""
     if not case["folders"]:
         importlib.import_module("gerund.language_model")
-        importlib.import_module("gerund.retrieval.written_answers")
+        importlib.import_module("gerund.retrieval.answer_generation")
         return {"memory": peak_resident_mib()}
     settings = {"attention": "causal", "dtype": "float32", "device": "cpu", "max_length": 512}
     texts = demo_texts(8 * case["documents"])

@@ -23,7 +23,7 @@ from gerund.evaluation.sets.beir import Collection, collection_files, read_colle
 from gerund.evaluation.systems.bm25 import BM25, BM25System, bm25_candidates
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import search_task
-from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
+from gerund.scoring.names import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 METRICS = {"ndcg_at_10": "nDCG@10", "map_at_1000": "MAP", "mrr_at_10": "MRR@10"}

@@ -100,7 +100,7 @@ class Ours:
 
     def write(self) -> list[str]:
         """Continue the prompts; what they begin with is read once, as `ask` does and llama.cpp too."""
-        from gerund.retrieval.written_answers import common_start
+        from gerund.retrieval.answer_generation import common_start
 
         ids = [self.lm.tokenizer(one)["input_ids"] for one in self.work.prompts]
         common = common_start(ids[0], ids[-1]) if len(ids) > 1 else ids[0][:1]
@@ -218,8 +218,8 @@ def prepared(options: Any, folder: Path) -> tuple[Work, dict[str, dict[str, Any]
 def the_work(options: Any, base: Any) -> Work:
     """Take documents and queries of Cranfield; what is ordered and answered is what gerund finds by words."""
     import gerund
-    from gerund.retrieval.asking import sources_of
-    from gerund.retrieval.prompting import Prompter
+    from gerund.retrieval.answer_generation import Prompter
+    from gerund.retrieval.question_answering import sources_of
 
     place = options.data / "retrieval" / "cranfield"
     documents = [{"id": one["_id"], "text": one["text"]} for one in _lines(place / "corpus.jsonl") if one["text"]]

@@ -16,7 +16,7 @@ VERBS = {
 
 
 def vectors():
-    from gerund.scoring.vectors import VectorScorer
+    from gerund.scoring.dual_encoder import VectorScorer
 
     encode = lambda texts: np.ones((len(texts), 2))  # noqa: E731
     return VectorScorer("ones", encode, encode)

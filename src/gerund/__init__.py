@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.retrieval.document_reader import ReadLimits
     from gerund.retrieval.documents import Chunking, Document
-    from gerund.retrieval.index import Index
+    from gerund.retrieval.index import Index, open_index
     from gerund.retrieval.open_document import open_document
-    from gerund.retrieval.opening import open_index
     from gerund.settings.encoder import EncoderConfig
     from gerund.settings.model_spec import ModelSpec
     from gerund.settings.plan import PLAN_NAMES, AttentionPlan
@@ -76,7 +75,7 @@ _WHERE = {
     "adapt": "gerund.adaptation.running",
     "load": "gerund.entry",
     "open_document": "gerund.retrieval.open_document",
-    "open_index": "gerund.retrieval.opening",
+    "open_index": "gerund.retrieval.index",
 }
 
 __all__ = [

@@ -30,8 +30,8 @@ from gerund.models.encoder_decoder import is_encoder_decoder
 from gerund.scoring import relevance
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
+from gerund.scoring.names import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.scoring.registry import find_scorer
-from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.sampling import Rerank, Sampling

@@ -8,7 +8,7 @@ from gerund.adaptation.config import AdaptConfig
 from gerund.adaptation.data import MOST_SEARCHED, Split, made_query, split, without_beginning
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
-from gerund.retrieval.parsed_text import Section
+from gerund.retrieval.formats import Section
 from tests.adaptation.made_up import documents
 
 

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 import gerund
 from gerund.cli.main import app
-from gerund.retrieval.extracted_answers import NOTHING
+from gerund.retrieval.question_answering import NOTHING
 from tests.cli.helpers import run_cli
 from tests.fuzz.outcome import Ledger
 from tests.fuzz.values import SETTINGS, TEXTS, spoiled_json

@@ -166,12 +166,11 @@ def index(folder):
         written(notes / f"{number:03}.txt", [f"{text}.\n\n{text} again."])
 
     def run(output, engine):
-        from gerund.retrieval import indexing
-        from gerund.retrieval import workers as retrieval_workers
+        from gerund.retrieval import embedding, indexing
 
         # So small that many shards are embedded, and many lots stored.
         with (
-            patch.object(retrieval_workers, "_SHARD", 4),
+            patch.object(embedding, "_SHARD", 4),
             patch.object(indexing, "CHUNKS_AT_ONCE", 30),
             patch.object(indexing, "DOCUMENTS_AT_ONCE", 30),
         ):

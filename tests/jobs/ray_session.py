@@ -34,8 +34,8 @@ from gerund.jobs import ray_engine, shared_folder
 from gerund.jobs.engine import StatefulWork, mapped
 from gerund.jobs.engines import engine_of
 from gerund.jobs.ray_engine import RayEngine
-from gerund.retrieval import workers as retrieval_workers
-from gerund.retrieval.workers import embedded_by
+from gerund.retrieval import embedding
+from gerund.retrieval.embedding import embedded_by
 from gerund.settings.model_spec import EncoderSpec
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
@@ -182,7 +182,7 @@ def indexed_as_by_this_process(folder):
     documents = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5)) for i in range(20)]
     alone, spread = (gerund.open_index(None, lm, chunking=Chunking(tokens=40)) for _ in range(2))
     alone.add_documents(documents)
-    with patch.object(retrieval_workers, "_SHARD", 4), embedded_by(RayEngine(2), spread):
+    with patch.object(embedding, "_SHARD", 4), embedded_by(RayEngine(2), spread):
         spread.add_documents(documents)
     found, wanted = (
         {(hit.source, hit.start): hit.similarity for hit in one.search("cat 7", k=1000)} for one in (spread, alone)

@@ -8,6 +8,7 @@ import gerund
 from gerund import Chunking, ConfigError, Document
 from gerund.inference.generate.session_files import TENSORS
 from gerund.jobs.disk_cache import DiskCache
+from gerund.retrieval.question_answering import Asked
 from tests.cli.helpers import run_cli
 from tests.retrieval.test_asking import QUESTION, TURNS, chat_model
 from tests.retrieval.test_index import NOTES
@@ -61,8 +62,8 @@ def test_chunks_are_read_once(index, lm, tmp_path, passes, history):
 
 
 def test_the_prompt_has_the_same_tokens_as_without_it(index, lm, tmp_path):
-    asked = gerund.retrieval.asking.Asked.of(QUESTION, 3, {**ASKED, "approximate_cache": tmp_path / "cache"})
-    exact = gerund.retrieval.asking.Asked.of(QUESTION, 3, ASKED)
+    asked = Asked.of(QUESTION, 3, {**ASKED, "approximate_cache": tmp_path / "cache"})
+    exact = Asked.of(QUESTION, 3, ASKED)
     assert index._prepared(asked).prompt.ids == index._prepared(exact).prompt.ids
 
 

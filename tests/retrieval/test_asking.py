@@ -12,9 +12,8 @@ import gerund
 from gerund import Answer, Chunking, ConfigError, Document, EncoderConfig, Source, TextError
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
-from gerund.retrieval.asking import SILENT, Asked, Written
-from gerund.retrieval.extracted_answers import NOTHING, extractive_answer
-from gerund.retrieval.prompting import INSTRUCTIONS, AnswerPrompt, Prompter
+from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
+from gerund.retrieval.question_answering import NOTHING, SILENT, Asked, Written, extractive_answer
 from gerund.retrieval.store import About
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_chat import TEMPLATE, chat_tokenizer

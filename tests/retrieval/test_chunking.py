@@ -11,7 +11,7 @@ from gerund.inference.text_ids import encode_texts
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.documents import Chunking, Document, rebuilt
 from gerund.retrieval.embedding import Embedder
-from gerund.retrieval.parsed_text import Section
+from gerund.retrieval.formats import Section
 
 TEXT = (
     "Bread is old. It is made of flour, water and salt.\n\nYeast is a fungus! Does it eat? Yes.\n"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gerund.retrieval.citations import Citations, checked
+from gerund.retrieval.question_answering import Citations, checked
 
 
 @pytest.mark.parametrize(

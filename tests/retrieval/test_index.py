@@ -9,8 +9,8 @@ import pytest
 import gerund
 from gerund import Answer, Chunking, Document, Hit
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError, TextError
-from gerund.retrieval import fusion
-from gerund.retrieval.extracted_answers import NOTHING, coverage
+from gerund.retrieval import hybrid_search
+from gerund.retrieval.question_answering import NOTHING, coverage
 from gerund.retrieval.store import Words
 
 NOTES = {
@@ -43,7 +43,7 @@ def test_search_is_the_sum_of_both_rankings(index, bundled):
     words = {chunk.source: score for chunk, score in index.store.words(Words(query), 100)}
     cosines = bundled.encode([one.text for one in chunks.values()]) @ bundled.encode(query)
     cosines = dict(zip(chunks, cosines.tolist(), strict=True))
-    share = fusion.WEIGHT
+    share = hybrid_search.WEIGHT
     wanted = {one: (1 - share) * words.get(one, 0) / max(words.values()) + share * cosines[one] for one in chunks}
     assert [hit.source for hit in hits] == sorted(wanted, key=lambda one: -wanted[one])
     for rank, hit in enumerate(hits, start=1):
@@ -256,7 +256,7 @@ def test_the_weight_is_the_encoders_own(notes, tiny_folder, tmp_path):
     assert gerund.open_index(tmp_path / "my.index").search("steam") == index.search("steam")
     # It is no part of the encoder: the same index, another weight.
     other = gerund.open_index(tmp_path / "my.index", lm.with_encoder(replace(lm.encoder, fusion=None)))
-    assert other.search("steam") == index.search("steam", weight=fusion.WEIGHT)
+    assert other.search("steam") == index.search("steam", weight=hybrid_search.WEIGHT)
 
 
 def test_the_weight_that_a_model_is_tuned_to_later_is_found(notes, tiny, tmp_path):

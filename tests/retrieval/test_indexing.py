@@ -12,10 +12,9 @@ import pytest
 from gerund.errors import DataError
 from gerund.retrieval import indexing
 from gerund.retrieval.documents import Chunking, Document
-from gerund.retrieval.indexing import Writer, all_failed
+from gerund.retrieval.indexing import Writer, all_failed, refill
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.migrating import refill
 from gerund.retrieval.store import About
 from tests.retrieval.helpers import ABOUT, cut_lines, embed, index_files, vector_of
 

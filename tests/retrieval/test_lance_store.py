@@ -20,8 +20,7 @@ from gerund.errors import DataError, InputError, ResourceError
 from gerund.retrieval import lance_store
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.indexing import Writer
-from gerund.retrieval.lance_rows import TERMS, terms_of
-from gerund.retrieval.lance_store import LanceStore
+from gerund.retrieval.lance_store import TERMS, LanceStore, terms_of
 from gerund.retrieval.store import About, Words
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, cut_lines, embed, sources, stored, vector_of
 
@@ -123,8 +122,8 @@ def test_an_index_of_words_that_was_not_finished_is_finished(tmp_path, caplog):
 def test_an_older_index_is_written_into_and_what_was_interrupted_is_finished(tmp_path, monkeypatch):
     older(tmp_path / "my.index")
     store = LanceStore(tmp_path / "my.index")
-    monkeypatch.setattr("gerund.retrieval.lance_reanalysis._ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("gerund.retrieval.lance_reanalysis.terms_of", fails_at_the_second())
+    monkeypatch.setattr("gerund.retrieval.lance_store._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("gerund.retrieval.lance_store.terms_of", fails_at_the_second())
     with pytest.raises(KeyboardInterrupt):
         stored(store, [chunk("c", "New.")])
     monkeypatch.undo()

@@ -8,8 +8,7 @@ import gerund
 from gerund import ConfigError, DataError, TextError
 from gerund.inference.generate.session_files import TENSORS
 from gerund.jobs.disk_cache import DiskCache
-from gerund.retrieval.prompting import OF_A_DOCUMENT, Prompter
-from gerund.retrieval.written_answers import common_start
+from gerund.retrieval.answer_generation import OF_A_DOCUMENT, Prompter, common_start
 from tests.cli.helpers import run_cli
 from tests.retrieval.test_asking import chat_model
 from tests.tiny import tiny

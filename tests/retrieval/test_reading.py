@@ -11,10 +11,8 @@ import pytest
 
 from gerund.errors import DataError
 from gerund.retrieval import document_reader
-from gerund.retrieval.document_reader import DocumentReader
-from gerund.retrieval.markup import html, markdown
-from gerund.retrieval.parsed_text import ParsedText
-from gerund.retrieval.reading import digest_of, find_files
+from gerund.retrieval.document_reader import DocumentReader, digest_of, find_files
+from gerund.retrieval.formats import ParsedText, html, markdown
 
 
 def write(path: Path, content: str | bytes) -> Path:

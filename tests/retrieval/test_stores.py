@@ -10,9 +10,9 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.retrieval.documents import Chunking
+from gerund.retrieval.hybrid_search import found_by_both, with_phrases
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.searching import found_by_both, with_phrases
 from gerund.retrieval.store import About, Words
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, sources, stored, vector_of
 

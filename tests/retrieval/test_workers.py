@@ -5,9 +5,9 @@ import pytest
 import gerund
 from gerund import Chunking, Document
 from gerund.jobs.engine import LocalEngine
-from gerund.retrieval import workers
-from gerund.retrieval.migrating import migrate_index
-from gerund.retrieval.workers import embedded_by, embedding_pool, shards_of
+from gerund.retrieval import embedding
+from gerund.retrieval.embedding import embedded_by, embedding_pool, shards_of
+from gerund.retrieval.indexing import migrate_index
 from gerund.worker_model import WorkerModel
 
 DOCUMENTS = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5), f"Cat {i}") for i in range(20)]
@@ -20,7 +20,7 @@ def lm(tiny_folder):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(workers, "_SHARD", 4)
+    monkeypatch.setattr(embedding, "_SHARD", 4)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -8,7 +8,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Generation, Ranked, Rerank, Sampling, TextError
-from gerund.scoring import registry, vectors
+from gerund.scoring import dual_encoder, registry
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -149,12 +149,12 @@ def test_a_hub_id_may_be_either_kind(monkeypatch, tmp_path):
 
 
 def test_a_scorer_of_vectors_is_shared_by_threads(monkeypatch):
-    monkeypatch.setattr(vectors, "_REMEMBERED", 4)
+    monkeypatch.setattr(dual_encoder, "_REMEMBERED", 4)
 
     def encode(texts):
         return np.array([[float(len(text)), 1.0] for text in texts])
 
-    scorer, errors = vectors.VectorScorer("lengths", encode, encode), []
+    scorer, errors = dual_encoder.VectorScorer("lengths", encode, encode), []
 
     def work(first):
         try:

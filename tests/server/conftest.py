@@ -130,7 +130,7 @@ def indexed(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server with a key, a tiny model that chats, and an index."""
     pytest.importorskip("lancedb", reason="needs gerund[index]")
     from gerund.retrieval.documents import Document
-    from gerund.retrieval.opening import open_index
+    from gerund.retrieval.index import open_index
 
     lm = load(served_folder)
     where = tmp_path_factory.mktemp("indexed") / "my.index"

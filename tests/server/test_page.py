@@ -71,7 +71,7 @@ def test_search_finds_what_the_index_finds(indexed: Running) -> None:
 def test_an_index_that_is_migrated_is_opened_again(served_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lancedb", reason="needs gerund[index]")
     from gerund.retrieval.documents import Chunking, Document
-    from gerund.retrieval.opening import open_index
+    from gerund.retrieval.index import open_index
 
     lm, where = load(served_folder), tmp_path / "my.index"
     open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])

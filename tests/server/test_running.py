@@ -267,7 +267,7 @@ def test_a_request_has_a_deadline(served_folder: Path) -> None:
 def test_an_index_is_served_with_the_model_that_made_it(served_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("lancedb", reason="needs gerund[index]")
     from gerund.retrieval.documents import Document
-    from gerund.retrieval.opening import open_index
+    from gerund.retrieval.index import open_index
 
     lm = load(served_folder, attention="causal")
     open_index(tmp_path / "my.index", lm).add_documents([Document("bread", "Bread is made of flour.")])

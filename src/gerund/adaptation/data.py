@@ -37,11 +37,10 @@ from gerund.jobs.files import whole_file
 from gerund.normalization import normalized
 from gerund.progress import progress
 from gerund.retrieval.chunking import cut
-from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings
+from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings, find_files
 from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.formats import Section
 from gerund.retrieval.indexing import Failure
-from gerund.retrieval.parsed_text import Section
-from gerund.retrieval.reading import find_files
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

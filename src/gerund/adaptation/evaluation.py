@@ -22,9 +22,8 @@ from gerund.jobs.files import write_whole
 from gerund.progress import progress
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import duration, write_html
-from gerund.retrieval.fusion import DEPTH
-from gerund.retrieval.opening import open_index
-from gerund.retrieval.searching import MODES, Mode
+from gerund.retrieval.hybrid_search import DEPTH, MODES, Mode
+from gerund.retrieval.index import open_index
 from gerund.version import __version__
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def measure(
         label: what progress is called.
         show: whether to show progress; None only on a terminal.
     """
-    from gerund.retrieval import fusion
+    from gerund.retrieval import hybrid_search
 
     index = open_index(None, lm, chunking=chunking_for(lm, language))
     corpus, chunks = found.corpus, 0
@@ -106,7 +105,7 @@ def measure(
                 _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
             advance(len(queries))
     values = {mode: {name: tuple(own) for name, own in by.items()} for mode, by in scores.items()}
-    weight = fusion.WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
+    weight = hybrid_search.WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
     return Measured(values, len(corpus), chunks, weight)
 
 

@@ -9,8 +9,8 @@ from gerund.cli import generation_options, index_options, reading_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.retrieval.asking import Asking
     from gerund.retrieval.document_reader import ReadLimits
+    from gerund.retrieval.question_answering import Asking
     from gerund.settings.model_spec import ModelSpec
     from gerund.types import Answer
 
@@ -179,14 +179,14 @@ def _demand_there(where: str, document: Path | None) -> None:
 
         demand_file(document)
         return
-    from gerund.retrieval.opening import demand_index
+    from gerund.retrieval.index import demand_index
 
     demand_index(where, opened=False)
 
 
 def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:
     """Refuse what cannot be asked, before any model is loaded."""
-    from gerund.retrieval.asking import Asked
+    from gerund.retrieval.question_answering import Asked
 
     Asked.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
 

@@ -124,8 +124,8 @@ def command(
     """
     from gerund.errors import ConfigError
     from gerund.jobs.engines import engine_of
-    from gerund.retrieval.opening import open_index, store_at
-    from gerund.retrieval.reading import unknown_files
+    from gerund.retrieval.document_reader import unknown_files
+    from gerund.retrieval.index import open_index, store_at
 
     if not paths and not migrate:
         raise ConfigError("name the files or folders to index; without any, only --migrate has something to do")
@@ -144,7 +144,7 @@ def command(
         if about is None:
             raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
         from gerund.entry import load
-        from gerund.retrieval.migrating import migrate_index
+        from gerund.retrieval.indexing import migrate_index
 
         lm = load(given or about.model_spec(output))
         with machines.embedding(lm, chunking) as embed:
@@ -182,7 +182,7 @@ class _Machines:
         """Let them embed what is added to an index meanwhile."""
         if not self.are_elsewhere:
             return nullcontext()
-        from gerund.retrieval.workers import embedded_by
+        from gerund.retrieval.embedding import embedded_by
 
         return embedded_by(self.engine, index, threads=self.threads)
 
@@ -190,7 +190,7 @@ class _Machines:
         """Return what embeds chunks; None for this process."""
         if not self.are_elsewhere:
             return nullcontext()
-        from gerund.retrieval.workers import embedding_pool
+        from gerund.retrieval.embedding import embedding_pool
         from gerund.worker_model import WorkerModel
 
         return embedding_pool(self.engine, WorkerModel.of(lm, threads=self.threads), chunking)

@@ -55,7 +55,7 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
     Raises:
         DataError: there is no index.
     """
-    from gerund.retrieval.opening import demand_index, open_index, store_at
+    from gerund.retrieval.index import demand_index, open_index, store_at
 
     demand_index(where)
     about = store_at(where).about()

@@ -63,7 +63,7 @@ def command(
 
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
-    from gerund.scoring.relevance_measures import check_relevance
+    from gerund.scoring.names import check_relevance
 
     text_io.refuse_existing(output, force=force)
     asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"))

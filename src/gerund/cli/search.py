@@ -138,7 +138,7 @@ def _queries(given: "list[str] | None") -> list[str]:
     if not given:
         raise ConfigError("name what is sought: gerund search INDEX QUERY")
     if given != ["-"]:
-        from gerund.retrieval.searching import check_query
+        from gerund.retrieval.hybrid_search import check_query
 
         for query in given:
             check_query(query)

@@ -151,7 +151,7 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
 def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     """Return the spec of the model that an index was made with, where none is named."""
     from gerund.cli.index_options import own_model
-    from gerund.retrieval.opening import demand_index, store_at
+    from gerund.retrieval.index import demand_index, store_at
 
     named = "model" in spec.model_fields_set
     demand_index(where, opened=not named)

@@ -24,7 +24,7 @@ from gerund.inference.generate.chat import demand_template
 from gerund.integrations.shared import Model, Request, facts, index_of, model_of, most_relevant, request, vectors
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
-from gerund.scoring.relevance_measures import RelevanceMeasure
+from gerund.scoring.names import RelevanceMeasure
 from gerund.settings.model_spec import ModelSpec
 from gerund.types import Generation
 

@@ -13,9 +13,8 @@ from gerund.inference.generate.chat import demand_template
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
-from gerund.retrieval.index import Index
-from gerund.retrieval.opening import open_index
-from gerund.scoring.relevance_measures import RelevanceMeasure
+from gerund.retrieval.index import Index, open_index
+from gerund.scoring.names import RelevanceMeasure
 from gerund.settings.aliases import names_of
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.sampling import Sampling, SamplingKeywords

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from gerund.checks import flag, one_of, whole_number
 from gerund.errors import ConfigError, DataError
-from gerund.retrieval.parsed_text import Section
+from gerund.retrieval.formats import Section
 
 PATH_SIGN = " > "
 BINARY = "binary"

@@ -12,14 +12,25 @@ import numpy as np
 from gerund.checks import check_unicode, flag, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.models.sources import found_from_anywhere
-from gerund.retrieval import fusion
-from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of, sources_of
+from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
-from gerund.retrieval.extracted_answers import extractive_answer, is_relevant, no_answer
 from gerund.retrieval.filters import check_filter
-from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed
-from gerund.retrieval.searching import MEASURES, MODES, Mode, check_query, joined, reranked, sides
+from gerund.retrieval.hybrid_search import MEASURES, MODES, Mode, check_query, joined, reranked, sides
+from gerund.retrieval.indexing import Embed, IndexSummary, Writer, about_of, all_failed, difference, migrate_index
+from gerund.retrieval.lance_store import LanceStore, is_remote
+from gerund.retrieval.memory_store import MemoryStore
+from gerund.retrieval.question_answering import (
+    GENERATE,
+    Asked,
+    Asking,
+    Written,
+    extractive_answer,
+    is_relevant,
+    method_of,
+    no_answer,
+    sources_of,
+)
 from gerund.retrieval.store import About, VectorStore
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
@@ -27,8 +38,9 @@ from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
+    from gerund.retrieval.answer_generation import AnswerWriter
     from gerund.retrieval.embedding import Embedder
-    from gerund.retrieval.written_answers import AnswerWriter
+
 
 # What needs torch is imported where it is needed: a search for words takes no model and no second to start.
 MOST_HITS = 10_000
@@ -203,8 +215,6 @@ class Index(Asking):
         Raises:
             DataError: there is no index yet.
         """
-        from gerund.retrieval.migrating import migrate_index
-
         lm = self._lm or _loaded(self._given)
         count = migrate_index(self.store, lm, chunking, show_progress)
         self._about, self._lm = self.store.about(), lm
@@ -290,7 +300,7 @@ class Index(Asking):
         if self._about is None:
             raise DataError(f"{self.store.name}: there is no index yet; add documents first")
         asked = [[one, *(self.lm.expand(one, expand) if expand else [])] for one in checked]
-        limit = max(k, rerank, fusion.DEPTH)
+        limit = max(k, rerank, hybrid_search.DEPTH)
         vectors_ND: Sequence[np.ndarray | None] = [None] * len(asked)
         if mode != "words":
             encoded = self._demand_embedder().queries([text for one in asked for text in one])
@@ -311,7 +321,7 @@ class Index(Asking):
         if not any(is_relevant(one, hits, language) for one in dict.fromkeys((asked.question, asked.searched))):
             return no_answer(asked.question, method)
         if method == GENERATE:
-            from gerund.retrieval.written_answers import AnswerWriter
+            from gerund.retrieval.answer_generation import AnswerWriter
 
             if self._writer_of_answers is None:
                 self._writer_of_answers = AnswerWriter(self.lm)
@@ -330,10 +340,10 @@ class Index(Asking):
 
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
-            return fusion.check_weight(weight)
+            return hybrid_search.check_weight(weight)
         if mode != "hybrid" or self._about is None:
-            return fusion.WEIGHT
-        return fusion.WEIGHT if self.lm.encoder.fusion is None else self.lm.encoder.fusion
+            return hybrid_search.WEIGHT
+        return hybrid_search.WEIGHT if self.lm.encoder.fusion is None else self.lm.encoder.fusion
 
     def _demand_embedder(self) -> "Embedder":
         from gerund.retrieval.embedding import Embedder
@@ -343,8 +353,6 @@ class Index(Asking):
         return self._embedder
 
     def _demand_encoder(self, lm: "LanguageModel") -> None:
-        from gerund.retrieval.migrating import difference
-
         about = self._about
         if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
             return
@@ -366,8 +374,6 @@ class Index(Asking):
     def _writer(self, limits: ReadLimits | None = None) -> Writer:
         """Return what writes into the index, which is made if need be; the model is loaded when it is needed."""
         if self._about is None:
-            from gerund.retrieval.migrating import about_of
-
             about = about_of(self.lm, self._demand_embedder().chunking)
         elif not self._is_its_own():
             self._demand_own_encoder(self.lm)
@@ -409,3 +415,74 @@ def _loaded(given: "LanguageModel | ModelSpec | str | Path | None") -> "Language
     from gerund.entry import load
 
     return load(given) if given is None or isinstance(given, ModelSpec | str | Path) else given
+
+
+def open_index(
+    where: "str | Path | VectorStore | None" = None,
+    lm: "LanguageModel | ModelSpec | str | Path | None" = None,
+    *,
+    chunking: Chunking | None = None,
+) -> "Index":
+    """Open an index of documents; where there is none yet, the first ``add`` makes it.
+
+    Args:
+        where: a folder; the path of an object store, such as ``s3://bucket/my.index``; a store; or None for an index in
+            memory.
+        lm: the model, in memory or as ``gerund.load`` takes it; None loads the one that the index was made with when it
+            is needed, for a new index the bundled one.
+        chunking: how documents are cut and embedded; None leaves it as the index has it, and takes the defaults for a
+            new one.
+
+    Raises:
+        FingerprintError: the index was made with another encoder.
+        ConfigError: it was cut in another way, or ``where`` is no path.
+        DataError: there is something else.
+        MissingDependencyError: LanceDB is not installed.
+
+    >>> index = gerund.open_index(None, gerund.load())
+    >>> texts = {"bread": "Bread is made of flour.", "rail": "Trains need rails."}
+    >>> _ = index.add_documents([gerund.Document(name, text) for name, text in texts.items()])
+    >>> [hit] = index.search("flour for bread", k=1)
+    >>> hit.source, hit.text
+    ('bread', 'Bread is made of flour.')
+    """
+    if chunking is not None and not isinstance(chunking, Chunking):
+        raise ConfigError(f"chunking is a Chunking, such as Chunking(tokens=128), not {chunking!r}")
+    if not (where is None or isinstance(where, str | Path) or callable(getattr(where, "vectors", None))):
+        raise ConfigError(f"the index is a folder, a store or None, not {where!r}")
+    root = None
+    if where is None:
+        root = Path.cwd()
+    elif isinstance(where, str | Path) and not is_remote(str(where)):
+        root = place("the index", where).resolve().parent
+    store = where if where is not None and not isinstance(where, str | Path) else store_at(where)
+    return Index(store, lm, chunking=chunking, root=root)
+
+
+def demand_index(where: str, *, opened: bool = True) -> None:
+    """Refuse a place where there is no index.
+
+    Args:
+        where: a folder, or the path of an object store.
+        opened: whether the index is opened too, for which LanceDB is imported; without, its folder is looked at.
+
+    Raises:
+        DataError: there is none, with the command that makes one.
+    """
+    if not is_remote(where) and not Path(where).exists():
+        raise DataError(f"{where}: no such index; gerund index PATHS -o {where} makes one")
+    store = LanceStore(where)
+    if not store.is_there or (opened and store.about() is None):
+        raise DataError(f"{where}: there is no index in it; gerund index PATHS -o {where} makes one")
+
+
+def store_at(where: str | Path | None) -> VectorStore:
+    """Return the store at a place: a folder, the path of an object store, or None for one in memory.
+
+    Raises:
+        ConfigError: it is no path.
+        DataError: there is something else.
+    """
+    if where is None:
+        return MemoryStore()
+    return LanceStore(where if is_remote(str(where)) else place("the index", where))

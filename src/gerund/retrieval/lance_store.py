@@ -16,36 +16,33 @@ Knows: LanceDB, its traps. Does not know: models, files that are indexed.
 
 import hashlib
 import importlib.util
+import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from gerund.errors import DataError, GerundError, InputError, MissingDependencyError, ResourceError
-from gerund.jobs.locks import give_back, take
-from gerund.quantization import RESCORED, quantize
-from gerund.retrieval.documents import BINARY, Chunk
-from gerund.retrieval.filters import quoted
-from gerund.retrieval.lance_errors import demand_place, refused, told
-from gerund.retrieval.lance_reanalysis import analysed_again
-from gerund.retrieval.lance_rows import (
-    FIELDS,
-    TERMS,
-    arrow_rows,
-    chunks_in,
-    full_text,
-    precision_in,
-    schema_of,
-    stored_in,
-    text_rows,
-    word_index,
+from gerund.errors import (
+    DataError,
+    GerundError,
+    InputError,
+    MissingDependencyError,
+    ResourceError,
+    StaleIndexError,
+    one_line,
 )
+from gerund.jobs.locks import give_back, take
+from gerund.quantization import RESCORED, quantize, width_of
+from gerund.retrieval.documents import BINARY, Chunk
+from gerund.retrieval.filters import bad_filter, quoted
 from gerund.retrieval.store import (
     POINTER_FOLDER,
     About,
@@ -57,6 +54,118 @@ from gerund.retrieval.store import (
     one_of_sources,
 )
 from gerund.text_analysis import Analyzer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+FIELDS = ("source", "start", "stop", "text", "number", "tokens", "title", "heading", "file", "digest")
+"""The columns of a chunk, in the order of its attributes."""
+
+TERMS = "terms"
+"""The column of a chunk's terms, one space between two. Where terms come to be others than they are, it is called
+otherwise, so that the words of what is stored are analysed again."""
+
+# The terms are what ``text_analysis`` makes of a text: LanceDB changes nothing about them.
+_AS_THEY_ARE = {
+    "base_tokenizer": "whitespace",
+    "max_token_length": None,
+    "lower_case": False,
+    "stem": False,
+    "remove_stop_words": False,
+    "ascii_folding": False,
+    "with_position": True,
+}
+
+
+def word_index() -> Any:
+    """Return LanceDB's settings of the index of terms."""
+    from lancedb.index import FTS
+
+    return FTS(**_AS_THEY_ARE)
+
+
+def terms_of(chunk: Chunk, analyzer: Analyzer) -> str:
+    """Return the terms of a chunk, as the table has them."""
+    return " ".join(analyzer.document(chunk.indexed_text))
+
+
+def full_text(query: Words, analyzer: Analyzer) -> Any:
+    """Return a query of words as LanceDB takes it; None for one without a word.
+
+    Not as a text, in which some characters would have a meaning.
+    """
+    from lancedb.query import BooleanQuery, MatchQuery, Occur, PhraseQuery
+
+    words = " ".join(analyzer.query(query.text))
+    phrases = [PhraseQuery(terms, TERMS) for one in query.phrases if (terms := " ".join(analyzer.phrase(one)))]
+    if not phrases:
+        return MatchQuery(words, TERMS) if words else None
+    must = [(Occur.MUST, one) for one in phrases]
+    return BooleanQuery([*must, (Occur.SHOULD, MatchQuery(words, TERMS))] if words else must)
+
+
+def vector_type(dimensions: int, precision: str) -> "pa.DataType":
+    """Return the type of a vector's column: numbers, or bytes of eight bits each."""
+    import pyarrow as pa
+
+    if precision == BINARY:
+        return pa.list_(pa.uint8(), width_of(dimensions, precision))
+    return pa.list_(pa.float16() if precision == "float16" else pa.float32(), dimensions)
+
+
+def precision_in(schema: "pa.Schema") -> str:
+    """Return how a table's vectors are stored."""
+    return {"uint8": BINARY, "halffloat": "float16"}.get(str(schema.field("vector").type.value_type), "float32")
+
+
+def stored_in(rows: "pa.Table") -> np.ndarray:
+    """Return the vectors of rows as they are stored: numbers ``(n, dimensions)``, or bits ``(n, bytes)``."""
+    column = rows.column("vector").combine_chunks()
+    found: np.ndarray = column.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), column.type.list_size)
+    return found
+
+
+def schema_of(dimensions: int, precision: str) -> "pa.Schema":
+    """Return the columns of a table of chunks."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.int64()
+    named = {"id": text, "source": text, "start": number, "stop": number, "text": text, "number": number}
+    named |= {"tokens": number, "title": text, "heading": text, "file": text, "digest": text, TERMS: text}
+    return pa.schema([*named.items(), ("vector", vector_type(dimensions, precision))])
+
+
+def text_rows(columns: Mapping[str, Sequence[str]]) -> "pa.Table":
+    """Return a table of texts."""
+    import pyarrow as pa
+
+    return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+
+
+def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray, precision: str, analyzer: Analyzer) -> "pa.Table":
+    """Return chunks with their vectors, in the precision that the index has, as rows."""
+    import pyarrow as pa
+
+    schema = schema_of(vectors_ND.shape[1], precision)
+    columns: dict[str, list[Any]] = {
+        name: [getattr(one, "end" if name == "stop" else name) for one in chunks] for name in ("id", *FIELDS)
+    }
+    columns[TERMS] = [terms_of(one, analyzer) for one in chunks]
+    kept = quantize(vectors_ND, "ubinary") if precision == BINARY else vectors_ND.astype(precision)
+    flat = pa.array(np.ascontiguousarray(kept).ravel())
+    arrays = [
+        pa.FixedSizeListArray.from_arrays(flat, kept.shape[1]) if one.name == "vector"
+        else pa.array(columns[one.name], one.type)
+        for one in schema
+    ]  # fmt: skip
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def chunks_in(rows: "pa.Table") -> list[Chunk]:
+    """Return the chunks in rows."""
+    return [Chunk(*values) for values in zip(*(rows.column(name).to_pylist() for name in FIELDS), strict=True)]
+
 
 METADATA = b"gerund"
 _POINTER, _CURRENT = POINTER_FOLDER.removesuffix(".lance"), "chunks"
@@ -482,3 +591,145 @@ def _name_of(about: About) -> str:
 
 def _files(generation: str) -> str:
     return f"{generation}_files"
+
+
+# The column that was indexed before there were terms: what is searched of a chunk, as its author wrote it.
+_BEFORE = "words"
+_ROWS_AT_ONCE = 10_000
+_log = logging.getLogger(__name__)
+
+
+def analysed_again(table: Any, analyzer: Analyzer, name: str) -> None:
+    """Give every chunk its terms, and the table an index of them; vectors stay as they are.
+
+    Args:
+        table: the table of chunks; whoever calls holds the lock, where there is one.
+        analyzer: what its words are.
+        name: the index's, for messages.
+    """
+    import pyarrow as pa
+
+    if _BEFORE in table.schema.names or TERMS not in table.schema.names:
+        _log.warning("%s was written by another version of gerund: its words are indexed again", name)
+    else:
+        _log.warning("%s: the index of its words was not finished, and is finished now", name)
+    if TERMS not in table.schema.names:
+        with _shared(lambda: TERMS in table.schema.names):
+            table.add_columns(pa.schema([(TERMS, pa.string())]))
+    while len(rows := _without_terms(table)):
+        ids = rows.column("id").to_pylist()
+        terms = [terms_of(one, analyzer) for one in chunks_in(rows)]
+        with _shared(partial(_have_terms, table, ids)):
+            updates = text_rows({"id": ids, TERMS: terms})
+            table.merge_insert("id").when_matched_update_all().execute(updates)
+    if _BEFORE in table.schema.names:
+        with _shared(lambda: _BEFORE not in table.schema.names):
+            table.drop_columns([_BEFORE])
+    with _shared(lambda: any(TERMS in index.columns for index in table.list_indices())):
+        table.create_index(TERMS, config=word_index())
+
+
+@contextmanager
+def _shared(is_done: Callable[[], bool]) -> Iterator[None]:
+    """Let a step fail that another process makes at the same time: on an object store no lock keeps it out."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError):
+        if not is_done():
+            raise
+
+
+def _have_terms(table: Any, ids: list[str]) -> bool:
+    """Whether rows that were the next without terms have them."""
+    return bool(_without_terms(table).column("id").to_pylist() != ids)
+
+
+def _without_terms(table: Any) -> Any:
+    """Return the next rows whose words have not been analysed."""
+    return table.search().where(f"{TERMS} IS NULL").select(["id", *FIELDS]).limit(_ROWS_AT_ONCE).to_arrow()
+
+
+_CHARACTERS_OF_A_REASON = 200
+# Of a file or a table, not of a column that a filter names.
+_MISSING = re.compile(r"not found: \S*\.lance\b|table '\S*' was not found")
+
+
+def demand_place(folder: Path, sign: str) -> None:
+    """Refuse what is there and is no index.
+
+    Args:
+        folder: where an index is or will be.
+        sign: the name in it by which one is known.
+
+    Raises:
+        DataError: it is a file, or holds something else.
+        InputError: it may not be read.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise DataError(f"{folder} is a file; an index is a folder")
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except PermissionError as error:
+        raise refused(str(folder), "permission denied") from error
+    # Of one whose making was interrupted there are tables and perhaps the lock.
+    strangers = sorted(name for name in names if not name.endswith(".lance") and name != "lock")
+    if strangers and sign not in names:
+        raise DataError(
+            f"{folder} is no index: it holds {strangers[0]}; an index is a folder of its own, which "
+            f"gerund index PATHS -o my.index makes"
+        )
+
+
+def told(error: Exception, name: str, where: str | None, migrated: Callable[[], bool]) -> GerundError:
+    """Return what LanceDB raised as an error of the library.
+
+    Args:
+        error: it.
+        name: the index's, for the sentence.
+        where: the filter of the query that failed.
+        migrated: whether another process has put other tables in the place of these.
+    """
+    reason = _reason(error)
+    lower = str(error).lower()
+    if any(sign in lower for sign in ("no space left", "disk quota", "permission denied", "read-only file")):
+        return refused(name, reason)
+    is_missing = _MISSING.search(lower.replace((where or "").lower(), "")) is not None
+    if where is not None and not is_missing and "not found" not in lower.split("lance")[0]:
+        return bad_filter(where, reason)
+    if migrated():
+        return StaleIndexError(f"{name} was migrated by another process meanwhile; open it again")
+    if is_missing:
+        return _missing(name, reason)
+    if "panicked" in lower:
+        return DataError(f"{name} is damaged; restore it from a copy, or make the index again ({reason})")
+    return ResourceError(f"{name}: {reason}")
+
+
+def _missing(name: str, reason: str) -> DataError:
+    if "://" not in name and not Path(name, POINTER_FOLDER).is_dir():
+        return DataError(
+            f"the index {name} is no longer there: its folder was removed or renamed; put it back, or make it again "
+            f"with gerund index PATHS -o {name}"
+        )
+    return DataError(f"a part of the index {name} is missing; put it back, or make the index again ({reason})")
+
+
+def refused(name: str, reason: str) -> GerundError:
+    """Return the error for a folder that the system does not let be read or written.
+
+    Args:
+        name: the index's.
+        reason: what the system says.
+    """
+    full = any(sign in reason.lower() for sign in ("no space left", "quota"))
+    if full:
+        return ResourceError(f"{name} cannot be written: {reason}; what was stored before is kept")
+    return InputError(f"{name} cannot be read or written: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of LanceDB says to people: without its types, and the places in its code."""
+    text = str(error).split(", /")[0].split("\n")[0]
+    for start in ("lance error:", "External error:", "LanceError(IO):", "Invalid user input:", "Execution error:"):
+        text = text.replace(start, "")
+    return one_line(text.strip(" :,."), _CHARACTERS_OF_A_REASON) or type(error).__name__

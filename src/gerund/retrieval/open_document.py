@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 from gerund.checks import place
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
 from gerund.jobs.disk_cache import MOST_BYTES, DiskCache, default_cache
-from gerund.retrieval.asking import GENERATE, Asked, Asking, Written, method_of
-from gerund.retrieval.document_reader import ReadLimits
+from gerund.retrieval.document_reader import ReadLimits, read_file
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.reading import read_file
+from gerund.retrieval.question_answering import GENERATE, Asked, Asking, Written, method_of
 from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Source
 
 if TYPE_CHECKING:
     from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
-    from gerund.retrieval.prompting import Prompter
+    from gerund.retrieval.answer_generation import Prompter
 
 CACHE_NAME = "sessions"
 
@@ -135,7 +134,7 @@ class OpenDocument(Asking):
             raise ConfigError("the whole document is read, and nothing searched; leave filter, weight and rerank out")
         if asked.approximate_cache is not None:
             raise ConfigError("what is read of one document is kept as it is; approximate_cache is for an index")
-        from gerund.retrieval.prompting import AnswerPrompt, Prompter
+        from gerund.retrieval.answer_generation import AnswerPrompt, Prompter
 
         prompter = Prompter(self.lm.model, self.lm.tokenizer)
         one = self.document
@@ -168,8 +167,7 @@ class OpenDocument(Asking):
 
     def _read(self, prompter: "Prompter") -> "Session | None":
         """Return the document as the model has read it: just now, or some time before."""
-        from gerund.retrieval.kept_sources import DUMMIES
-        from gerund.retrieval.written_answers import common_start, read_once
+        from gerund.retrieval.answer_generation import DUMMIES, common_start, read_once
 
         if self._tried:
             return self._session

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 
 from gerund.data.files import as_utf8
 from gerund.errors import DataError, MissingDependencyError
-from gerund.retrieval.formats import is_panic, load_libraries, parse
-from gerund.retrieval.parsed_text import ParsedText
+from gerund.retrieval.formats import ParsedText, is_panic, load_libraries, parse
 
 ROWS_AT_ONCE = 64
 # Whoever asks is the first to end it, and says why.

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from gerund.checks import demand_number, flag, place
 from gerund.errors import ConfigError, DataError
-from gerund.retrieval.document_reader import ReadLimits
+from gerund.retrieval.document_reader import ReadLimits, find_files
 from gerund.retrieval.index import Index
 from gerund.retrieval.indexing import Failure, IndexSummary
-from gerund.retrieval.reading import find_files
 
 INTERVAL = 2.0
 """Seconds between two looks."""

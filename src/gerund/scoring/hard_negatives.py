@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gerund.scoring.vectors import VectorScorer
+from gerund.scoring.dual_encoder import VectorScorer
 from gerund.types import Scorer
 
 # Stretches that are scored at a time.

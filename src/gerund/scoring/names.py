@@ -5,9 +5,10 @@ Knows: names, folders, hub ids. Does not know: torch, so that a slip in a name i
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args
 
-from gerund.checks import place
-from gerund.errors import unknown_name
+from gerund.checks import check_unicode, one_of, place, some_texts, whole_number
+from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.models.sources import Source, find
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.types import Scorer
@@ -45,3 +46,27 @@ def place_of(where: str | Path, others: Sequence[str] = (*MEASURE_NAMES, OWN)) -
         valid = [*others, DEFAULT_MODEL, "the folder or hub id of one"]
         raise unknown_name("scorer", str(where), valid)
     return find(where)
+
+
+RelevanceMeasure = Literal["vectors", "own", "likelihood"]
+RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = get_args(RelevanceMeasure)
+DEFAULT_MEASURE: RelevanceMeasure = "vectors"
+
+
+def check_relevance(query: Any, documents: Any, top_k: int | None, by: str | None) -> tuple[str, list[str]]:
+    """Return query and documents after checking all that is asked.
+
+    Raises:
+        TextError: a text is none, blank or not valid Unicode.
+        ConfigError: there is no such measure, or ``top_k`` is no positive whole number.
+    """
+    if by is not None:
+        one_of("measure of relevance", by, RELEVANCE_MEASURES)
+    if top_k is not None and whole_number("top_k", top_k) < 1:
+        raise ConfigError(f"top_k={top_k} leaves no document")
+    if not isinstance(query, str):
+        raise TextError(f"the query is not a string but {type(query).__name__}")
+    check_unicode("the query", query)
+    if not query.strip():
+        raise TextError("the query is empty")
+    return query, some_texts("document", "documents", documents)

@@ -20,7 +20,7 @@ from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.models import loading
 from gerund.models.sources import find
 from gerund.models.t5_scorer import T5EncoderWithProjection, read_t5_scorer
-from gerund.scoring.vectors import VectorScorer
+from gerund.scoring.dual_encoder import VectorScorer
 
 # Tokens of a batch, padding included.
 _BATCH_TOKENS = 8192

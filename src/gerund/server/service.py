@@ -409,7 +409,7 @@ def _opened(where: str, lm: GenerativeModel) -> "Index":
         GerundError: there is none, or another encoder made it.
     """
     from gerund.language_model import LanguageModel
-    from gerund.retrieval.opening import demand_index, open_index
+    from gerund.retrieval.index import demand_index, open_index
 
     if not isinstance(lm, LanguageModel):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")

@@ -88,7 +88,7 @@ def test_only_the_first_of_each_ranking_count_by_their_places(monkeypatch):
 
 
 def test_a_convex_sum_is_that_of_the_first_hundred_and_the_rest_stands_below(monkeypatch):
-    monkeypatch.setattr("gerund.retrieval.fusion.DEPTH", 2)
+    monkeypatch.setattr("gerund.retrieval.hybrid_search.DEPTH", 2)
     dense = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6}
     found = fused(dense, {"d": 4.0, "a": 1.0, "c": 0.5}, CONVEX)
     # Of the vectors a and b count, of the words d and a, with their cosines; c is below on both sides.

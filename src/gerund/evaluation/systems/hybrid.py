@@ -14,7 +14,7 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.evaluation.systems.base import Encoder, ScoresCandidates, System, cosine_scores
 from gerund.evaluation.systems.bm25 import BM25, BM25Search, BM25System
-from gerund.retrieval import fusion
+from gerund.retrieval import hybrid_search
 from gerund.text_analysis import VERSION
 from gerund.types import Scorer
 
@@ -46,7 +46,7 @@ class Fusion:
         """
         if self.method == RRF or self.weight is not None:
             return self
-        return Fusion(self.method, fusion.WEIGHT if own is None else own)
+        return Fusion(self.method, hybrid_search.WEIGHT if own is None else own)
 
 
 def fusion_named(name: str) -> Fusion | None:
@@ -66,7 +66,7 @@ def fusion_named(name: str) -> Fusion | None:
     if rest == RRF:
         return Fusion(RRF)
     try:
-        return Fusion(weight=fusion.check_weight(float(rest)))
+        return Fusion(weight=hybrid_search.check_weight(float(rest)))
     except ValueError:
         raise ConfigError(f"{name!r}: behind {HYBRID}: stands {RRF} or the weight of the vectors, 0 to 1") from None
 
@@ -162,12 +162,12 @@ def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion)
     {'b': 0.75, 'a': 0.45}
     """
     if how.method == RRF:
-        return fusion.rrf([list(dense), list(lexical)])
-    words, first = (dict(list(side.items())[: fusion.DEPTH]) for side in (lexical, dense))
+        return hybrid_search.rrf([list(dense), list(lexical)])
+    words, first = (dict(list(side.items())[: hybrid_search.DEPTH]) for side in (lexical, dense))
     vectors = first | {one: dense[one] for one in words if one in dense}
-    joined = fusion.convex(words, vectors, fusion.WEIGHT if how.weight is None else how.weight)
+    joined = hybrid_search.convex(words, vectors, hybrid_search.WEIGHT if how.weight is None else how.weight)
     # By their best place, so that it is fusion's method that decides nothing here.
-    below = [one for one in fusion.rrf([list(lexical), list(dense)]) if one not in joined]
+    below = [one for one in hybrid_search.rrf([list(lexical), list(dense)]) if one not in joined]
     return joined | {document: -float(place) for place, document in enumerate(below, start=1)}
 
 
@@ -214,7 +214,7 @@ class HybridSearch:
         from mteb.models import ModelMeta
 
         dense = self._dense.mteb_model_meta
-        how = f"rrf-k={fusion.RRF_K}" if self._how.method == RRF else f"convex-{self._how.weight:g}"
+        how = f"rrf-k={hybrid_search.RRF_K}" if self._how.method == RRF else f"convex-{self._how.weight:g}"
         known = {"name": f"{dense.name}+bm25", "revision": f"{dense.revision}-{how}"}
         return ModelMeta.create_empty(overwrites=known)
 

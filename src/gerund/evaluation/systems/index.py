@@ -19,12 +19,11 @@ from typing import Any
 from gerund.errors import unknown_name
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
-from gerund.retrieval import fusion
+from gerund.retrieval import hybrid_search
 from gerund.retrieval.documents import PRECISIONS, Chunking, Document
 from gerund.retrieval.embedding import largest_chunk
-from gerund.retrieval.index import Index
-from gerund.retrieval.opening import open_index
-from gerund.retrieval.searching import MODES, Mode
+from gerund.retrieval.hybrid_search import MODES, Mode
+from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.store import one_of_sources
 from gerund.text_analysis import VERSION
 
@@ -131,7 +130,7 @@ class IndexSystem(System):
     @property
     def weight(self) -> float:
         """What the vectors count."""
-        return fusion.WEIGHT if self.dense.fusion_weight is None else self.dense.fusion_weight
+        return hybrid_search.WEIGHT if self.dense.fusion_weight is None else self.dense.fusion_weight
 
     @property
     def fingerprint(self) -> str:
@@ -217,7 +216,7 @@ class IndexSearch:
                 found[query] = dict[str, float]()
                 continue
             where = None if offered is None else one_of_sources(offered)
-            hits = self._index.search(text, fusion.DEPTH, filter=where, **settings)
+            hits = self._index.search(text, hybrid_search.DEPTH, filter=where, **settings)
             # Candidates that are not found come last, as they were offered.
             order = dict.fromkeys([*(hit.source for hit in hits), *(offered or ())])
             found[query] = {source: 1 / place for place, source in enumerate(list(order)[:top_k], start=1)}

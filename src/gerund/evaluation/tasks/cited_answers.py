@@ -22,9 +22,9 @@ from gerund.evaluation.sets.squad import (
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side
 from gerund.progress import progress
-from gerund.retrieval.asking import METHODS
 from gerund.retrieval.documents import Document
-from gerund.retrieval.opening import open_index
+from gerund.retrieval.index import open_index
+from gerund.retrieval.question_answering import METHODS
 from gerund.types import Answer
 
 FOLDER = "ask"

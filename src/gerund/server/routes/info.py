@@ -7,8 +7,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gerund.language_model import LanguageModel
-from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN
-from gerund.scoring.relevance_measures import RELEVANCE_MEASURES
+from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, RELEVANCE_MEASURES
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
