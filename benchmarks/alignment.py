@@ -18,7 +18,7 @@ import torch
 import gerund
 import harness
 import study
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 from gerund.quantization import nearest
 from gerund.training.corpus.teachers import open_teacher
 from gerund.training.recipe import load_recipe

@@ -15,7 +15,7 @@ import harness
 from gerund.attention import interface
 from gerund.attention.layouts import decoder_layers
 from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
-from gerund.models.pooling import pool
+from gerund.poolings import pool
 from gerund.training.losses.contrastive import info_nce
 from gerund.training.machine import compile_layers, uses_bf16
 from gerund.training.recipe import load_recipe

@@ -29,7 +29,7 @@ import harness
 from gerund.data.corpus import read_documents
 from gerund.inference.encode.runtime import default_batch_tokens
 from gerund.inference.tokens import token_batches
-from gerund.models.int8_products import cpu_has_int8
+from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find
 from inputs import bundled_tokenizer, random_llama, save, texts_of
 from results import Column, Row, Table, median_of

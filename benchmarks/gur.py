@@ -22,7 +22,7 @@ from gerund.evaluation.registry import select
 from gerund.evaluation.systems.base import Ranks
 from gerund.evaluation.systems.bm25 import BM25
 from gerund.evaluation.systems.hybrid import HYBRID
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe

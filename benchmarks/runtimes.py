@@ -33,7 +33,7 @@ import gerund
 import harness
 from gerund.exporting import gguf, onnx, openvino
 from gerund.exporting.shared import plain_tokenizer
-from gerund.models.int8_products import cpu_has_int8
+from gerund.models.int8_matmul import cpu_has_int8
 from inputs import demo_texts, random_llama, save
 from results import Column, Row, Table
 

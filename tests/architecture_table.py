@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 # From the ground up. A module may import what stands in an earlier row, and its own package. `data` is a side
 # wing: see below.
 ROWS = (
-    ("errors", "types", "progress", "version", "sentences", "normalization", "notes"),
+    ("errors", "types", "progress", "version", "normalization"),
     ("text_analysis", "checks"),
     ("poolings",),
     ("jobs",),
@@ -49,10 +49,8 @@ BASE = (
         "types",
         "progress",
         "version",
-        "sentences",
         "normalization",
         "text_analysis",
-        "notes",
         "checks",
         "quantization",
         "poolings",

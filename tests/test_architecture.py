@@ -23,7 +23,7 @@ NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket"
 LISTENS = ("server.connections", "server.running", "server.workers")
 ASKS = "cli.remote"
 HUB = "huggingface_hub"
-ASKS_HUB = ("models.loading", "models.sources", "models.gguf_paths", "models.catalog", "models.folder_files")
+ASKS_HUB = ("models.loading", "models.sources", "models.catalog", "models.folder_files")
 UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 

@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from gerund.notes import printed_notes, say_once
+from gerund.progress import printed_notes, say_once
 
 
 def test_a_process_that_another_one_started_is_silent_unless_it_prints_notes(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 from gerund.quantization import PRECISIONS, nearest, quantize, ranges_of, restore
 
 VECTORS = unit(np.random.default_rng(0).normal(size=(200, 37))).astype(np.float32)

@@ -7,7 +7,7 @@ import sentencex
 
 from gerund.data.passages import sentence_bounds
 from gerund.evaluation.text_metrics import sentences_of
-from gerund.sentences import segments
+from gerund.text_analysis import segments
 
 
 @pytest.mark.parametrize("space", ["\xa0", "\u2003", "\u3000", "\u2028", "\x85", "\u202f", " \xa0", "\xa0\xa0"])

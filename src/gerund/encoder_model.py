@@ -20,12 +20,11 @@ from gerund.checks import check_dimensions
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.precision_check import choose_autocast, in_int8
-from gerund.models import known_probes
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, times_written, weights_hash
+from gerund.models.hash_cache import cache_hash, cache_passed_probe, cached_hash, probe_key, probe_passed
 from gerund.models.heads import ProjectionHead
-from gerund.models.known_hashes import recall, remember
-from gerund.models.vector_transforms import Transform, truncation
+from gerund.models.vectors import Transform, truncation
 from gerund.settings.encoder import JOBS, EncoderConfig, Job, vectors_alike
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import ResolvedPlan
@@ -70,7 +69,7 @@ class EncoderModel:
             head: projects the pooled states; None leaves them.
             transform: what ``encoder.transform`` was fitted to; None where it was not fitted yet (see ``fitted``).
             spec: what it was loaded by; None for a model that was made in memory.
-            stamp: under what the hash of its files is kept (``known_hashes``), where its tensors are those of the
+            stamp: under what the hash of its files is kept (``hash_cache``), where its tensors are those of the
                 files; None works it out.
 
         Raises:
@@ -126,12 +125,12 @@ class EncoderModel:
         key = None
         if self._stamp is not None and _changes(self._hashed_state()) == self._loaded_changes:
             adapters = " ".join(map(self.adapters.hash, JOBS))
-            key = known_probes.probe_key(self._stamp, self.model, plan, adapters=adapters)
-        if key is not None and known_probes.is_known(key):
+            key = probe_key(self._stamp, self.model, plan, adapters=adapters)
+        if key is not None and probe_passed(key):
             return
         verify_once(self.model, plan)
         if key is not None:
-            known_probes.note(key)
+            cache_passed_probe(key)
 
     def _make_runtime(self, plan: ResolvedPlan) -> encoding.EncoderRuntime:
         return encoding.EncoderRuntime(
@@ -308,10 +307,10 @@ class EncoderModel:
         """Return the hash of the weights: the one that is known of their files, while they are what was in these."""
         if self._stamp is None or changes != self._loaded_changes:
             return weights_hash(state)
-        known = recall(self._stamp)
+        known = cached_hash(self._stamp)
         if known is None:
             known = weights_hash(state)
-            remember(self._stamp, known)
+            cache_hash(self._stamp, known)
         return known
 
     @property

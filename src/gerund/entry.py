@@ -13,12 +13,11 @@ from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
+from gerund.models.encoder_settings import default_encoder_config, read_adapters, read_saved
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
-from gerund.models.opening import open_model
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.loading import open_model
 from gerund.models.sources import find, find_spec
-from gerund.models.stored_reading import default_encoder_config
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_settings

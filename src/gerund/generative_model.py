@@ -26,7 +26,7 @@ from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.jobs.folders import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 from gerund.scoring import relevance
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer

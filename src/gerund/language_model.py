@@ -24,7 +24,7 @@ from gerund.inference.infill.infilling import BLANK, Method, untrained_to_fill
 from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.inference.infill.several import each
 from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
-from gerund.notes import say_once
+from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer

@@ -6,6 +6,7 @@ not imported: weights are made by the methods of the tensor that is given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -120,3 +121,49 @@ def pooling_parts(pooling: str) -> list[Pooling]:
         if name not in POOLINGS:
             raise unknown_name("pooling", name, list(POOLINGS))
     return [POOLINGS[name] for name in names]
+
+
+def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str, before_B: Tensor | None = None) -> Tensor:
+    """Pool the states that ``pooled_BT`` marks into one vector a text.
+
+    Args:
+        hidden_BTD: last hidden states.
+        pooled_BT: True for the tokens that count. A row without any gives a zero vector.
+        pooling: a name of ``gerund.poolings.POOLINGS``; with several, such as ``first+mean``, their vectors are
+            concatenated.
+        before_B: how many tokens of each text stand before the first that counts, where a weighted mean counts them
+            too; None starts its weights at the first that counts.
+
+    Returns:
+        ``(B, D)`` in float32; with several poolings ``(B, n * D)``.
+
+    >>> import torch
+    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
+    >>> counted = torch.tensor([[True, True, False]])
+    >>> [pool(states, counted, name).item() for name in ("mean", "last", "first", "max")]
+    [2.0, 3.0, 1.0, 3.0]
+    >>> round(pool(states, counted, "weighted-mean").item(), 4)
+    2.3333
+    >>> pool(states, counted, "first+last").tolist()
+    [[1.0, 3.0]]
+    """
+    vectors = [_pooled(hidden_BTD, pooled_BT.bool(), one, before_B) for one in pooling_parts(pooling)]
+    if len(vectors) == 1:
+        return vectors[0]
+    import torch
+
+    return torch.cat(vectors, dim=-1)
+
+
+def _pooled(hidden_BTD: Tensor, counted_BT: Tensor, pooling: Pooling, before_B: Tensor | None) -> Tensor:
+    if pooling.takes_largest:
+        largest_BD = hidden_BTD.float().masked_fill(~counted_BT[..., None], -math.inf).amax(dim=1)
+        return largest_BD.masked_fill(~counted_BT.any(dim=1, keepdim=True), 0.0)
+    weight_BT = pooling.weights(counted_BT)
+    if before_B is not None and pooling.depends_on_places:
+        weight_BT = weight_BT + before_B[:, None] * counted_BT
+    sum_B1 = weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
+    weight_BT = weight_BT / (sum_B1.sqrt() if pooling.divides_by_root else sum_B1)
+    # Padding may hold anything, even infinities: it is taken out before it is multiplied by 0.
+    states_BTD = hidden_BTD.float().masked_fill(weight_BT[..., None] == 0, 0.0)
+    return weight_BT[:, None].bmm(states_BTD)[:, 0]

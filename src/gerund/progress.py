@@ -1,11 +1,14 @@
 """How far a long job is: a bar on a terminal; elsewhere a line now and then, where a command asks for it."""
 
+import logging
+import multiprocessing
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 
 LINE_SECONDS = 30.0
 """Seconds between two lines where there is no terminal."""
@@ -104,3 +107,36 @@ def _said(label: str, done: int, total: int | None, seconds: float) -> str:
     """
     left = "" if not total or not 0 < done < total else f", about {seconds * (total - done) / done:.0f} s left"
     return f"{label}: {done:,}{'' if total is None else f' of {total:,}'} in {seconds:.0f} s{left}"
+
+
+logger = logging.getLogger("gerund")
+
+
+@cache
+def say_once(message: str) -> None:
+    """Log a message once in a process, and in those that it starts only where they print notes themselves."""
+    prints = any(isinstance(handler, _ToStandardError) for handler in logger.handlers)
+    if prints or multiprocessing.parent_process() is None:
+        logger.warning(message)
+
+
+class _ToStandardError(logging.Handler):
+    """Prints each note as a line of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        print(f"gerund: {record.getMessage()}", file=sys.stderr)  # noqa: T201
+
+
+@contextmanager
+def printed_notes() -> Iterator[None]:
+    """Print notes to standard error until the block ends, each of them once."""
+    handler, propagated = _ToStandardError(), logger.propagate
+    say_once.cache_clear()
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated

@@ -10,7 +10,7 @@ from torch import Tensor
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.models.adapters import base_state
-from gerund.models.encoder_decoder import encoder_of
+from gerund.models.architectures import encoder_of
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import ResolvedPlan
 from gerund.text_encoder import TextEncoder

@@ -18,7 +18,7 @@ from gerund.inference.infill import sentinels
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
 from gerund.inference.infill.several import each
-from gerund.models.encoder_decoder import copy_weights, encoder_of
+from gerund.models.architectures import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.sampling import Sampling

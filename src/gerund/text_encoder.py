@@ -16,8 +16,7 @@ from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
 from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.jobs.unfinished import Unfinished
-from gerund.models.pooling import compared, compared_in_pairs, unit
-from gerund.models.vector_transforms import fit
+from gerund.models.vectors import compared, compared_in_pairs, fit, unit
 from gerund.quantization import Precision, check_precision, quantize
 from gerund.settings.aliases import EncodeAliases, VectorAliases, same_keywords, takes_aliases
 from gerund.settings.encoder import EncoderConfig

@@ -10,7 +10,7 @@ import torch
 import gerund
 from gerund.doctor.diagnostics import diagnose
 from gerund.doctor.results import advise, spans
-from gerund.models.int8_products import cpu_has_int8
+from gerund.models.int8_matmul import cpu_has_int8
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.cli.helpers import run_cli

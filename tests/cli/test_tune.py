@@ -8,7 +8,7 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
-from gerund.models.settings_file import read_saved
+from gerund.models.encoder_settings import read_saved
 from gerund.settings.templates import NAMED
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data

@@ -147,7 +147,7 @@ def test_work_is_ended_before_it_began_within_a_step_and_after_an_error() -> Non
 
 
 def test_long_steps_are_interrupted_between_two_layers(monkeypatch) -> None:
-    from gerund.attention.layer_pauses import pause
+    from gerund.attention.preemption import pause
     from gerund.engine import batching as stepwise
 
     monkeypatch.setattr(stepwise, "_PATIENCE", 0.0)

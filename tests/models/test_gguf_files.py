@@ -11,8 +11,8 @@ import torch
 import gerund
 from gerund.errors import ModelError
 from gerund.models import gguf_files
+from gerund.models.encoder_settings import StoredReading
 from gerund.models.gguf_files import read_file, read_tokenizer
-from gerund.models.stored_reading import StoredReading
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from tests.tiny import save_tiny

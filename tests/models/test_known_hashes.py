@@ -9,7 +9,7 @@ import torch
 
 import gerund
 from gerund import encoder_model
-from gerund.models import known_hashes
+from gerund.models import hash_cache
 from tests.tiny import save_tiny
 
 
@@ -24,7 +24,7 @@ def worked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return found[-1]
 
     monkeypatch.setattr(encoder_model, "weights_hash", counted)
-    monkeypatch.setattr(known_hashes, "LEAST_BYTES", 0)
+    monkeypatch.setattr(hash_cache, "LEAST_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return found
 

@@ -7,7 +7,7 @@ import torch
 
 import gerund
 from gerund import encoder_model
-from gerund.models import known_hashes, known_probes
+from gerund.models import hash_cache
 from tests.tiny import save_tiny
 
 
@@ -22,7 +22,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         real(model, plan)
 
     monkeypatch.setattr(encoder_model, "verify_once", counted)
-    monkeypatch.setattr(known_hashes, "LEAST_BYTES", 0)
+    monkeypatch.setattr(hash_cache, "LEAST_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return found
 
@@ -46,7 +46,7 @@ def test_it_is_probed_once(tmp_path: Path, probed: list[str], monkeypatch: pytes
     assert len(probed) == 4
     gerund.load(base, attention="bidir")
     assert len(probed) == 4
-    monkeypatch.setattr(known_hashes, "__version__", "another")
+    monkeypatch.setattr(hash_cache, "__version__", "another")
     gerund.load(base, attention="bidir")
     assert len(probed) == 5
 
@@ -70,4 +70,4 @@ def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, probed: list[str
     for _ in range(2):
         gerund.load(base, attention="bidir")
     assert len(probed) == 2
-    assert not known_probes.is_known("0" * 32)
+    assert not hash_cache.probe_passed("0" * 32)

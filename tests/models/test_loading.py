@@ -14,14 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 import gerund
-from gerund.attention import products
+from gerund.attention import matmul_attention
 from gerund.errors import ConfigError, DataError, ModelError, UnsupportedModelError
 from gerund.inference.tokens import context_length
 from gerund.models import loading
-from gerund.models.pooling import unit
 from gerund.models.sources import Source, find
+from gerund.models.vectors import unit
 from gerund.models.weights import refuse_fetched_code
-from gerund.notes import say_once
+from gerund.progress import say_once
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
 from tests.tiny import byte_tokenizer, save_tiny, tiny
@@ -238,10 +238,10 @@ def test_the_type_that_is_changed_is_said_once(
     tiny("llama", vocab_size=266).to(torch.bfloat16).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     say_once.cache_clear()
-    assert gerund.load(folder).model.dtype == (torch.bfloat16 if products.cpu_has_bfloat16() else torch.float32)
+    assert gerund.load(folder).model.dtype == (torch.bfloat16 if matmul_attention.cpu_has_bfloat16() else torch.float32)
     say_once.cache_clear()
     caplog.clear()
-    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)
     for _ in range(2):
         assert gerund.load(folder).model.dtype == torch.float32
     assert [record.getMessage() for record in caplog.records] == [

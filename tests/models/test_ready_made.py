@@ -16,9 +16,9 @@ from tokenizers import processors
 
 import gerund
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
+from gerund.models.encoder_settings import stored_reading
 from gerund.models.loading import read_config, settings_folder
 from gerund.models.sources import Source, find
-from gerund.models.stored_reading import stored_reading
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.templates import PromptText
 from tests.ready_made import NEW, OLD, PROMPTS, WIDTH, change, closed, dense, ready_made, write

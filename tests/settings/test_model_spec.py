@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.models.settings_file import read_saved, settings_from, settings_text
+from gerund.models.encoder_settings import read_saved, settings_from, settings_text
 from gerund.models.sources import find
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import EncoderSpec, ModelSpec, parse_encoder_spec

@@ -48,7 +48,7 @@ from gerund.jobs.locks import LOCK, hold
 from gerund.jobs.working_folder import kept_work_told
 from gerund.models import loading
 from gerund.models.adapters import count_parameters
-from gerund.models.settings_file import read_adapters
+from gerund.models.encoder_settings import read_adapters
 from gerund.models.sources import find
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.scoring.dual_encoder import has_scorer

@@ -3,16 +3,17 @@
 Knows: plans, masks, padding. Does not know: models, attention functions.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gerund.attention.kv_embedding import Rerouting
-from gerund.attention.masks import Chunk, Near, added_to_scores, padding_side, visible
+from gerund.attention.masks import Chunk, Near, added_to_scores, hybrid_visible, padding_side, visible
 from gerund.errors import ConfigError, UnsupportedModelError
-from gerund.settings.plan import Direction, ResolvedPlan, Stream, View
+from gerund.settings.plan import AttentionPlan, Direction, ResolvedPlan, Stream, View
 
 # Called with a layer, whether this is its second pass, and its attention probabilities (B, heads, T, T).
 Record = Callable[[int, bool, Tensor], None]
@@ -240,3 +241,110 @@ def _layer_type(module: nn.Module) -> str | None:
     types = getattr(getattr(module, "config", None), "layer_types", None)
     layer = getattr(module, "layer_idx", None)
     return None if types is None or layer is None else types[layer]
+
+
+# What is added to the scores of the key that stands before a text (KV-Embedding, section 3.2.2).
+_PREFIX_BIAS = 1.0
+
+
+@dataclass
+class Rerouting:
+    """In which layers the key and the value of each text's last token stand before the text, seen by every token.
+
+    A second copy of a key with its value, at a bias b, is the key itself with more weight: b is added to its score
+    where a token does not see the original, and log(1 + e^b) where it does. So keys and values stay as they are.
+
+    Attributes:
+        layers: their indices.
+        last_B: the place of each text's last token.
+        reached: the layers that made their mask so.
+    """
+
+    layers: frozenset[int]
+    last_B: Tensor
+    reached: set[int] = field(default_factory=set)
+
+    def mask(self, see: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return what is added to the scores ``(B, 1, T, T)`` of a layer.
+
+        Args:
+            see: what its tokens see by themselves ``(B or 1, 1, T, T)``.
+            dtype: of the scores.
+        """
+        see_B1TT = see.expand(len(self.last_B), *see.shape[1:])
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=see.device)
+        added_B1TT = torch.where(see_B1TT, torch.zeros_like(hidden), hidden)
+        place_B1T1 = self.last_B.to(see.device)[:, None, None, None].expand(*see_B1TT.shape[:3], 1)
+        twice = torch.full_like(hidden, math.log1p(math.exp(_PREFIX_BIAS)))
+        own_B1T1 = torch.where(see_B1TT.gather(3, place_B1T1), twice, torch.full_like(hidden, _PREFIX_BIAS))
+        return added_B1TT.scatter(3, place_B1T1, own_B1T1)
+
+
+class CachedHybrid(BoundPlan):
+    """The hybrid plan over cached tokens: first a pass over the context, then one for each new token.
+
+    Unlike its parent it serves many forward passes, and sees more keys than there are queries.
+
+    Args:
+        n_layers: number of decoder layers.
+        position_BT: true position of each token of the context, in the order in which the model reads them.
+        real_BT: 1 for tokens and 0 for padding; None for no padding.
+    """
+
+    def __init__(self, n_layers: int, position_BT: Tensor, real_BT: Tensor | None = None) -> None:
+        super().__init__(AttentionPlan("hybrid").resolve(n_layers), real_BT, torch.zeros_like(position_BT))
+        self.position_BT = position_BT
+        self.queries = position_BT.shape[1]
+        self._furthest = int(position_BT.max())
+        self._has_span = False
+
+    def append(self, position_B: Tensor) -> None:
+        """Make room for one more token of each text's span, which the next pass runs."""
+        new_B1 = position_B[:, None]
+        assert self.span_BT is not None
+        self.span_BT = torch.cat([self.span_BT, torch.ones_like(new_B1)], dim=1)
+        self.position_BT = torch.cat([self.position_BT, new_B1], dim=1)
+        if self.real_BT is not None:
+            self.real_BT = torch.cat([self.real_BT, torch.ones_like(new_B1, dtype=torch.bool)], dim=1)
+        self.queries = 1
+        self._furthest = max(self._furthest, int(position_B.max()))
+        self._has_span = True
+        self._masks.clear()
+        self.asked.clear()
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be kept more than once."""
+        assert self.span_BT is not None
+        rows = rows.to(self.position_BT.device)
+        self.span_BT, self.position_BT = self.span_BT[rows], self.position_BT[rows]
+        if self.real_BT is not None:
+            self.real_BT = self.real_BT[rows]
+        self._masks.clear()
+
+    def check_lengths(self, queries: int, keys: int) -> None:
+        """Raise unless the model's cache holds every token so far.
+
+        Raises:
+            UnsupportedModelError: it holds fewer, as one that lets go of what lies behind a window.
+        """
+        known = self.position_BT.shape[1]
+        if queries != self.queries or keys != known:
+            raise UnsupportedModelError(
+                f"this architecture's attention sees {keys} cached tokens where there are {known}, so spans cannot "
+                "be written with it; take another architecture"
+            )
+
+    def _width(self, length: int) -> int:
+        del length
+        return self._furthest + 1
+
+    def _visible(self, view: View, length: int, window: Near, device: torch.device) -> Tensor:
+        del view
+        assert self.span_BT is not None
+        real = None if self.real_BT is None else self.real_BT.to(device)
+        return hybrid_visible(self.position_BT.to(device), self.span_BT.to(device), length, real_BT=real, window=window)
+
+    def _needs_no_mask(self, view: View, window: Near) -> bool:
+        del view
+        # Context alone sees all of itself, and a single new token of the span all that there is.
+        return window is None and self.real_BT is None and (not self._has_span or self.queries == 1)

@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.layouts import text_half
 from gerund.attention.masked import attach_carrier, has_indexer
-from gerund.attention.products import are_quicker, two_sided
+from gerund.attention.matmul_attention import are_quicker, two_sided
 from gerund.errors import UnsupportedModelError
 from gerund.settings.plan import Direction
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.cache_names import cache_in
-from gerund.attention.layer_pauses import pause
 from gerund.attention.masked import attach_masked
+from gerund.attention.preemption import pause
 from gerund.attention.recurrent import attach_recurrent, handed_down, kind_of
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.settings.plan import Stream

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan, module_window, unreached
-from gerund.attention.layer_handover import refuse_shared
 from gerund.attention.layouts import decoder_layers
 from gerund.attention.masks import Near, visible
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
+from gerund.attention.shared_layer_state import refuse_shared
 from gerund.attention.weight_checks import refuse_damaged, refuse_overflowing
 from gerund.errors import GerundError, ModelError, UnsupportedModelError
 from gerund.settings.plan import Direction, ResolvedPlan, View

@@ -210,7 +210,7 @@ def _stream(
     rerank: "Rerank | None",
 ) -> None:
     from gerund.errors import TextError
-    from gerund.models.encoder_decoder import is_encoder_decoder
+    from gerund.models.architectures import is_encoder_decoder
 
     [prompt] = rows.texts
     pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank, **asked)

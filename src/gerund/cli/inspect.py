@@ -72,7 +72,7 @@ def command(
     kind = _check_output(output, force) if output is not None else ""
     texts = _texts(text, file, column, format, limit)
     import gerund
-    from gerund.models.encoder_decoder import demand_decoder_only
+    from gerund.models.architectures import demand_decoder_only
 
     lm = gerund.load(spec)
     demand_decoder_only(lm.model, "be looked into: no attention plan applies to it")

@@ -80,7 +80,7 @@ def _named() -> Iterator[dict[str, Any]]:
 
 
 def _local() -> Iterator[dict[str, Any]]:
-    from gerund.models.gguf_paths import local_models
+    from gerund.models.catalog import local_models
 
     for model in local_models():
         size, about = _described(model.path)
@@ -90,8 +90,8 @@ def _local() -> Iterator[dict[str, Any]]:
 def _described(path: Path) -> tuple[int | None, str]:
     """Return how large a model is, with all its files, and what it is in a few words."""
     from gerund.errors import ModelError
+    from gerund.models.catalog import parts_of
     from gerund.models.gguf_files import ARCHITECTURES, read_file
-    from gerund.models.gguf_paths import parts_of
 
     try:
         size = sum(part.stat().st_size for part in parts_of(path))

@@ -103,7 +103,7 @@ def command(
     check_scorer(scorer)
     sampling = _sampling(temperature, top_p, top_k, typical_p)
     from gerund.entry import load_writer
-    from gerund.models.encoder_decoder import demand_decoder_only
+    from gerund.models.architectures import demand_decoder_only
     from gerund.papers.rankgen_negatives import NegativesConfig, demand_output, make_negatives
     from gerund.worker_model import WorkerModel, use_threads
 

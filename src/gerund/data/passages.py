@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from gerund.sentences import segments
+from gerund.text_analysis import segments
 
 _WORD = re.compile(r"\S+")
 _STRETCH = 20_000

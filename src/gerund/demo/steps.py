@@ -21,7 +21,7 @@ from gerund.inference.inspection import EXAMPLE_TEXTS, AttentionInspection, insp
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import count_parameters
-from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.models.architectures import demand_decoder_only
 from gerund.models.sources import find
 from gerund.scoring.names import DEFAULT
 from gerund.settings.model_spec import NO_ADAPTER, ModelSpec

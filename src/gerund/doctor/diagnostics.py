@@ -34,13 +34,12 @@ from gerund.inference.inspection import (
     sink_fraction,
 )
 from gerund.inference.tokens import InputFormat, context_length, tokenize
-from gerund.models import loading
+from gerund.models import architectures, loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
-from gerund.models.encoder_decoder import demand_decoder_only
-from gerund.models.int8_products import cpu_has_int8
-from gerund.models.settings_file import read_adapters
+from gerund.models.architectures import demand_decoder_only
+from gerund.models.encoder_settings import read_adapters, stored_reading
+from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find_spec
-from gerund.models.stored_reading import stored_reading
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
 
@@ -120,7 +119,7 @@ class _Diagnostics:
         """Return the logits of the first text, without a plan; its states for a model without a head."""
         device = self.model.get_input_embeddings().weight.device
         ids = torch.tensor([self.texts[0].ids], device=device)
-        if isinstance(self.model.get_output_embeddings(), loading.NoHead):
+        if isinstance(self.model.get_output_embeddings(), architectures.NoHead):
             states: Tensor = self.model.base_model(ids, use_cache=False).last_hidden_state
             return states
         logits: Tensor = self.model(ids, use_cache=False).logits

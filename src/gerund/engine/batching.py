@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gerund.attention.layer_pauses import pausing
+from gerund.attention.preemption import pausing
 from gerund.checks import is_listing
 from gerund.engine.scheduling import Job
 from gerund.errors import EngineError, ModelError, TextError
@@ -29,7 +29,7 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.slot_writers import Writers
 from gerund.inference.generate.transformers_loop import Asked, Cancelled
 from gerund.inference.tokens import Tokens, context_length
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 from gerund.text_encoder import TextEncoder
 
 # Seconds of a step, after which the work is interrupted between two layers.

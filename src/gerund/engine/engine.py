@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from gerund.attention.layer_pauses import pausing
+from gerund.attention.preemption import pausing
 from gerund.attention.ragged_batch import whole_blocks
 from gerund.checks import check_dimensions, flag_or_none, is_listing, whole_number
 from gerund.engine.batching import Abandoned, EncodeJob, EncodingPart, Request, WriteJob, WritingPart, text_of

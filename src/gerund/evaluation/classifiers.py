@@ -17,7 +17,7 @@ from gerund.errors import ModelError, ResourceError
 from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens
 from gerund.inference.tokens import Tokens, token_batches
-from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
+from gerund.models.architectures import encoder_of, is_encoder_decoder
 from gerund.progress import progress
 
 ITERATIONS = 100

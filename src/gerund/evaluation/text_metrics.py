@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.sentences import segments
+from gerund.text_analysis import segments
 
 LEAST = 100
 ADVISED = 500

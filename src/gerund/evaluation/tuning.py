@@ -36,7 +36,7 @@ from gerund.evaluation.tuned_settings import (
     spread,
 )
 from gerund.language_model import LanguageModel
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NO_TRANSFORM

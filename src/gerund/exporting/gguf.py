@@ -31,7 +31,7 @@ from gerund.exporting.shared import TEXTS
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import base_state
-from gerund.models.loading import NoHead
+from gerund.models.architectures import NoHead
 
 # How llama.cpp calls what a byte-level tokenizer cuts a text by.
 _LETTERS = (

@@ -19,7 +19,7 @@ from gerund.exporting.shared import TEXTS, write_merged
 from gerund.inference.encode.precision_check import smallest_cosine
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.models import loading
+from gerund.models import architectures, loading
 from gerund.models.adapters import active_adapter
 from gerund.models.sources import find
 
@@ -50,7 +50,7 @@ def write(runtime: EncoderRuntime, folder: Path) -> str:
     own = runtime.in_own_type()
     again = replace(own, model=model, tokenizer=tokenizer, adapter=None)
     _demand_near("vectors", _vectors(own), _vectors(again), runtime.model.dtype)
-    if not isinstance(model.get_output_embeddings(), loading.NoHead):
+    if not isinstance(model.get_output_embeddings(), architectures.NoHead):
         _demand_near("logits", _logits(own), _logits(again), runtime.model.dtype)
     return identity
 

@@ -32,8 +32,9 @@ from gerund.inference.encode.precision_check import ENOUGH_IN_INT8
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models import loading
-from gerund.models.pooling import pool, unit
 from gerund.models.sources import find
+from gerund.models.vectors import unit
+from gerund.poolings import pool
 from gerund.settings.plan import ResolvedPlan
 
 INPUTS = ("input_ids", "attention_mask")

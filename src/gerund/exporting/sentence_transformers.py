@@ -32,7 +32,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_token
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state
-from gerund.models.attention_flags import is_bidirectional
+from gerund.models.architectures import is_bidirectional
 from gerund.models.heads import ProjectionHead
 from gerund.models.sentence_transformers_folder import MODULE_FILE, MODULE_WEIGHTS, OWN_CLASS
 from gerund.poolings import SWITCHES, pooling_parts

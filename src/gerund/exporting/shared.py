@@ -13,9 +13,9 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties
+from gerund.models.encoder_settings import settings_text
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE
-from gerund.models.settings_file import settings_text
 from gerund.normalization import JOINERS, SHOWN
 from gerund.settings.encoder import CONFIG_FILE, EncoderConfig
 from gerund.settings.model_spec import EncoderSpec

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError, DataError, ModelError
+from gerund.models.architectures import NoHead
+from gerund.models.fast_lora import AdapterComputation, make_quick, quick_forward
 from gerund.models.fingerprint import adapter_hash
 from gerund.models.folder_files import demand_readable
-from gerund.models.loading import NoHead
-from gerund.models.quick_lora import AdapterComputation, make_quick, quick_forward
 from gerund.settings.encoder import JOBS, Job
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

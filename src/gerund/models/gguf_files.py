@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.errors import ModelError
-from gerund.models.gguf_paths import MAGIC, is_gguf, parts_of
+from gerund.models.catalog import MAGIC, is_gguf, parts_of
 from gerund.models.library_calls import guarded
 from gerund.settings.model_spec import EncoderSpec
 

@@ -22,8 +22,8 @@ from transformers.initialization import no_init_weights
 
 from gerund.checks import flag, one_of
 from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.models.pooling import pool
 from gerund.models.word_vectors import WordVectors
+from gerund.poolings import pool
 from gerund.settings.encoder import FORMAT, read_settings
 
 HEAD_FILE = "head.json"

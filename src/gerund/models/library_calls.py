@@ -7,14 +7,16 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, wraps
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from gerund.errors import GerundError, ModelError
+from gerund.errors import GerundError, ModelError, TextError
 
 _lock = threading.Lock()
 _depth = 0
@@ -93,3 +95,47 @@ def _reason(error: BaseException) -> str:
     if "safetensors" in reason and "No such file" not in reason:
         return f"no usable safetensors weights ({reason})"
     return reason
+
+
+_METHODS = ("__call__", "encode", "tokenize", "decode", "batch_decode", "convert_tokens_to_string")
+
+
+def checked_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return the same tokenizer, which from now on raises ``TextError`` where it fails on a text or on tokens."""
+    kind: Any = type(tokenizer)
+    tokenizer.__class__ = _checked(kind)
+    return tokenizer
+
+
+@cache
+def _checked(kind: Any) -> Any:
+    """Return a class of tokenizers under the same name, by which transformers saves them."""
+    if "gerund_kind" in vars(kind):
+        return kind
+    methods: dict[str, Any] = {name: _guard(getattr(kind, name)) for name in _METHODS if hasattr(kind, name)}
+    methods |= {"gerund_kind": kind, "__reduce_ex__": _reduced, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), methods)
+
+
+def _guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def checked(self: PreTrainedTokenizerBase, *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(self, *arguments, **options)
+        except (GerundError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic is no Exception
+            reason = str(error) or type(error).__name__
+            raise TextError(f"this model's tokenizer fails on this text: {reason}") from error
+
+    return checked
+
+
+def _reduced(self: PreTrainedTokenizerBase, protocol: int) -> tuple[Any, ...]:
+    """Pickle a tokenizer by the class that can be imported."""
+    kind = vars(type(self))["gerund_kind"]
+    return (_made, (kind,), *object.__reduce_ex__(self, max(2, protocol))[2:])
+
+
+def _made(kind: Any) -> PreTrainedTokenizerBase:
+    return checked_tokenizer(kind.__new__(kind))

@@ -4,13 +4,13 @@ Knows: transformers' loading, safetensors, the bundled model. Does not know: pla
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,17 +24,32 @@ from transformers import (
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
 )
 
+from gerund.attention import matmul_attention
 from gerund.attention.weight_checks import refuse_unsound
-from gerund.errors import ConfigError, ModelError, unknown_name
+from gerund.checks import place, read_json
+from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.models import gguf_files
-from gerund.models.attention_flags import is_bidirectional, restore, set_aside
-from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.adapters import ADAPTER_FILES, Adapters
+from gerund.models.architectures import (
+    SEQ2SEQ,
+    NoHead,
+    is_bidirectional,
+    is_body,
+    is_encoder_decoder,
+    listed_architectures,
+    refuse_by_name,
+    restore,
+    set_aside,
+    state_width,
+)
+from gerund.models.encoder_settings import read_adapters, stored_reading
 from gerund.models.folder_files import demand_readable
-from gerund.models.library_calls import guarded, quiet
-from gerund.models.refused_models import refuse_by_name
+from gerund.models.hash_cache import describe_files, weights_key
+from gerund.models.heads import ProjectionHead
+from gerund.models.int8_matmul import cpu_has_int8
+from gerund.models.library_calls import checked_tokenizer, guarded, quiet
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
     SETTINGS_FILE,
@@ -42,8 +57,8 @@ from gerund.models.sentence_transformers_folder import (
     dense_weights,
     is_ready_made,
 )
-from gerund.models.sources import Source
-from gerund.models.tokenizer_errors import checked_tokenizer
+from gerund.models.sources import Source, find, find_spec
+from gerund.models.vectors import Transform, read_transform
 from gerund.models.weights import (
     INDEX,
     WEIGHTS,
@@ -55,7 +70,10 @@ from gerund.models.weights import (
     weight_files,
     without_implementations,
 )
-from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES
+from gerund.progress import say_once
+from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES, JOBS, EncoderConfig, Job, vectors_alike
+from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
+from gerund.settings.templates import NO_TRANSFORM
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"
@@ -201,14 +219,10 @@ def auto_class(config: PreTrainedConfig) -> Any:
         return AutoModelForSeq2SeqLM
     whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
     if whole is None or (
-        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and whole not in _architectures(config)
+        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and whole not in listed_architectures(config)
     ):
         return AutoModelForCausalLM
     return AutoModelForImageTextToText
-
-
-def _architectures(config: Any) -> list[str]:
-    return list(getattr(config, "architectures", None) or [])
 
 
 def read_config(source: Source) -> PreTrainedConfig:
@@ -253,12 +267,6 @@ def dtype_of(config: PreTrainedConfig) -> torch.dtype | None:
     """Return the type that a config names; None when it names none."""
     dtype = getattr(config, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def state_width(config: PreTrainedConfig) -> int:
-    """Return the size of a model's last hidden states; some of OPT's are projected to that of its embeddings."""
-    own = config.get_text_config(decoder=True)
-    return int((getattr(own, "word_embed_proj_dim", None) if own.model_type == "opt" else None) or own.hidden_size)
 
 
 def own_dtype(source: Source) -> str:
@@ -318,8 +326,10 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state
             for key, value in before.items():
                 setattr(model.config, key, value)
         # A folder whose class has a head says that there is one.
-        is_body = isinstance(model.get_output_embeddings(), NoHead) and before["architectures"]
-        restore(model.config, folder / "config.json", **{"architectures": before["architectures"]} if is_body else {})
+        lacks_head = isinstance(model.get_output_embeddings(), NoHead) and before["architectures"]
+        restore(
+            model.config, folder / "config.json", **{"architectures": before["architectures"]} if lacks_head else {}
+        )
         tokenizer.save_pretrained(folder)
 
 
@@ -408,7 +418,7 @@ def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTraine
 
 def _refuse_other_kinds(config: Any, name: str) -> None:
     kind = config.model_type
-    architectures = _architectures(config)
+    architectures = listed_architectures(config)
     if kind in SEQ2SEQ:
         if architectures and not architectures[0].endswith("ForConditionalGeneration"):
             raise ModelError(f"{name} is a {architectures[0]}; give a T5 with encoder, decoder and output head")
@@ -422,25 +432,6 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
     # These could be decoders too, and are none where their config does not say so.
     if kind in _ENCODERS and not config.is_decoder:
         raise ModelError(f"{name} is an encoder ({kind}) and does not generate; give a decoder-only language model")
-
-
-def is_body(config: PreTrainedConfig) -> bool:
-    """Whether a checkpoint was saved without a head, as its config says: as the body of a language model."""
-    return config.model_type not in SEQ2SEQ and MODEL_MAPPING_NAMES.get(config.model_type) in _architectures(config)
-
-
-class NoHead(nn.Module):
-    """Stands where a checkpoint has no output head: published embedding models are often saved without one."""
-
-    def __init__(self, name: str, why: str = "was saved without an output head") -> None:
-        super().__init__()
-        self.name = name
-        self.why = why
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Refuse to turn states into token scores."""
-        del hidden_BTD
-        raise ModelError(f"{self.name} {self.why}: it encodes, but cannot generate")
 
 
 def _forget_packing(model: PreTrainedModel) -> None:
@@ -477,3 +468,210 @@ def refuse_incomplete(found: dict[str, Any], name: str) -> None:
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
+
+
+# The objective that trains a model to fill gaps.
+_FILLING = "msg"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model in memory, and how it is read.
+
+    Attributes:
+        model: the Hugging Face model, on its device.
+        tokenizer: its tokenizer.
+        encoder: how it is read as an encoder.
+        name: what it was loaded from.
+        settings: the folder of its settings, where there is one on this machine.
+        adapters: PEFT adapters, each active for its jobs only.
+        autocast: whether to encode in bfloat16 where that is quick and near enough.
+        int8: whether to encode in 8 bits.
+        head: what projects its pooled states; None without one.
+        transform: what its folder has for the encoder's transform; None where that has to be fitted.
+        spec: what it was asked for by.
+        stamp: under what the hash of its weights is kept; None where it is not kept.
+        fills_gaps: whether it or its adapter for filling gaps is known to be trained for that.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    encoder: EncoderConfig
+    name: str
+    settings: Path | None
+    adapters: Adapters
+    autocast: bool
+    int8: bool
+    head: ProjectionHead | None
+    transform: Transform | None
+    spec: ModelSpec
+    stamp: str | None = None
+    fills_gaps: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of ``TextEncoder``."""
+        return {
+            "name": self.name,
+            "adapters": self.adapters,
+            "autocast": self.autocast,
+            "int8": self.int8,
+            "head": self.head,
+            "transform": self.transform,
+            "spec": self.spec,
+            "stamp": self.stamp,
+        }
+
+    @property
+    def is_seq2seq(self) -> bool:
+        """Whether it has an encoder of its own beside its decoder."""
+        return is_encoder_decoder(self.model)
+
+
+@quiet()  # once for all of it: whenever a logger's level changes, all loggers forget what they know
+def open_model(spec: ModelSpec, token: str | bool | None = None) -> Opened:
+    """Load a model with its settings; the hub is asked with ``token``, where it is.
+
+    Raises:
+        ModelError: no such model, or neither a decoder-only one nor a T5.
+        ConfigError: an unknown name or impossible setting.
+    """
+    weights_type = pick_dtype(spec.dtype)
+    where = pick_device(spec.device)
+    if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
+        raise ConfigError(
+            "dtype int8 is for processors with AVX-512 VNNI or AMX, on which encoding multiplies in 8 bits; "
+            + ("this one has neither" if where.type == "cpu" else f"on {where.type} take auto")
+        )
+    source = find_spec(spec, token)
+    settings = settings_folder(source)
+    own_adapters = {} if settings is None else read_adapters(settings)
+    config = read_config(source)
+    seq2seq = config.model_type in SEQ2SEQ
+    reading = stored_reading(settings, config, spec, source.gguf)
+    stored, head = reading.encoder, reading.head
+    encoder = spec.applied_to(stored)
+    reading.tell(source.name, encoder)
+    if seq2seq:
+        given = [own_adapters.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
+        _check_seq2seq(encoder, source.name, given)
+    adapters = _adapters(own_adapters, spec)
+    if spec.adapter is not None and "encode" in own_adapters:
+        # A head that was trained with the adapter means nothing without it.
+        head = None
+    if head is not None and not vectors_alike(encoder, stored):
+        head = head.without_space()
+    if weights_type is None and where.type == "cpu":
+        weights_type = _computed_type(config, source.name)
+    transform = None
+    if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
+        # Fitted to the vectors of one encoder config, it means nothing to those of another.
+        transform = read_transform(settings, encoder.transform) if vectors_alike(encoder, stored) else None
+    files = weight_files(source, getattr(config, "transformers_weights", None))
+    before = describe_files(files)
+    loaded, tokenizer = read(source, weights_type, config)
+    width = state_width(loaded.config) * encoder.poolings
+    if head is not None and head.settings.width != width:
+        raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
+    # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
+    stamp = None
+    if not seq2seq and describe_files(files) == before:
+        stamp = weights_key(before, str(loaded.dtype), *_tensors_of(loaded))
+    return Opened(
+        loaded.to(where),
+        tokenizer,
+        encoder,
+        source.name,
+        settings,
+        adapters,
+        autocast=spec.dtype in ("auto", "int8") and (where.type == "cuda" or matmul_attention.cpu_has_bfloat16()),
+        int8=spec.dtype == "int8",
+        head=None if head is None else head.to(where),
+        transform=transform,
+        spec=spec,
+        stamp=stamp,
+        fills_gaps=seq2seq or _is_trained_to_fill(settings, own_adapters, spec),
+    )
+
+
+def _tensors_of(model: PreTrainedModel) -> list[str]:
+    """Return which tensors a model has: its config decides how many of those in its files are read."""
+    return [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
+
+
+def _computed_type(config: PreTrainedConfig, name: str) -> torch.dtype | None:
+    """Return the type in which this processor takes a checkpoint's weights, and say so where it is another one."""
+    stored = dtype_of(config)
+    if stored not in (torch.bfloat16, torch.float16) or matmul_attention.cpu_has_bfloat16():
+        return None
+    # Half precision would be emulated, slowly; float32 holds the same values.
+    called = str(stored).removeprefix("torch.")
+    say_once(
+        f"{name} is stored in {called} and computed in float32, which is faster on this processor; greedy texts may "
+        f"differ from those that transformers writes in {called} (dtype {called} computes as it does)"
+    )
+    return torch.float32
+
+
+def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
+    """Return whose adapters take part: those given, and for the rest those of the model's folder."""
+    folders: dict[Job, Path] = {}
+    if spec.adapter is None:
+        folders = dict(own)
+    elif not spec.leaves_adapters:
+        folders = dict.fromkeys(JOBS, place("adapter", spec.adapter))
+    for job in JOBS[1:]:
+        where = spec.adapter_of(job)
+        if where is not None:
+            folders.pop(job, None)
+            if where != NO_ADAPTER:
+                folders[job] = _adapter_in(where, job)
+    return Adapters(folders)
+
+
+def _is_trained_to_fill(settings: Path | None, own: Mapping[Job, Path], spec: ModelSpec) -> bool:
+    """Whether somebody has chosen an adapter to fill gaps with, or the records of the training say what it was for."""
+    if spec.infill_adapter is not None:
+        return spec.infill_adapter != NO_ADAPTER
+    records = []
+    if spec.adapter is None:
+        if own.get("infill") not in (None, own.get("encode")):
+            return True
+        if settings is not None:
+            records.append(settings / "training.json")
+    elif not spec.leaves_adapters:
+        # Beside an adapter that was trained here lies its record, or one folder above it.
+        records += [Path(spec.adapter) / "training.json", Path(spec.adapter).parent / "training.json"]
+    return any(_FILLING in _trained_for(path) for path in records)
+
+
+def _trained_for(record: Path) -> list[str]:
+    """Return the kinds of the objectives that a model was trained for; none where there is no record."""
+    try:
+        return [str(one["kind"]) for one in read_json(record)["recipe"]["objectives"]]
+    except (DataError, LookupError, TypeError):
+        return []
+
+
+def _adapter_in(where: str | Path, job: Job) -> Path:
+    """Return the adapter of a job of another model; a PEFT folder is one itself."""
+    folder = place("adapter", where)
+    if (folder / ADAPTER_FILES[0]).is_file():
+        return folder
+    settings = settings_folder(find(where))
+    if settings is None:
+        raise ModelError(f"there is no folder {where}, and the hub has no such model or cannot be reached")
+    found = read_adapters(settings).get(job)
+    if found is None:
+        raise DataError(f"{where} has no adapter to {job} with; only an adapter can be taken from another model")
+    return found
+
+
+def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | Path | None]) -> None:
+    """Refuse what belongs to decoder-only models."""
+    if encoder.reads_beside:
+        raise ConfigError(f"{name} has an encoder of its own; layers, prepend and reroute are for decoder-only models")
+    if encoder.attention.name != "bidir":
+        raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
+    if any(where not in (None, NO_ADAPTER) for where in adapters):
+        raise ConfigError(f"{name} has an encoder of its own; an adapter for encoding is for decoder-only models")

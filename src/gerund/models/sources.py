@@ -14,9 +14,8 @@ from typing import Any
 
 from gerund.checks import place
 from gerund.errors import ConfigError, ModelError
-from gerund.models.catalog import NAMED
+from gerund.models.catalog import NAMED, find_local, gguf_in, is_gguf
 from gerund.models.folder_files import demand_readable_files
-from gerund.models.gguf_paths import find_local, gguf_in, is_gguf
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.settings.model_spec import ModelSpec

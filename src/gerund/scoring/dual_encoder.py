@@ -27,10 +27,10 @@ from gerund.errors import ConfigError, DataError, TextError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
-from gerund.models.opening import open_model
-from gerund.models.pooling import unit
-from gerund.models.settings_file import read_saved, saved_fields, settings_from
-from gerund.models.stored_reading import default_encoder_config
+from gerund.models.encoder_settings import default_encoder_config, read_saved, saved_fields, settings_from
+from gerund.models.loading import open_model
+from gerund.models.vectors import unit
+from gerund.scoring.vectors import VectorScorer
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
 from gerund.settings.model_spec import EncoderSpec, ModelSpec

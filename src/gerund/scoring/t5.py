@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gerund.attention import products
+from gerund.attention import matmul_attention
 from gerund.checks import check_texts
 from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.precision_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
@@ -108,7 +108,7 @@ class T5Scorer(VectorScorer):
         source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
         own = cls(loaded.to(where), tokenizer, source.name)
-        quick = where.type == "cuda" or products.cpu_has_bfloat16()
+        quick = where.type == "cuda" or matmul_attention.cpu_has_bfloat16()
         if dtype == "auto" and quick and loaded.dtype == torch.float32 and own._bfloat16_cosine() >= ENOUGH:
             own.autocast = torch.bfloat16
         return own

@@ -18,7 +18,7 @@ from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.rows import Emit, Piece
 from gerund.inference.tokens import context_length
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
 from gerund.server.logs import note

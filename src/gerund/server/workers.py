@@ -18,7 +18,7 @@ from typing import Any
 
 from gerund.errors import GerundError, InputError, ResourceError
 from gerund.jobs.interruption import ending_signals_to
-from gerund.notes import printed_notes
+from gerund.progress import printed_notes
 from gerund.server import logs
 from gerund.server.config import ServerConfig
 from gerund.settings.model_spec import ModelSpec

@@ -21,13 +21,12 @@ from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
-from gerund.models.encoder_decoder import SEQ2SEQ, is_encoder_decoder
+from gerund.models.architectures import SEQ2SEQ, is_encoder_decoder
+from gerund.models.encoder_settings import default_encoder_config, read_adapters, stored_reading
 from gerund.models.heads import ProjectionHead
-from gerund.models.settings_file import read_adapters
 from gerund.models.sources import Source, find
-from gerund.models.stored_reading import default_encoder_config, stored_reading
 from gerund.models.two_layer_check import verify_on_two_layers
-from gerund.notes import say_once
+from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer

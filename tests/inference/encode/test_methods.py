@@ -10,7 +10,7 @@ import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
 from gerund.inference.encode.layer_mixing import placeholder_embedding
 from gerund.language_model import LanguageModel
-from gerund.models.settings_file import saved_fields, settings_from
+from gerund.models.encoder_settings import saved_fields, settings_from
 from gerund.settings.encoder import METHODS
 from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.templates import NAMED, settings_of_template, templates_of

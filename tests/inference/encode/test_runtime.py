@@ -13,8 +13,7 @@ from gerund.errors import ResourceError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.tokens import token_batches
 from gerund.language_model import LanguageModel
-from gerund.models.pooling import pool
-from gerund.poolings import POOLINGS
+from gerund.poolings import POOLINGS, pool
 from tests.tiny import byte_tokenizer, tiny
 
 TEXTS = ["the cat", "a", "in the other thing and another", "x" * 50, "é 日本", "the cat"]
@@ -249,10 +248,10 @@ def test_many_threads_encode_and_generate_at_once():
 
 
 def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch):
-    from gerund.attention import products
+    from gerund.attention import matmul_attention
     from gerund.inference.encode import precision_check
 
-    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(precision_check, "bfloat16_cosine", lambda runtime: 0.9995)
     near = gerund.load(tiny_folder, device="cpu")
     assert near.compute_dtype == torch.bfloat16
@@ -260,14 +259,14 @@ def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch)
     monkeypatch.setattr(precision_check, "bfloat16_cosine", lambda runtime: 0.998)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
     assert gerund.load(tiny_folder, device="cpu", dtype="float32").compute_dtype == torch.float32
-    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
 
 
 def test_a_hybrid_plan_loads_for_infilling_and_refuses_to_encode(tiny_folder, monkeypatch):
-    from gerund.attention import products
+    from gerund.attention import matmul_attention
 
-    monkeypatch.setattr(products, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
     lm = gerund.load(tiny_folder, attention="hybrid", device="cpu")
     with pytest.raises(ConfigError, match="'hybrid' fills spans"):
         lm.encode("the cat")

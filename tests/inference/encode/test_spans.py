@@ -7,7 +7,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, TextError
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 
 TEXTS = ["The cat sat. A dog ran.", "é over there", "Short."]
 SPANS = [[(0, 12), (13, 23), (4, 20), (0, 23)], [(0, 1), (2, 12)], []]

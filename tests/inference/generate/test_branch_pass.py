@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.attention.branch_attention import Branches
+from gerund.attention.ragged_batch import Branches
 from gerund.inference.generate import branch_pass, reranking
 from gerund.inference.generate.branch_pass import BranchPass, can_branch
 from gerund.inference.infill.span_pass import Context, SpanPass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gerund.attention.layer_pauses import pause, pausing
+from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import SideBySide
 from gerund.inference.generate import reproducibility
 from gerund.inference.generate.prefixes import BLOCK, Prefixes

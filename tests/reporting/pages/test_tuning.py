@@ -8,7 +8,7 @@ import pytest
 import gerund
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import Trial, Tuned, tune
-from gerund.models.settings_file import read_saved
+from gerund.models.encoder_settings import read_saved
 from gerund.reporting.pages.tuning import chosen_sentence, write_tuning
 from gerund.reporting.plots import curves
 from gerund.settings.plan import AttentionPlan

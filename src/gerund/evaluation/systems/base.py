@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from gerund.inference.encode.words import WordPooling
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 from gerund.types import Scorer
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 
 from gerund.evaluation.systems.base import Encoder, cosine_scores
 from gerund.inference.encode.words import WordPooling
-from gerund.models.encoder_decoder import is_encoder_decoder
-from gerund.models.settings_file import read_saved
+from gerund.models.architectures import is_encoder_decoder
+from gerund.models.encoder_settings import read_saved
 from gerund.scoring.registry import find_scorer
 from gerund.settings.plan import AttentionPlan
 from gerund.types import Scorer

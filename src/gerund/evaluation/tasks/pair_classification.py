@@ -14,7 +14,7 @@ from gerund.evaluation.mteb import LocalTask, run_local, score_of
 from gerund.evaluation.sets.labelled import first_pairs, named_files, read_labelled_pairs
 from gerund.evaluation.systems.base import Encoder, Encodes
 from gerund.evaluation.task import EvaluationConfig, RatedPairs, Score, Side, Task
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 
 FOLDER = "pairs"
 _THRESHOLDS = 100

@@ -14,7 +14,7 @@ from gerund.evaluation.mteb import LocalTask, run_local, score_of
 from gerund.evaluation.sets.labelled import first_pairs, named_files, read_scored_pairs
 from gerund.evaluation.systems.base import Encoder, Encodes
 from gerund.evaluation.task import EvaluationConfig, Examples, FileTask, RatedPairs, Score, Side, Task
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 
 FOLDER = "sts"
 _ENDINGS = (".tsv", ".tsv.xz", ".tsv.gz")

@@ -96,7 +96,7 @@ def find(folder: Path) -> list[ZeroShot]:
 
 def _nearest(texts_ND: np.ndarray, names_CD: np.ndarray) -> np.ndarray:
     """Return the places of the names, nearest first, for each text: ``(N, C)``."""
-    from gerund.models.pooling import unit
+    from gerund.models.vectors import unit
 
     cosines_NC = unit(texts_ND.astype(np.float64)) @ unit(names_CD.astype(np.float64)).T
     order: np.ndarray = np.argsort(-cosines_NC.round(_DECIMALS), axis=1, kind="stable")

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
 from gerund.models.adapters import active_adapter
-from gerund.models.pooling import pool
+from gerund.poolings import pool
 
 
 class TextClassifier(nn.Module):

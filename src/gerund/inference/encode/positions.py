@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from gerund.attention.layer_handover import counts_rows
+from gerund.attention.shared_layer_state import counts_rows
 
 
 def takes_positions(model: PreTrainedModel) -> bool:

@@ -11,7 +11,7 @@ import torch
 from gerund.errors import ModelError
 from gerund.inference.encode.runtime import EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, tokenize
-from gerund.models.int8_products import make_ready
+from gerund.models.int8_matmul import make_ready
 from gerund.settings.plan import Direction
 
 # Of several kinds and lengths, since rounding shows most where tokens are rare and texts are short.

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.kv_embedding import Rerouting
+from gerund.attention.bound_plan import BoundPlan, Rerouting
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.layer_mixing import Beside
@@ -23,13 +22,11 @@ from gerund.inference.encode.positions import takes_positions
 from gerund.inference.tokens import Tokens, context_length, placed_ids, rotary_limit, token_batches
 from gerund.jobs.unfinished import EncodingPass
 from gerund.models.adapters import active_adapter
-from gerund.models.encoder_decoder import encoder_of, is_encoder_decoder
+from gerund.models.architectures import encoder_of, is_encoder_decoder, state_width
 from gerund.models.heads import ProjectionHead
-from gerund.models.int8_products import int8_products
-from gerund.models.loading import state_width
-from gerund.models.pooling import pool
-from gerund.models.vector_transforms import Transform
-from gerund.poolings import pooling_parts
+from gerund.models.int8_matmul import int8_matmul
+from gerund.models.vectors import Transform
+from gerund.poolings import pool, pooling_parts
 from gerund.progress import progress
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import ResolvedPlan
@@ -63,7 +60,7 @@ class EncoderRuntime:
         plan: the attention plan, resolved.
         sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
         autocast: compute in this type while the weights keep theirs; None computes in theirs.
-        int8: whether linear layers multiply in 8 bits (``int8_products``); the rest computes as without it.
+        int8: whether linear layers multiply in 8 bits (``int8_matmul``); the rest computes as without it.
         adapter: the name of the adapter that is active in every pass; None for the untouched model.
         head: projects pooled states ``(B, D)``; None leaves them.
         transform: what is done to vectors behind pooling and head; None for nothing.
@@ -192,7 +189,7 @@ class EncoderRuntime:
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
             if self.int8:
-                stack.enter_context(int8_products())
+                stack.enter_context(int8_matmul())
             yield
 
     @torch.no_grad()

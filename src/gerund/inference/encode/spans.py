@@ -14,7 +14,7 @@ from gerund.checks import is_listing
 from gerund.errors import TextError
 from gerund.inference.encode.runtime import EncoderRuntime, in_batches
 from gerund.inference.tokens import Tokens
-from gerund.models.pooling import pool
+from gerund.poolings import pool
 
 Span = tuple[int, int]
 

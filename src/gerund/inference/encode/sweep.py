@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from gerund.attention.layer_handover import hands_on
 from gerund.attention.layouts import decoder_layers
+from gerund.attention.shared_layer_state import hands_on
 from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, token_states

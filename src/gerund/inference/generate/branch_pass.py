@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from gerund.attention.branch_attention import Branches, Trunk
 from gerund.attention.interface import FUSED
+from gerund.attention.ragged_batch import Branches, Trunk
 from gerund.errors import GerundError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.runtime import EncoderRuntime

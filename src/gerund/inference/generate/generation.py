@@ -24,7 +24,7 @@ from gerund.inference.generate.rows import Emit, Row, Vocabulary, Writing, advan
 from gerund.inference.generate.sampling import request_seeds, sample_seed
 from gerund.inference.generate.transformers_loop import Asked, Cancelled, end_ids, transformers_loop
 from gerund.inference.tokens import context_length, rotary_limit, rotary_side
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 from gerund.types import Generation
 
 

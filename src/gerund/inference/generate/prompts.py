@@ -14,7 +14,7 @@ from gerund.errors import TextError
 from gerund.inference.generate.chat import NEXT_TURN, TemplateOptions, conversation_text, is_message, render
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode, context_length
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, in which control tokens are text unless it is ``Rendered``; token ids, which are read as they are; or the

@@ -34,7 +34,7 @@ from gerund.inference.generate.session_files import Kept, ReadingModel, load_kep
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.folders import atomic_folder
-from gerund.models.pooling import unit
+from gerund.models.vectors import unit
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.sampling import Sampling
 from gerund.settings.templates import is_template

@@ -16,16 +16,16 @@ from transformers import Cache, PreTrainedModel
 
 from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import ADDITIVE, FUSED
-from gerund.attention.layer_handover import hands_on
 from gerund.attention.layouts import decoder_layers
 from gerund.attention.masked import has_indexer, way_of
 from gerund.attention.ragged_batch import STEP, ByBlocks, SideBySide, whole_blocks
+from gerund.attention.shared_layer_state import hands_on
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.generate import compiled_step
 from gerund.inference.generate.preallocated_cache import plain_layers
 from gerund.inference.generate.slot_layers import ReadLayer, SlotLayer, WrittenLayer
 from gerund.inference.generate.without_hooks import bare
-from gerund.models.encoder_decoder import is_encoder_decoder
+from gerund.models.architectures import is_encoder_decoder
 
 # Rows are filled up to a multiple of this at most.
 MOST_ROWS_MORE = 8

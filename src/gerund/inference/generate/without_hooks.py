@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from gerund.attention.layouts import is_stream_hook
 from gerund.models.adapters import own_module
-from gerund.models.int8_products import Int8Linear
+from gerund.models.int8_matmul import Int8Linear
 
 
 def bare(model: PreTrainedModel) -> PreTrainedModel:

@@ -19,8 +19,8 @@ from gerund.inference.generate.generation import generate
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import check_unicode, context_length
-from gerund.sentences import segments
 from gerund.settings.sampling import Sampling
+from gerund.text_analysis import segments
 
 PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
 

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gerund.attention.bound_plan import BoundPlan
+from gerund.attention.bound_plan import BoundPlan, CachedHybrid
 from gerund.attention.cache_names import CACHE
 from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import keeps_states
-from gerund.attention.span_cache import CachedHybrid
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.encode.runtime import EncoderRuntime

@@ -17,7 +17,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, in_batches
 from gerund.inference.likelihood.lm_head import Read, TokenHead
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
-from gerund.models.encoder_decoder import demand_decoder_only
+from gerund.models.architectures import demand_decoder_only
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.types import Rendered

@@ -16,7 +16,7 @@ from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
 from gerund.jobs.files import write_whole
 from gerund.language_model import LanguageModel
-from gerund.models.settings_file import settings_text
+from gerund.models.encoder_settings import settings_text
 from gerund.reporting.comparison import PERCENTS, shown, trained_under
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import Picture, Wanted, drawn, write_html

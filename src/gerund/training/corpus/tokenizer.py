@@ -18,7 +18,7 @@ from gerund.data.cleaning import clean_text
 from gerund.data.corpus import read_documents
 from gerund.errors import ConfigError
 from gerund.jobs.folders import atomic_folder
-from gerund.models.encoder_decoder import SEQ2SEQ
+from gerund.models.architectures import SEQ2SEQ
 from gerund.models.folder_files import demand_readable_files
 from gerund.models.sources import find
 from gerund.settings.encoder import DEFAULT_MODEL

@@ -15,7 +15,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import hidden_states
 from gerund.inference.tokens import token_batches
 from gerund.models.heads import ProjectionHead
-from gerund.models.pooling import pool
+from gerund.poolings import pool
 from gerund.training.losses.contrastive import Similarity, accuracy, excluded_pairs, info_nce, overlapping
 from gerund.training.processes import gather_numbers, gather_rows
 

@@ -177,7 +177,7 @@ class UnimaeLosses(TokenLosses):
 
     def __call__(self, model: "PreTrainedModel", batch: Batch) -> "dict[str, Tensor]":
         """Return the summed cross-entropies."""
-        from gerund.models.pooling import pool
+        from gerund.poolings import pool
         from gerund.training.losses.vocabulary import head_of, token_loss
 
         # Padding stands on the right, where causal attention does not look.

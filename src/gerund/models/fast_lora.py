@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gerund.models.fingerprint import times_written
-from gerund.models.int8_products import Int8Linear, linear
+from gerund.models.int8_matmul import Int8Linear, linear
 
 Way = Literal["merged", "low-rank"]
 _LINEAR = (nn.Linear, Int8Linear)

@@ -143,3 +143,51 @@ def read_transform(folder: Path, name: str) -> Transform | None:
     if not (np.isfinite(mean_D).all() and np.isfinite(matrix_DE).all()):
         raise DataError(f"{path} holds numbers that are not finite (NaN or infinity)")
     return Transform(name, mean_D.astype(np.float32), matrix_DE.astype(np.float32))
+
+
+def compared(a_ND: np.ndarray, b_MD: np.ndarray, similarity: str) -> np.ndarray:
+    """Return how near each vector of ``a_ND`` is to each of ``b_MD``, as sentence-transformers counts it: ``(N, M)``.
+
+    Args:
+        a_ND: vectors.
+        b_MD: vectors.
+        similarity: ``cosine``, ``dot``, or a distance taken negative: ``euclidean``, ``manhattan``.
+
+    >>> ones, others = np.array([[3.0, 4.0]]), np.array([[3.0, 0.0]])
+    >>> [float(compared(ones, others, name)[0, 0]) for name in ("cosine", "dot", "euclidean", "manhattan")]
+    [0.6, 9.0, -4.0, -4.0]
+    """
+    found_NM: np.ndarray
+    if similarity in ("cosine", "dot"):
+        found_NM = unit(a_ND) @ unit(b_MD).T if similarity == "cosine" else a_ND @ b_MD.T
+        return found_NM
+    order = 2 if similarity == "euclidean" else 1
+    # A row at a time: the differences of all pairs would take much memory.
+    found_NM = np.stack([-np.linalg.norm(b_MD - own_D, ord=order, axis=-1) for own_D in a_ND])
+    return found_NM
+
+
+def compared_in_pairs(a_ND: np.ndarray, b_ND: np.ndarray, similarity: str) -> np.ndarray:
+    """Return how near each vector of ``a_ND`` is to that in the same row of ``b_ND``: ``(N,)``; see ``compared``.
+
+    >>> ones, others = np.array([[3.0, 4.0]]), np.array([[3.0, 0.0]])
+    >>> [float(compared_in_pairs(ones, others, name)[0]) for name in ("cosine", "dot", "euclidean", "manhattan")]
+    [0.6, 9.0, -4.0, -4.0]
+    """
+    found_N: np.ndarray
+    if similarity in ("cosine", "dot"):
+        left_ND, right_ND = (unit(a_ND), unit(b_ND)) if similarity == "cosine" else (a_ND, b_ND)
+        found_N = (left_ND * right_ND).sum(axis=-1)
+        return found_N
+    found_N = -np.linalg.norm(a_ND - b_ND, ord=2 if similarity == "euclidean" else 1, axis=-1)
+    return found_N
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors ``(..., D)`` scaled to length 1; a zero vector stays one.
+
+    >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    scaled: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return scaled

@@ -55,12 +55,12 @@ def cpu_has_int8() -> bool:
 
 
 class Int8Linear(nn.Linear):
-    """A linear layer that multiplies in 8 bits inside of ``int8_products``, and is torch's own outside of it.
+    """A linear layer that multiplies in 8 bits inside of ``int8_matmul``, and is torch's own outside of it.
 
     Example:
         >>> if cpu_has_int8():
         ...     layer, input_ND = Int8Linear(256, 256), torch.randn(8, 256)
-        ...     with torch.no_grad(), int8_products():
+        ...     with torch.no_grad(), int8_matmul():
         ...         out_ND = layer(input_ND)
         ...     assert 1e-6 < (out_ND - layer(input_ND)).abs().max() < 0.05
     """
@@ -78,7 +78,7 @@ def make_ready(model: nn.Module) -> None:
 
 
 @contextmanager
-def int8_products() -> Iterator[None]:
+def int8_matmul() -> Iterator[None]:
     """Let this thread's linear layers without gradients multiply in 8 bits until the block ends."""
     token = _inputs.set(_Inputs())
     try:
@@ -88,7 +88,7 @@ def int8_products() -> Iterator[None]:
 
 
 def linear(input_: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return what ``torch.nn.functional.linear`` does; inside of ``int8_products`` in 8 bits, where that pays."""
+    """Return what ``torch.nn.functional.linear`` does; inside of ``int8_matmul`` in 8 bits, where that pays."""
     inputs = _inputs.get()
     if inputs is None or not _fits(input_, weight_OI):
         return functional.linear(input_, weight_OI, bias_O)

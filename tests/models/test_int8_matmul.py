@@ -12,9 +12,9 @@ import gerund
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.encode import precision_check
 from gerund.inference.generate.without_hooks import bare
-from gerund.models import int8_products, opening, quick_lora
+from gerund.models import fast_lora, int8_matmul, loading
 from gerund.models.adapters import adapter_computation
-from gerund.models.int8_products import Int8Linear, cpu_has_int8
+from gerund.models.int8_matmul import Int8Linear, cpu_has_int8
 from gerund.scoring.t5 import T5Scorer
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny, save_tiny_t5
@@ -29,7 +29,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def tiny_too(monkeypatch):
     """Let weights as small as those of tiny models be read in 8 bits."""
-    monkeypatch.setattr(int8_products, "_SMALLEST", 8)
+    monkeypatch.setattr(int8_matmul, "_SMALLEST", 8)
 
 
 def by_hand(input_NI, weight_OI, bias_O=None):
@@ -50,7 +50,7 @@ def by_hand(input_NI, weight_OI, bias_O=None):
 def test_products_are_those_written_out(bias):
     torch.manual_seed(0)
     layer, input_NI = Int8Linear(24, 16, bias=bias), torch.randn(7, 24)
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         found_NO = layer(input_NI)
     np.testing.assert_allclose(found_NO, by_hand(input_NI, layer.weight, layer.bias), atol=1e-5)
     exact_NO = layer(input_NI)
@@ -62,7 +62,7 @@ def test_products_are_those_written_out(bias):
 def test_half_precision_comes_out_as_it_went_in(dtype):
     torch.manual_seed(0)
     layer, input_BTI = Int8Linear(64, 32).to(dtype), torch.randn(2, 3, 64).to(dtype)
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         found_BTO = layer(input_BTI)
     assert found_BTO.dtype == dtype
     assert found_BTO.shape == (2, 3, 32)
@@ -73,7 +73,7 @@ def test_half_precision_comes_out_as_it_went_in(dtype):
 @torch.no_grad()
 def test_under_autocast_the_type_is_autocasts():
     layer, input_NI = Int8Linear(64, 32), torch.randn(5, 64)
-    with torch.autocast("cpu", dtype=torch.bfloat16), int8_products.int8_products():
+    with torch.autocast("cpu", dtype=torch.bfloat16), int8_matmul.int8_matmul():
         assert layer(input_NI).dtype == torch.bfloat16
 
 
@@ -81,7 +81,7 @@ def test_under_autocast_the_type_is_autocasts():
 def test_a_token_does_not_depend_on_those_beside_it():
     torch.manual_seed(0)
     layer, input_NI = Int8Linear(384, 128), torch.randn(50, 384) * torch.logspace(-3, 3, 50)[:, None]
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         whole_NO = layer(input_NI)
         assert all(torch.equal(layer(input_NI[row : row + 1])[0], whole_NO[row]) for row in range(50))
 
@@ -91,7 +91,7 @@ def test_nothing_and_what_is_no_number():
     layer, input_NI = Int8Linear(16, 16), torch.randn(4, 16)
     input_NI[1] = 0
     input_NI[2, 3] = torch.nan
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         found_NO = layer(input_NI)
         assert layer(input_NI[:0]).shape == (0, 16)
     assert torch.equal(found_NO[1], layer.bias)
@@ -103,7 +103,7 @@ def test_nothing_and_what_is_no_number():
 def test_changed_weights_and_inputs_are_rounded_anew():
     torch.manual_seed(0)
     layer, input_NI = Int8Linear(16, 16, bias=False), torch.randn(4, 16)
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         before = layer(input_NI)
         input_NI.mul_(2)
         torch.testing.assert_close(layer(input_NI), 2 * before)
@@ -114,10 +114,10 @@ def test_changed_weights_and_inputs_are_rounded_anew():
 def test_where_it_does_not_pay_or_gradients_are_wanted_nothing_changes():
     torch.manual_seed(0)
     narrow, input_NI = Int8Linear(16, 4), torch.randn(4, 16)
-    with torch.no_grad(), int8_products.int8_products():
+    with torch.no_grad(), int8_matmul.int8_matmul():
         assert torch.equal(narrow(input_NI), functional.linear(input_NI, narrow.weight, narrow.bias))
     layer = Int8Linear(16, 16)
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         with_gradients = layer(input_NI)
     assert torch.equal(with_gradients, layer(input_NI))
     with_gradients.sum().backward()
@@ -126,14 +126,14 @@ def test_where_it_does_not_pay_or_gradients_are_wanted_nothing_changes():
 
 @torch.no_grad()
 def test_what_was_rounded_goes_with_the_weight():
-    before = len(int8_products._packed)
+    before = len(int8_matmul._packed)
     layer = Int8Linear(16, 16)
-    with int8_products.int8_products():
+    with int8_matmul.int8_matmul():
         layer(torch.randn(4, 16))
-    assert len(int8_products._packed) == before + 1
+    assert len(int8_matmul._packed) == before + 1
     del layer
     gc.collect()
-    assert len(int8_products._packed) == before
+    assert len(int8_matmul._packed) == before
 
 
 def test_a_model_encodes_in_8_bits_and_writes_as_before(tmp_path):
@@ -168,7 +168,7 @@ def test_other_threads_compute_as_before():
     def other():
         found.append(layer(input_NI))
 
-    with torch.no_grad(), int8_products.int8_products():
+    with torch.no_grad(), int8_matmul.int8_matmul():
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
@@ -178,7 +178,7 @@ def test_other_threads_compute_as_before():
 
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
 def test_adapters_are_read_both_ways(tmp_path, monkeypatch, largest):
-    monkeypatch.setattr(quick_lora, "LARGEST_COPIES", largest)
+    monkeypatch.setattr(fast_lora, "LARGEST_COPIES", largest)
     folder = save_tiny(tmp_path / "base", "llama")
     adapter = make_adapter(folder, tmp_path / "lora", target_modules="all-linear")
     lm = gerund.load(folder, k=2, adapter=adapter, device="cpu", dtype="int8")
@@ -202,6 +202,6 @@ def test_who_cannot_have_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(precision_check, "int8_cosine", lambda runtime: 0.97)
     with pytest.raises(ModelError, match=r"falls to 0\.970"):
         gerund.load(folder, device="cpu", dtype="int8")
-    monkeypatch.setattr(opening, "cpu_has_int8", lambda: False)
+    monkeypatch.setattr(loading, "cpu_has_int8", lambda: False)
     with pytest.raises(ConfigError, match="this one has neither"):
         gerund.load(folder, device="cpu", dtype="int8")

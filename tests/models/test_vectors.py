@@ -7,7 +7,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.models.vector_transforms import WEIGHTS_FILE, fit
+from gerund.models.vectors import WEIGHTS_FILE, fit
 from tests.tiny import save_tiny_t5
 
 WORDS = ["cat", "dog", "house", "rain", "thin", "her", "and", "the", "other", "a"]

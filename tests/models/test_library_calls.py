@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import gerund
 from gerund.errors import ModelError, TextError
 from gerund.inference.text_ids import encode_texts
-from gerund.models.tokenizer_errors import checked_tokenizer
+from gerund.models.library_calls import checked_tokenizer
 from tests.cli.helpers import run_cli
 from tests.tiny import byte_tokenizer
 

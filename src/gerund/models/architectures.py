@@ -1,0 +1,186 @@
+"""Encoder-decoder models: an encoder that reads and a decoder that writes.
+
+Knows: which kinds there are, which part encodes. Does not know: how either is used.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from gerund.checks import read_json
+from gerund.errors import ModelError, UnsupportedModelError
+
+SEQ2SEQ = ("t5", "mt5", "umt5")
+"""What they are called in a config, as ``model_type``."""
+
+
+def is_encoder_decoder(model: PreTrainedModel) -> bool:
+    """Whether an encoder of its own reads the text, and the decoder, if there, writes one of its own."""
+    return model.config.model_type in SEQ2SEQ
+
+
+def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the encoder of such a model; the model itself where it is nothing else."""
+    encoder: PreTrainedModel = getattr(model, "encoder", model)
+    return encoder
+
+
+@torch.no_grad()
+def copy_weights(encoder: PreTrainedModel) -> None:
+    """Give an encoder's weights memory of their own.
+
+    On a processor weights are pieces of one mapping of their file, which stays whole as long as any piece is used, and
+    a tensor does not tell.
+    """
+    for weight in encoder.parameters():
+        if weight.device.type == "cpu":
+            weight.data = weight.detach().clone()
+
+
+def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
+    """Refuse an encoder-decoder model.
+
+    Args:
+        model: any model.
+        what: what it is wanted for, to be read behind "cannot".
+
+    Raises:
+        UnsupportedModelError: it has an encoder of its own.
+    """
+    if is_encoder_decoder(model):
+        raise UnsupportedModelError(
+            f"a {model.config.model_type} model is an encoder-decoder and cannot {what}; take a decoder-only model"
+        )
+
+
+IS_CAUSAL = "is_causal"
+BIDIRECTIONAL = "use_bidirectional_attention"
+_WINDOW = "sliding_window"
+_TEXT = "text_config"
+# Where a config in memory keeps what the one on the disk says.
+_KEPT = "gerund_flags"
+
+
+def set_aside(config: PreTrainedConfig, stored: Mapping[str, Any]) -> None:
+    """Make a config that lets a decoder attend in both directions a plain causal one, and note what it said.
+
+    Args:
+        config: the config in memory, which is changed.
+        stored: the same config as it is on the disk.
+    """
+    part: Any = config.get_text_config(decoder=True)
+    text = stored.get(_TEXT)
+    own = text if part is not config and isinstance(text, Mapping) else stored
+    flags = {}
+    if getattr(part, IS_CAUSAL, True) is False:
+        flags[IS_CAUSAL] = False
+        setattr(part, IS_CAUSAL, True)
+        if isinstance(getattr(part, _WINDOW, None), int):
+            setattr(part, _WINDOW, getattr(part, _WINDOW) + 1)
+    if getattr(part, BIDIRECTIONAL, None) is True:
+        flags[BIDIRECTIONAL] = True
+        setattr(part, BIDIRECTIONAL, False)
+    if flags:
+        flags |= {_WINDOW: own[_WINDOW]} if _WINDOW in own else {}
+        setattr(config, _KEPT, {"part": _TEXT if own is text else "", "stored": flags})
+
+
+def is_bidirectional(config: PreTrainedConfig) -> bool:
+    """Whether the config on the disk lets the decoder attend in both directions."""
+    return getattr(config, _KEPT, None) is not None
+
+
+def restore(config: PreTrainedConfig, path: Path, **changes: Any) -> None:
+    """Write what was set aside into a ``config.json`` that transformers has just written.
+
+    Args:
+        config: of the model that was saved.
+        path: the file.
+        **changes: what else is to stand there.
+    """
+    kept = getattr(config, _KEPT, None)
+    if kept is None and not changes:
+        return
+    data = read_json(path)
+    data.pop(_KEPT, None)
+    if kept is not None:
+        data.get(kept["part"], data).update(kept["stored"])
+    path.write_text(json.dumps({**data, **changes}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+_MERGED = "use sentence-transformers with trust_remote_code"
+_BIDIRECTIONAL_CODE = f"a decoder whose attention is its author's code, which gerund never runs; {_MERGED}"
+_BY_NAME = {
+    "NVEmbedModel": f"which pools by attention of its own in its author's code; {_MERGED}",
+    "nvembed": f"which pools by attention of its own in its author's code; {_MERGED}",
+    "JinaEmbeddingsV5Model": (
+        "which switches adapters in its author's code; take one of its merged repositories, whose names end in "
+        "-retrieval, -text-matching, -clustering or -classification"
+    ),
+    "JinaForRanking": f"a listwise reranker in its author's code; {_MERGED}",
+    "embedding_gemma2": "an encoder that does not generate; use sentence-transformers",
+    "eurobert": "an encoder that does not generate; use sentence-transformers",
+    "LlamaBidirectionalModel": _BIDIRECTIONAL_CODE,
+    "llama_bidirec": _BIDIRECTIONAL_CODE,
+    "Qwen3BidirectionalModel": _BIDIRECTIONAL_CODE,
+    "DeepseekV3BidirectionalModel": _BIDIRECTIONAL_CODE,
+    "Lfm2BidirectionalModel": _BIDIRECTIONAL_CODE,
+    "bidirectional_pplx_qwen3": _BIDIRECTIONAL_CODE,
+    "C2LLMForEmbedding": _BIDIRECTIONAL_CODE,
+}
+
+
+def refuse_by_name(stored: Any, name: str) -> None:
+    """Refuse an architecture whose model is its author's code, or an encoder that does not generate, by its name.
+
+    Args:
+        stored: the config as it is on the disk.
+        name: of the model.
+
+    Raises:
+        ModelError: it is one of them.
+    """
+    if not isinstance(stored, dict):
+        return
+    listed = stored.get("architectures") or []
+    for own in (*(listed if isinstance(listed, list) else ()), stored.get("model_type")):
+        if isinstance(own, str) and own in _BY_NAME:
+            raise ModelError(f"{name}: its config.json says {own}, {_BY_NAME[own]}")
+
+
+def state_width(config: PreTrainedConfig) -> int:
+    """Return the size of a model's last hidden states; some of OPT's are projected to that of its embeddings."""
+    own = config.get_text_config(decoder=True)
+    return int((getattr(own, "word_embed_proj_dim", None) if own.model_type == "opt" else None) or own.hidden_size)
+
+
+class NoHead(nn.Module):
+    """Stands where a checkpoint has no output head: published embedding models are often saved without one."""
+
+    def __init__(self, name: str, why: str = "was saved without an output head") -> None:
+        super().__init__()
+        self.name = name
+        self.why = why
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Refuse to turn states into token scores."""
+        del hidden_BTD
+        raise ModelError(f"{self.name} {self.why}: it encodes, but cannot generate")
+
+
+def is_body(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint was saved without a head, as its config says: as the body of a language model."""
+    return config.model_type not in SEQ2SEQ and MODEL_MAPPING_NAMES.get(config.model_type) in listed_architectures(
+        config
+    )
+
+
+def listed_architectures(config: Any) -> list[str]:
+    """Return the class names under ``architectures`` in a config."""
+    return list(getattr(config, "architectures", None) or [])
