@@ -30,7 +30,6 @@ from gerund.inference.tokens import keep_end
 from gerund.models.encoder_settings import default_encoder_config, read_saved, saved_fields, settings_from
 from gerund.models.loading import open_model
 from gerund.models.vectors import unit
-from gerund.scoring.vectors import VectorScorer
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
 from gerund.settings.model_spec import EncoderSpec, ModelSpec

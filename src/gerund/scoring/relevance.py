@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.likelihood.tokens import causal_runtime, continuation_logprobs
 from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.models.vectors import compared
-from gerund.scoring.relevance_measures import DEFAULT_MEASURE, RelevanceMeasure
+from gerund.scoring.names import DEFAULT_MEASURE, RelevanceMeasure
 from gerund.text_encoder import TextEncoder
 from gerund.types import Ranking, Scorer
 

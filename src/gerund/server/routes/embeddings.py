@@ -17,7 +17,7 @@ from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.language_model import LanguageModel
 from gerund.models.vectors import compared, unit
-from gerund.scoring.relevance_measures import check_relevance
+from gerund.scoring.names import check_relevance
 from gerund.server.config import FINGERPRINT_HEADER
 from gerund.server.errors import MISMATCH, ApiError, api_error, blamed
 from gerund.server.schemas.embeddings import (
