@@ -32,17 +32,13 @@ import numpy as np
 
 import harness
 from gerund.cli.embed import Encoding, EncodingWorker
-from gerund.data.embedding.config import EmbeddingConfig
 from gerund.data.embedding.files import Part, join_parquet, read_embeddings, write_part
-from gerund.data.embedding.job import embedding_job
-from gerund.data.embedding.shards import Elsewhere, Shard
-from gerund.data.embedding.survey import Source, digest_of, survey_of
+from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, Shard, Source, digest_of, embedding_job, survey_of
 from gerund.data.mining import MiningConfig, mine
-from gerund.data.mining import shards as mining_shards
+from gerund.data.mining import job as mining_job
 from gerund.data.tables import open_table
 from gerund.entry import load
-from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, mapped, opened
-from gerund.jobs.engines import engine_of
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, make_engine, map_shards, opened
 from gerund.worker_model import WorkerModel
 from inputs import demo_texts
 from results import Column, Row, Table, median_of
@@ -136,8 +132,8 @@ def systems_of(options: Any) -> list[tuple[str, int]]:
 def engine_for(system: str, workers: int, options: Any) -> Timed:
     """Return an engine that notes times."""
     if system == "Ray":
-        return Timed(engine_of("ray", workers, options.address))
-    return Timed(engine_of("local", workers))
+        return Timed(make_engine("ray", workers, options.address))
+    return Timed(make_engine("local", workers))
 
 
 def embed(options: Any, folder: Path) -> Table:
@@ -206,14 +202,14 @@ def rates(options: Any, folder: Path) -> Table:
         )
 
     def handed_out(engine: JobEngine, by_place: bool) -> None:
-        shards = mining_shards.shards_of([corpus], 4 * 2**20, text_column="text", title_column="title")
-        for _ in mapped(engine, _nothing, (one.by_place() if by_place else one for one in shards)):
+        shards = mining_job.shards_of([corpus], 4 * 2**20, text_column="text", title_column="title")
+        for _ in map_shards(engine, _nothing, (one.by_place() if by_place else one for one in shards)):
             pass
 
     def rows_handed_out(engine: JobEngine, by_place: bool) -> None:
         shards = enumerate(source.shards())
         given = (Shard(number, digest_of(one), one, one.start if by_place else None) for number, one in shards)
-        for _ in mapped(engine, _nothing, given):
+        for _ in map_shards(engine, _nothing, given):
             pass
 
     megabytes, numbers = corpus.stat().st_size / 1e6, vectors_RD.nbytes * len(parts) / 1e6
@@ -226,9 +222,9 @@ def rates(options: Any, folder: Path) -> Table:
             numbers, lambda: join_parquet(parts, folder / "joined.parquet", {"fingerprint": "", "dimensions": 1024})
         ),
     }  # fmt: skip
-    engines = {"processes": engine_of("local", 2)}
+    engines = {"processes": make_engine("local", 2)}
     if options.address:
-        engines["Ray"] = engine_of("ray", 2, options.address)
+        engines["Ray"] = make_engine("ray", 2, options.address)
     for name, engine in engines.items():
         for kind, by_place in (("places", True), ("documents", False)):
             works[f"handing out `mine`'s {kind} to {name}"] = (megabytes, partial(handed_out, engine, by_place))

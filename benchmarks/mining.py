@@ -25,7 +25,7 @@ import numpy as np
 
 import harness
 from gerund.data.mining import MiningConfig, SymbolWeights, matching_pairs, mine
-from gerund.data.mining.symbols import code_points, normalised
+from gerund.data.mining.substrings import code_points, normalised
 from gerund.data.passages import sentence_bounds
 from inputs import demo_texts
 from results import Column, Row, Table, median_of

@@ -15,8 +15,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gerund.data.cleaning import clean_text
-from gerund.data.corpus import read_documents
+from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import DataError
 
 ENDS = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[\"“‘(]?[A-Z])")

@@ -120,7 +120,7 @@ def unsafe(path: Path) -> Iterator[str]:
     for name in imported(tree):
         # The server listens in one place, and hands what it listens on to its processes; an address of Ray's that
         # the user names is tried before Ray is.
-        if name == "socket" and module_name(path) in (*LISTENS, "jobs.ray_engine"):
+        if name == "socket" and module_name(path) in (*LISTENS, "jobs.engine"):
             continue
         # One module asks a server, whose address the user gives.
         if name.split(".")[0] in ("http", "urllib") and module_name(path) == ASKS:

@@ -11,8 +11,8 @@ import torch
 
 import gerund
 from gerund import Rerank, Sampling
-from gerund.data.mining.config import MiningConfig
-from gerund.data.mining.running import mine
+from gerund.data.mining.candidates import MiningConfig
+from gerund.data.mining.job import mine
 from gerund.errors import ResourceError
 from gerund.training.estimate import estimate
 from gerund.training.recipe import Recipe

@@ -23,7 +23,7 @@ from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work,
 from gerund.inference.infill import expansion
 from gerund.inference.infill.infilling import BLANK, Method
 from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state
 from gerund.models.architectures import is_encoder_decoder

@@ -15,7 +15,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
 from gerund.inference.tokens import Empty, Overflow, Tokens
-from gerund.jobs.unfinished import Unfinished
+from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.models.vectors import compared, compared_in_pairs, fit, unit
 from gerund.quantization import Precision, check_precision, quantize
 from gerund.settings.aliases import EncodeAliases, VectorAliases, same_keywords, takes_aliases
@@ -45,7 +45,7 @@ class TextEncoder(TokenEncoder):
         *,
         empty: Empty = "error",
         overflow: Overflow = "truncate",
-        kept: Unfinished | None = None,
+        kept: ShardCheckpoint | None = None,
         prompt_name: str | None = None,
         precision: Precision = "float32",
         ranges: np.ndarray | None = None,
@@ -155,7 +155,7 @@ class TextEncoder(TokenEncoder):
         *,
         empty: Empty = "error",
         overflow: Overflow = "truncate",
-        kept: Unfinished | None = None,
+        kept: ShardCheckpoint | None = None,
         prompt_name: str | None = None,
         **aliases: Unpack[VectorAliases],
     ) -> EncodeResult:
@@ -212,7 +212,7 @@ class TextEncoder(TokenEncoder):
         dimensions: int | None,
         batch_tokens: int | None,
         show: bool | None,
-        kept: Unfinished | None,
+        kept: ShardCheckpoint | None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Return the vectors of texts that were tokenized once a template: the mean of each over its templates."""

@@ -10,7 +10,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.mining import parts, running, shards
+from gerund.data.mining import job
 from tests.cli.helpers import run_cli
 from tests.data.mining.corpora import articles, write_jsonl
 
@@ -106,19 +106,19 @@ def test_killed_and_resumed(tmp_path):
 # The command with parts so small that it can be killed between them.
 _SMALL_PARTS = """
 if __name__ == "__main__":
-    from gerund.data.mining import config
+    from gerund.data.mining import candidates
     from dataclasses import field
-    own = config.MiningConfig.__init__
+    own = candidates.MiningConfig.__init__
     def init(self, **more):
         own(self, **{**more, "part_size": 50_000})
-    config.MiningConfig.__init__ = init
+    candidates.MiningConfig.__init__ = init
     from gerund.cli.main import run
     run()
 """
 
 
 def test_interrupted_says_how_to_go_on(corpus, tmp_path, monkeypatch):
-    own, calls = parts.make_part, []
+    own, calls = job.make_part, []
 
     def make_part(*given):
         if calls:
@@ -126,9 +126,9 @@ def test_interrupted_says_how_to_go_on(corpus, tmp_path, monkeypatch):
         calls.append(1)
         return own(*given)
 
-    monkeypatch.setattr(shards, "_MOST_DOCUMENTS", 10)
+    monkeypatch.setattr(job, "_MOST_DOCUMENTS", 10)
     with monkeypatch.context() as patch:
-        patch.setattr(running, "make_part", make_part)
+        patch.setattr(job, "make_part", make_part)
         ran = run_cli("mine", corpus, "-o", tmp_path / "out.parquet", "-j", 1)
     assert ran.code == 130
     assert "gerund: interrupted; finished parts are kept in" in ran.err

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.cleaning import clean_text
-from gerund.data.corpus import Document, read_documents
+from gerund.data.corpus import Document, clean_text, read_documents
 from gerund.errors import ConfigError, DataError
 
 

@@ -14,7 +14,7 @@ import gerund
 from gerund.errors import ConfigError, ModelError, OutputExistsError, ResourceError
 from gerund.exporting import formats
 from gerund.exporting.formats import convert
-from gerund.jobs import folders
+from gerund.jobs import files
 from gerund.models import loading
 from gerund.models.sources import find
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
@@ -129,7 +129,7 @@ def test_full_disk(tiny_folder: Path, tmp_path: Path, format: str, monkeypatch) 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folders, "flush_folder", full)
+    monkeypatch.setattr(files, "flush_folder", full)
     with pytest.raises(ResourceError, match="No space left on device"):
         load(tiny_folder, k=2).export(tmp_path / "out", format)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from gerund.cli.main import run
 from gerund.entry import load
 from gerund.inference.encode import runtime, sweep
 from gerund.inference.encode.runtime import Batch, EncoderRuntime
-from gerund.jobs import unfinished
+from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.settings.model_spec import ModelSpec
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -48,7 +48,7 @@ def be_slow(log: Path, flush_seconds: float) -> None:
     EncoderRuntime.run = slowly  # type: ignore[method-assign, assignment]
     for module in (runtime, sweep):
         module.default_batch_tokens = lambda *_: 128
-    unfinished.Unfinished.__init__.__kwdefaults__["seconds"] = flush_seconds
+    ShardCheckpoint.__init__.__kwdefaults__["seconds"] = flush_seconds
 
 
 # A worker of a command imports this module anew.

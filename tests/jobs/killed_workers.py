@@ -30,13 +30,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from gerund.data.embedding.config import EmbeddingConfig
-from gerund.data.embedding.job import embedding_job
-from gerund.data.embedding.shards import Elsewhere
+from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, embedding_job
 from gerund.data.tables import open_table
-from gerund.jobs import engines
+from gerund.jobs import engine as engines
+from gerund.jobs.checkpoints import KEY_BYTES, RowStore
 from gerund.jobs.engine import LocalEngine, StatefulWork, opened
-from gerund.jobs.row_store import KEY_BYTES, RowStore
 from tests.data.embedding.crashes import ABOUT, fake_encode
 
 SECONDS_A_SHARD = 0.05
@@ -98,7 +96,7 @@ class Job:
 def engine_at(address):
     if address is None:
         return LocalEngine(2)
-    from gerund.jobs.ray_engine import RayEngine
+    from gerund.jobs.engine import RayEngine
 
     return RayEngine(2, address)
 
@@ -263,7 +261,7 @@ def _run(arguments, engine):
 
     machines, status, told = engine or LocalEngine(1), 0, io.StringIO()
     with (
-        patch.object(engines, "engine_of", lambda *_args, **_settings: machines),
+        patch.object(engines, "make_engine", lambda *_args, **_settings: machines),
         patch.object(sys, "argv", ["gerund", *map(str, arguments)]),
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(told),

@@ -21,19 +21,15 @@ import pytest
 
 import gerund
 from gerund import Chunking, Document
-from gerund.data.embedding.config import EmbeddingConfig
-from gerund.data.embedding.job import embedding_job
-from gerund.data.embedding.shards import Elsewhere
+from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, embedding_job
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
 from gerund.evaluation.systems import workers as evaluation_workers
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.systems.workers import encoded_by
-from gerund.jobs import ray_engine, shared_folder
-from gerund.jobs.engine import StatefulWork, mapped
-from gerund.jobs.engines import engine_of
-from gerund.jobs.ray_engine import RayEngine
+from gerund.jobs import engine
+from gerund.jobs.engine import RayEngine, StatefulWork, make_engine, map_shards
 from gerund.retrieval import embedding
 from gerund.retrieval.embedding import embedded_by
 from gerund.settings.model_spec import EncoderSpec
@@ -62,7 +58,7 @@ def fake_encoder():
 
 
 def every_shard_once(_folder):
-    assert dict(mapped(RayEngine(2), square, iter(range(9)))) == {number: number**2 for number in range(9)}
+    assert dict(map_shards(RayEngine(2), square, iter(range(9)))) == {number: number**2 for number in range(9)}
     with RayEngine(2).pool(square) as pool:
         assert dict(pool.map([])) == {}
         for _ in range(2):
@@ -72,7 +68,7 @@ def every_shard_once(_folder):
 def both_workers_work_and_go_when_nobody_reads_on(_folder):
     import ray
 
-    with closing(mapped(RayEngine(2), identity, range(1000))) as finished:
+    with closing(map_shards(RayEngine(2), identity, range(1000))) as finished:
         assert len({pid for _, pid in islice(finished, 60)}) == 2
     end = time.monotonic() + 60
     while ray.available_resources().get("CPU", 0) < 3:
@@ -83,7 +79,7 @@ def both_workers_work_and_go_when_nobody_reads_on(_folder):
 def a_refusal_is_one_sentence(_folder):
     for work in (refused, StatefulWork(refused_at_the_start)):
         with pytest.raises(DataError, match=r"^the document 7 is broken$"):
-            list(mapped(RayEngine(1), work, [7]))
+            list(map_shards(RayEngine(1), work, [7]))
 
 
 def refused_at_the_start():
@@ -92,18 +88,18 @@ def refused_at_the_start():
 
 def a_killed_worker_is_replaced(folder):
     shards = [str(folder / name) for name in "abcd"]
-    assert sorted(mapped(RayEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
+    assert sorted(map_shards(RayEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
 
 
 def a_shard_that_kills_every_worker_ends_the_job(_folder):
-    with patch.object(ray_engine, "ATTEMPTS", 2), pytest.raises(ResourceError, match="ended from outside"):
-        list(mapped(RayEngine(1), killed, ["a"]))
+    with patch.object(engine, "ATTEMPTS", 2), pytest.raises(ResourceError, match="ended from outside"):
+        list(map_shards(RayEngine(1), killed, ["a"]))
 
 
 def another_gerund_is_refused(folder):
-    wrong = patch.object(shared_folder, "__version__", "0.0.0")
+    wrong = patch.object(engine, "__version__", "0.0.0")
     with wrong, pytest.raises(InputError, match="install the same on all of them"):
-        list(mapped(RayEngine(1), square, [1], folder=folder))
+        list(map_shards(RayEngine(1), square, [1], folder=folder))
     assert list(folder.iterdir()) == []
 
 
@@ -206,8 +202,8 @@ def encoded_for_an_evaluation_as_by_this_process(folder):
 
 
 def by_name(_folder):
-    assert engine_of("ray", 1).workers == 1
-    assert engine_of("ray").workers == 3
+    assert make_engine("ray", 1).workers == 1
+    assert make_engine("ray").workers == 3
 
 
 CHECKS = (

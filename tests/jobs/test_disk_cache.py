@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError, InputError, ResourceError
-from gerund.jobs.disk_cache import DiskCache, bytes_of, default_cache
+from gerund.jobs.disk_cache import DiskCache, parse_size, user_cache
 
 KEYS = [f"{number:08d}" for number in range(5)]
 
@@ -83,16 +83,16 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 def test_where_it_lies(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache("sessions") == tmp_path / "gerund" / "sessions"
+    assert user_cache("sessions") == tmp_path / "gerund" / "sessions"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache("sessions").is_relative_to(Path.home())
+    assert user_cache("sessions").is_relative_to(Path.home())
 
 
 @pytest.mark.parametrize("text", ["", "2 apples", "-1", "GB", "1e9", "nan"])
 def test_sizes_that_are_none(text):
     with pytest.raises(ConfigError, match="a size is a number"):
-        bytes_of(text)
+        parse_size(text)
 
 
 def test_sizes():
-    assert [bytes_of(text) for text in ("0", "10", "3kB", "2GiB", " 1 T ")] == [0, 10, 3000, 2 * 10**9, 10**12]
+    assert [parse_size(text) for text in ("0", "10", "3kB", "2GiB", " 1 T ")] == [0, 10, 3000, 2 * 10**9, 10**12]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError, ResourceError
-from gerund.jobs.engine import LocalEngine, StatefulWork, cores, mapped
+from gerund.jobs.engine import LocalEngine, StatefulWork, cores, map_shards
 from tests.jobs.shard_work import killed_once, killed_or_busy_once, pages_taken, square
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,18 +32,18 @@ def killed(number: int) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_shard_once_with_its_result(workers):
-    found = dict(mapped(LocalEngine(workers), square, iter(range(7))))
+    found = dict(map_shards(LocalEngine(workers), square, iter(range(7))))
     assert found == {number: number * number for number in range(7)}
 
 
 def test_one_worker_or_one_shard_needs_no_process():
-    assert {pid for _, pid in mapped(LocalEngine(1), where, range(3))} == {os.getpid()}
-    assert [pid for _, pid in mapped(LocalEngine(2), where, [1])] == [os.getpid()]
-    assert list(mapped(LocalEngine(2), where, [])) == []
+    assert {pid for _, pid in map_shards(LocalEngine(1), where, range(3))} == {os.getpid()}
+    assert [pid for _, pid in map_shards(LocalEngine(2), where, [1])] == [os.getpid()]
+    assert list(map_shards(LocalEngine(2), where, [])) == []
 
 
 def test_a_process_for_the_work_alone_keeps_its_memory():
-    for _, (pid, frozen, pages) in mapped(LocalEngine(2), pages_taken, range(4)):
+    for _, (pid, frozen, pages) in map_shards(LocalEngine(2), pages_taken, range(4)):
         assert pid != os.getpid()
         assert frozen > 1000
         if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
@@ -58,7 +58,7 @@ def test_few_shards_are_read_ahead():
             read.append(number)
             yield number
 
-    with closing(mapped(LocalEngine(2), square, shards())) as finished:
+    with closing(map_shards(LocalEngine(2), square, shards())) as finished:
         next(finished)
         assert len(read) <= 5
 
@@ -66,7 +66,7 @@ def test_few_shards_are_read_ahead():
 @pytest.mark.slow
 def test_a_process_that_is_killed():
     with pytest.raises(ResourceError, match="a process was ended from outside, perhaps because memory ran out"):
-        list(mapped(LocalEngine(2), killed, range(9)))
+        list(map_shards(LocalEngine(2), killed, range(9)))
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     script.write_text(
         "from gerund.errors import ResourceError\n"
         "from gerund.jobs.engine import LocalEngine, mapped\n"
-        "try:\n    print(list(mapped(LocalEngine(2), abs, [-1, -2, -3])))\n"
+        "try:\n    print(list(map_shards(LocalEngine(2), abs, [-1, -2, -3])))\n"
         "except ResourceError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100)
@@ -85,13 +85,13 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced(tmp_path):
     shards = [str(tmp_path / name) for name in "abc"]
-    assert sorted(mapped(LocalEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
+    assert sorted(map_shards(LocalEngine(2), killed_once, shards)) == [(one, one[-1]) for one in shards]
 
 
 def test_a_busy_process_is_not_waited_for_when_another_is_killed(tmp_path):
     begun = time.monotonic()
     shards = [str(tmp_path / name) for name in ("busy", "killed")]
-    assert sorted(name for _, name in mapped(LocalEngine(2), killed_or_busy_once, shards)) == ["busy", "killed"]
+    assert sorted(name for _, name in map_shards(LocalEngine(2), killed_or_busy_once, shards)) == ["busy", "killed"]
     assert time.monotonic() - begun < 60
 
 
@@ -119,7 +119,7 @@ def slow(number):
 
 def test_whoever_stops_reading_does_not_wait_for_the_rest():
     start = time.monotonic()
-    with closing(mapped(LocalEngine(2), slow, range(3))) as finished:
+    with closing(map_shards(LocalEngine(2), slow, range(3))) as finished:
         assert next(finished) == (0, 0)
     assert time.monotonic() - start < 50
 

@@ -14,9 +14,8 @@ import pytest
 
 import gerund
 from gerund.errors import OutputExistsError, ResourceError
-from gerund.jobs import folders
-from gerund.jobs.files import write_whole
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs import files
+from gerund.jobs.files import atomic_folder, write_atomic
 
 KILLED = 77
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
@@ -89,7 +88,7 @@ def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, monkeypatch) -> None:
     if not can_exchange:
-        monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     target = tmp_path / "out"
     for text in ("old", "new"):
         write(tmp_path / text, text)
@@ -115,7 +114,7 @@ def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, m
 HOLDER = """
 import sys
 from pathlib import Path
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.files import atomic_folder
 with atomic_folder(Path(sys.argv[1]), overwrite=True) as work:
     (work / "a.txt").touch()
     print(work.parent.name, flush=True)
@@ -171,7 +170,7 @@ def test_exchange_is_one_step(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    assert folders._exchange(tmp_path / "a", tmp_path / "b")
+    assert files._exchange(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "a" / "b").exists()
     assert (tmp_path / "b" / "a").exists()
 
@@ -184,7 +183,7 @@ def test_full_disk_leaves_nothing_behind(tmp_path: Path, code: int, monkeypatch)
     def full(path: Path) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(folders, "flush_folder", full)
+    monkeypatch.setattr(files, "flush_folder", full)
     with pytest.raises(ResourceError, match=f"out was not written: {os.strerror(code)}"):
         write(tmp_path / "out", "new")
     assert contents(tmp_path) == before
@@ -289,12 +288,12 @@ def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
 
 def test_one_file(tmp_path: Path, monkeypatch) -> None:
     target = tmp_path / "a.bin"
-    write_whole(target, "old")
+    write_atomic(target, "old")
 
     def check(died: bool) -> None:
         assert target.read_bytes() == (b"old" if died else b"new") or target.read_bytes() == b"new"
 
-    kills(lambda: write_whole(target, "new"), check)
+    kills(lambda: write_atomic(target, "new"), check)
     assert target.read_bytes() == b"new"
 
     def full(handle: int) -> None:
@@ -302,6 +301,6 @@ def test_one_file(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ResourceError, match="No space left"):
-        write_whole(target, "newer")
+        write_atomic(target, "newer")
     assert target.read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]

@@ -10,13 +10,13 @@ import filelock
 import pytest
 
 from gerund.errors import InputError, ResourceError
-from gerund.jobs.locks import hold, remove_abandoned
+from gerund.jobs.files import lock_folder, remove_abandoned
 
 HOLDER = """
 import sys
 from pathlib import Path
-from gerund.jobs.locks import hold
-with hold(Path(sys.argv[1]), "the output"):
+from gerund.jobs.files import lock_folder
+with lock_folder(Path(sys.argv[1]), "the output"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -36,10 +36,10 @@ def holder(tmp_path):
 def test_keeps_others_out_and_says_who_it_is(tmp_path, holder):
     with (
         pytest.raises(InputError, match=rf"^process {holder.pid} is writing {tmp_path / 'out'} already; wait for it"),
-        hold(tmp_path / "out"),
+        lock_folder(tmp_path / "out"),
     ):
         raise AssertionError
-    with pytest.raises(InputError, match="is writing the report already"), hold(tmp_path / "out", "the report"):
+    with pytest.raises(InputError, match="is writing the report already"), lock_folder(tmp_path / "out", "the report"):
         raise AssertionError
 
 
@@ -47,25 +47,25 @@ def test_a_killed_one_holds_nothing(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     assert (tmp_path / "out" / "lock").exists()
-    with hold(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         assert (tmp_path / "out" / "lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_is_no_matter_of_the_process_alone(tmp_path):
-    with hold(tmp_path / "out"), pytest.raises(InputError, match="already"), hold(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"), pytest.raises(InputError, match="already"), lock_folder(tmp_path / "out"):
         raise AssertionError
-    with hold(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         pass
 
 
 def test_leaves_nothing_of_its_own(tmp_path):
-    with hold(tmp_path / "new" / "out"):
+    with lock_folder(tmp_path / "new" / "out"):
         pass
     assert not (tmp_path / "new").exists()
-    with hold(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         (tmp_path / "out" / "a").touch()
     (tmp_path / "empty").mkdir()
-    with hold(tmp_path / "empty"):
+    with lock_folder(tmp_path / "empty"):
         pass
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {"out", "out/a", "empty"}
 
@@ -74,7 +74,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(ResourceError, match="cannot write the report: Not a directory"),
-        hold(tmp_path / "file" / "out", "the report"),
+        lock_folder(tmp_path / "file" / "out", "the report"),
     ):
         raise AssertionError
 
@@ -84,7 +84,7 @@ def test_a_file_system_without_locks_does_without(tmp_path, monkeypatch):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(filelock.FileLock, "_acquire", unsupported)
-    with hold(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         (tmp_path / "out" / "a").touch()
     # Nothing says that it is abandoned.
     (tmp_path / "out" / "lock").touch()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gerund.errors import DataError
-from gerund.jobs.manifest import InputFiles, Manifest
+from gerund.jobs.checkpoints import InputFiles, Manifest
 
 ONE = Manifest(
     "embed",

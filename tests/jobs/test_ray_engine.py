@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ConfigError, ResourceError
-from gerund.jobs.engines import engine_of
+from gerund.jobs.engine import make_engine
 from tests.jobs import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,14 +89,14 @@ def test_on_ray(seen, name):
 def test_no_cluster_is_started_unasked(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="--engine ray needs the --address of a Ray cluster"):
-        engine_of("ray")
+        make_engine("ray")
 
 
 @needs_ray
 def test_no_cluster_is_started_without_a_token(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ConfigError, match="would let everybody who reaches this machine run code"):
-        engine_of("ray", address="local")
+        make_engine("ray", address="local")
 
 
 @needs_ray
@@ -106,13 +106,13 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch):
         taken.bind(("127.0.0.1", 0))  # and listens not
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ResourceError, match=f"no Ray cluster answers at {address}: .*refused"):
-            engine_of("ray", address=address)
+            make_engine("ray", address=address)
 
 
 def test_engines_by_name():
     with pytest.raises(ConfigError, match="unknown engine 'spark'; valid are: local, ray"):
-        engine_of("spark")
+        make_engine("spark")
     with pytest.raises(ConfigError, match="give --engine ray too"):
-        engine_of("local", address="auto")
+        make_engine("local", address="auto")
     with pytest.raises(ConfigError, match="workers=0"):
-        engine_of("ray", 0)
+        make_engine("ray", 0)

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from gerund.errors import InputError
-from gerund.jobs import shared_folder
-from gerund.jobs.shared_folder import NAME, shared_folder_check
+from gerund.jobs import engine
+from gerund.jobs.engine import SHARED_FILE, shared_folder_check
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(shared_folder, "_PATIENCE", 0.0)
+    monkeypatch.setattr(engine, "_SHARED_FOLDER_SECONDS", 0.0)
 
 
 def test_who_sees_the_folder(tmp_path):
@@ -22,14 +22,14 @@ def test_who_sees_the_folder(tmp_path):
 
 def test_who_does_not_see_it(tmp_path):
     with shared_folder_check(tmp_path) as check:
-        (tmp_path / NAME).unlink()
+        (tmp_path / SHARED_FILE).unlink()
         with pytest.raises(InputError, match="does not see"):
             check.check()
 
 
 def test_who_sees_another(tmp_path):
     with shared_folder_check(tmp_path) as check:
-        (tmp_path / NAME).write_text("of another machine")
+        (tmp_path / SHARED_FILE).write_text("of another machine")
         with pytest.raises(InputError, match="has another folder at"):
             check.check()
 

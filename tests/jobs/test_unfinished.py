@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from gerund.errors import ResourceError
-from gerund.jobs.unfinished import Unfinished, has_rows, rows_kept
+from gerund.jobs.checkpoints import ShardCheckpoint, has_saved_rows, saved_rows
 
 ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
 
 
 def filled(folder, shard="shard", number=0, of=1):
     vectors = np.full_like(ROWS, np.nan)
-    done = Unfinished(folder, shard).encoding_pass(number, of).fill(vectors)
+    done = ShardCheckpoint(folder, shard).encoding_pass(number, of).fill(vectors)
     np.testing.assert_array_equal(vectors[sorted(done)], ROWS[sorted(done)])
     assert np.isnan(vectors[sorted(set(range(8)) - done)]).all()
     return sorted(done)
 
 
 def test_rows_come_back_into_their_places(tmp_path):
-    with Unfinished(tmp_path / "a", "shard") as shard:
+    with ShardCheckpoint(tmp_path / "a", "shard") as shard:
         shard.encoding_pass().keep([5, 1], ROWS[[5, 1]])
         shard.encoding_pass().keep([2], ROWS[[2]])
     assert filled(tmp_path / "a") == [1, 2, 5]
@@ -30,38 +30,40 @@ def test_rows_come_back_into_their_places(tmp_path):
 
 
 def test_another_width_is_not_taken(tmp_path):
-    with Unfinished(tmp_path / "a", "shard") as shard:
+    with ShardCheckpoint(tmp_path / "a", "shard") as shard:
         shard.encoding_pass().keep([1], ROWS[[1]])
-    assert Unfinished(tmp_path / "a", "shard").encoding_pass().fill(np.zeros((8, 2), np.float32)) == frozenset()
+    assert ShardCheckpoint(tmp_path / "a", "shard").encoding_pass().fill(np.zeros((8, 2), np.float32)) == frozenset()
 
 
 def test_rows_wait_only_so_long(tmp_path):
-    at_once, later = (Unfinished(tmp_path / name, "shard", seconds=time) for name, time in (("a", 0.0), ("b", 1e9)))
+    at_once, later = (
+        ShardCheckpoint(tmp_path / name, "shard", seconds=time) for name, time in (("a", 0.0), ("b", 1e9))
+    )
     for shard in (at_once, later):
         shard.encoding_pass().keep([1], ROWS[[1]])
-    assert has_rows(tmp_path / "a")
-    assert not has_rows(tmp_path / "b")
+    assert has_saved_rows(tmp_path / "a")
+    assert not has_saved_rows(tmp_path / "b")
     with pytest.raises(KeyboardInterrupt), later:
         raise KeyboardInterrupt
-    assert has_rows(tmp_path / "b")
+    assert has_saved_rows(tmp_path / "b")
     later.forget()
     assert not (tmp_path / "b").exists()
 
 
 def test_rows_count_once_their_last_reading_is_done(tmp_path):
     told = []
-    with Unfinished(tmp_path / "a", "shard", advance=told.append) as shard:
+    with ShardCheckpoint(tmp_path / "a", "shard", advance=told.append) as shard:
         shard.encoding_pass(0, 2).keep([0, 1], ROWS[:2])
         assert shard.rows == 0
         shard.encoding_pass(1, 2).keep([0], ROWS[:1])
-    again = Unfinished(tmp_path / "a", "shard", advance=told.append)
+    again = ShardCheckpoint(tmp_path / "a", "shard", advance=told.append)
     assert again.encoding_pass(0, 2).fill(ROWS.copy()) == {0, 1}
     assert again.encoding_pass(1, 2).fill(ROWS.copy()) == {0}
     assert (shard.rows, again.rows, again.resumed, told) == (1, 1, 1, [1, 1])
 
 
 def test_without_a_folder_nothing_is_kept():
-    with Unfinished(None, "shard") as shard:
+    with ShardCheckpoint(None, "shard") as shard:
         shard.encoding_pass().keep([1], ROWS[[1]])
         assert shard.encoding_pass().fill(ROWS.copy()) == frozenset()
 
@@ -69,7 +71,7 @@ def test_without_a_folder_nothing_is_kept():
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_an_append_that_was_broken_off_shifts_nothing(tmp_path, monkeypatch, after):
     """The disk refuses at some flush of the second append; the third comes out right all the same."""
-    shard = Unfinished(tmp_path / "a", "shard")
+    shard = ShardCheckpoint(tmp_path / "a", "shard")
     shard.encoding_pass().keep([0], ROWS[:1])
     shard.flush()
     calls = 0
@@ -94,23 +96,23 @@ def test_an_append_that_was_broken_off_shifts_nothing(tmp_path, monkeypatch, aft
 @pytest.mark.parametrize("name", ["keys", "vectors"])
 @pytest.mark.parametrize("lost", [1, 11, 20, 30])
 def test_what_a_kill_has_torn_is_cut_off(tmp_path, name, lost):
-    with Unfinished(tmp_path / "a", "shard") as shard:
+    with ShardCheckpoint(tmp_path / "a", "shard") as shard:
         shard.encoding_pass().keep([0, 1, 2], ROWS[:3])
     torn = tmp_path / "a" / name
     os.truncate(torn, torn.stat().st_size - lost)
     left = filled(tmp_path / "a")
     assert left == [0, 1, 2][: len(left)]
     assert len(left) < 3
-    with Unfinished(tmp_path / "a", "shard") as shard:
+    with ShardCheckpoint(tmp_path / "a", "shard") as shard:
         shard.encoding_pass().keep([5], ROWS[[5]])
     assert filled(tmp_path / "a") == [*left, 5]
 
 
 def test_rows_that_are_kept_are_counted_without_being_opened(tmp_path):
-    assert rows_kept(tmp_path / "a", "shard", 8) == 0
-    with Unfinished(tmp_path / "a", "shard") as shard:
+    assert saved_rows(tmp_path / "a", "shard", 8) == 0
+    with ShardCheckpoint(tmp_path / "a", "shard") as shard:
         shard.encoding_pass(0, 2).keep([0, 1], ROWS[:2])
         shard.encoding_pass(1, 2).keep([0], ROWS[:1])
-    assert rows_kept(tmp_path / "a", "shard", 8, passes=2) == 1
-    assert rows_kept(tmp_path / "a", "shard", 8) == 2
-    assert rows_kept(tmp_path / "a", "another", 8) == 0
+    assert saved_rows(tmp_path / "a", "shard", 8, passes=2) == 1
+    assert saved_rows(tmp_path / "a", "shard", 8) == 2
+    assert saved_rows(tmp_path / "a", "another", 8) == 0

@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from gerund.data import table_readers
+from gerund.data import tables
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval import document_reader
 from gerund.retrieval.document_reader import DocumentReader, NoTextError, ReadLimits
@@ -136,7 +136,7 @@ def test_archives_that_unpack_to_too_much_are_refused(tmp_path, small_reader):
 
 
 def test_a_row_that_fills_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_readers, "MOST_ROW_BYTES", 1000)
+    monkeypatch.setattr(tables, "MOST_ROW_BYTES", 1000)
     with DocumentReader() as opened:
         for name, content in (("a.jsonl", '{"text": "' + "x" * 2000 + '"}'), ("a.csv", 'text\n"' + "x\n" * 2000)):
             assert "more than a row may have" in reason(opened, write(tmp_path / name, content))

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from gerund.jobs.locks import hold
+from gerund.jobs.files import lock_folder
 from tests.cli.helpers import run_cli
 
 
@@ -36,7 +36,7 @@ def test_dry_run(settings, write_recipe):
 
 
 def test_a_second_training_in_one_folder_ends_in_one_sentence_and_status_2(settings, write_recipe, tmp_path):
-    with hold(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         ran = run_cli("train", write_recipe(settings), f"output={tmp_path / 'out'}")
     assert ran.mistake.startswith("process ")
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gerund.errors import ConfigError, InputError, OutputExistsError, ResourceError
-from gerund.jobs.locks import LOCK, hold
+from gerund.jobs.files import LOCK, lock_folder
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
@@ -193,7 +193,7 @@ class TestLock:
     @pytest.mark.slow
     def test_another_training_in_the_same_folder_is_refused(self, run, tmp_path):
         with (
-            hold(tmp_path / "out"),
+            lock_folder(tmp_path / "out"),
             pytest.raises(InputError, match=rf"^process {os.getpid()} is writing .*out already; wait"),
         ):
             run("out")
@@ -207,9 +207,9 @@ class TestLock:
         script = f"""
 from pathlib import Path
 from gerund.errors import InputError
-from gerund.jobs.locks import hold
+from gerund.jobs.files import lock_folder
 try:
-    with hold(Path({str(tmp_path / "out")!r})):
+    with lock_folder(Path({str(tmp_path / "out")!r})):
         print("not locked")
 except InputError as error:
     print(error)

@@ -33,7 +33,7 @@ from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.passages import sentence_bounds
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.jobs.files import whole_file
+from gerund.jobs.files import atomic_file
 from gerund.normalization import normalized
 from gerund.progress import progress
 from gerund.retrieval.chunking import cut
@@ -530,7 +530,7 @@ def make_pairs(
         ResourceError: the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with whole_file(folder / TEXTS) as file:
+    with atomic_file(folder / TEXTS) as file:
         for document in found.training:
             file.write(_line({"title": document.title, "text": document.text}))
     kinds = {
@@ -541,7 +541,7 @@ def make_pairs(
     leaks = leak_finder(found, options.language)
     counts, left_out = dict.fromkeys(kinds, 0), 0
     written: set[tuple[str, str]] = set()
-    with whole_file(folder / PAIRS) as file:
+    with atomic_file(folder / PAIRS) as file:
         for kind, pairs in kinds.items():
             for one, other in pairs:
                 if leaks(one) or leaks(other):

@@ -18,7 +18,7 @@ from gerund.adaptation.hyperparameters import Choice
 from gerund.errors import MissingDependencyError
 from gerund.evaluation.statistics import Difference, Interval, difference_of, interval_of
 from gerund.evaluation.task import Examples
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.progress import progress
 from gerund.reporting.document import bare_name, versions
 from gerund.reporting.pages.rendering import duration, write_html
@@ -452,7 +452,7 @@ def write_report(done: Adapted) -> None:
         facts_told=_facts(done),
     )
     document = json.dumps(done.to_dict(), indent=1, ensure_ascii=False, default=str)
-    write_whole(done.folder / "report.json", document + "\n")
+    write_atomic(done.folder / "report.json", document + "\n")
 
 
 def _figure(mean: float, interval: Interval) -> str:

@@ -11,7 +11,7 @@ import yaml
 from gerund.adaptation.config import MINUTES, AdaptConfig
 from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.training.objectives.base import ENCODER_DECODER, Purpose
 from gerund.training.objectives.contrastive import INSTRUCTION
 from gerund.training.objectives.registry import class_of
@@ -284,7 +284,7 @@ def _stretched(weights: list[list[Any]], steps: int, usual: int) -> list[list[An
 
 
 def _read(settings: dict[str, Any], file: Path) -> Recipe:
-    write_whole(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    write_atomic(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     return load_recipe(file)
 
 

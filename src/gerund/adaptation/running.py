@@ -43,9 +43,8 @@ from gerund.checks import place, read_json
 from gerund.entry import load
 from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError
 from gerund.inference.tokens import context_length
-from gerund.jobs.files import make_folder, write_whole
-from gerund.jobs.locks import LOCK, hold
-from gerund.jobs.working_folder import kept_work_told
+from gerund.jobs.checkpoints import resume_hint
+from gerund.jobs.files import LOCK, lock_folder, make_folder, write_atomic
 from gerund.models import loading
 from gerund.models.adapters import count_parameters
 from gerund.models.encoder_settings import read_adapters
@@ -231,7 +230,7 @@ class _Job:
         demand_adaptable(self.spec.model)
         begin = time.perf_counter()
         found = self.read(self.output)
-        with hold(self.output), kept_work_told(self._how_to_go_on):
+        with lock_folder(self.output), resume_hint(self._how_to_go_on):
             self._note(found)
             opened, pairs, choice = self._prepared(found)
             # Popped, so that nothing holds it any more: training loads the model anew, in fp32.
@@ -346,14 +345,14 @@ class _Job:
                     f"{self.output} was begun with other {' and '.join(differing)}; go on as before, or choose another "
                     "output"
                 )
-        write_whole(path, json.dumps(asked, indent=1) + "\n")
+        write_atomic(path, json.dumps(asked, indent=1) + "\n")
 
     def _pairs_once(self, found: Split, lm: "LanguageModel") -> Pairs:
         path = self.output / "data" / "counts.json"
         if path.is_file():
             return Pairs(**read_json(path))
         pairs = self.pairs(found, lm)
-        write_whole(path, json.dumps(asdict(pairs)))
+        write_atomic(path, json.dumps(asdict(pairs)))
         return pairs
 
     def _chosen_once(self, pairs: Pairs) -> Choice:
@@ -362,7 +361,7 @@ class _Job:
             return Choice(recipe=load_recipe(self.output / "recipe.yaml"), **read_json(path))
         choice = self.choose(pairs.count, measured=False)
         kept = {name: getattr(choice, name) for name in ("seconds", "memory_mib", "bound", "epochs")}
-        write_whole(path, json.dumps(kept))
+        write_atomic(path, json.dumps(kept))
         return choice
 
     def _measured(self, when: str, found: Split, model: "Callable[[], LanguageModel]") -> Measured:
@@ -372,7 +371,7 @@ class _Job:
         self.say(f"measuring {when} training: {len(found.corpus):,} documents, {len(found.queries)} queries")
         measured = measure(model(), found, self.options.language, f"measuring {when}", show=self.show)
         make_folder(path.parent)
-        write_whole(path, json.dumps(measured.to_dict()))
+        write_atomic(path, json.dumps(measured.to_dict()))
         return measured
 
     def _train(self, choice: Choice) -> None:

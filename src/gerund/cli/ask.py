@@ -109,7 +109,7 @@ def command(
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
     from gerund.errors import ConfigError
-    from gerund.jobs.disk_cache import bytes_of
+    from gerund.jobs.disk_cache import parse_size
 
     where, question = _divided(words or [], document, as_json=as_json)
     more = generation_options.penalties_of(None, None, None, None, None)
@@ -125,7 +125,7 @@ def command(
     _demand_there(where, document)
     if language is not None and document is None:
         raise ConfigError("--language is for a --document; an index has the language that it was made with")
-    most_bytes = bytes_of(cache_size)
+    most_bytes = parse_size(cache_size)
     limits = reading_options.limits_of(read_seconds, read_memory)
     if approximate_cache:
         asked["approximate_cache"] = _chunk_cache(document, cache, most_bytes)

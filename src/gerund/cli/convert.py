@@ -54,7 +54,7 @@ def command(
     from gerund.entry import load
     from gerund.errors import ConfigError
     from gerund.exporting.formats import convert
-    from gerund.jobs import folders
+    from gerund.jobs.files import require_new_folder
     from gerund.models import loading
     from gerund.models.sources import find
     from gerund.settings.templates import NO_TRANSFORM
@@ -63,7 +63,7 @@ def command(
         raise ConfigError(
             "--merge writes the encoder's adapter into the weights, which no other adapter was trained on"
         )
-    folders.refuse_existing(output, overwrite=force)
+    require_new_folder(output, overwrite=force)
     source = find(spec.model)
     lm = load(spec, dtype=loading.own_dtype(source))
     if lm.encoder.transform != NO_TRANSFORM and lm.runtime.transform is None:

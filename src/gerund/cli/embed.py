@@ -11,10 +11,9 @@ from gerund.cli import model_options as options
 from gerund.cli.text_io import tell_unused
 
 if TYPE_CHECKING:
-    from gerund.data.embedding.config import EmbeddingSummary
-    from gerund.data.embedding.shards import Elsewhere, Encode, Encoded
+    from gerund.data.embedding.job import Elsewhere, EmbeddingSummary, Encode, Encoded
+    from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.jobs.engine import JobEngine
-    from gerund.jobs.unfinished import Unfinished
     from gerund.language_model import LanguageModel
     from gerund.settings.model_spec import ModelSpec
     from gerund.worker_model import WorkerModel
@@ -122,11 +121,9 @@ def command(
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip --bad-rows skip -o crawl.parquet
     """
     from gerund.checks import check_dimensions
-    from gerund.data.embedding.config import EmbeddingConfig
-    from gerund.data.embedding.job import embedding_job
-    from gerund.data.tables import open_table, passed_over
-    from gerund.jobs.engine import is_alone
-    from gerund.jobs.engines import engine_of
+    from gerund.data.embedding.job import EmbeddingConfig, embedding_job
+    from gerund.data.tables import open_table, skipped_files
+    from gerund.jobs.engine import make_engine, runs_in_process
     from gerund.jobs.object_stores import staged
     from gerund.quantization import check_precision
     from gerund.settings.templates import PromptText
@@ -141,10 +138,10 @@ def command(
         shard_rows=shard_rows,
         force=force,
     )
-    machines = engine_of(engine, workers, address, usual=1)
+    machines = make_engine(engine, workers, address, usual=1)
     with staged([source], output, work=work, force=force, files=config.files_of, outside=True) as place:
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
-        if left := passed_over(table):
+        if left := skipped_files(table):
             kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
             typer.echo(
                 f"gerund: skipped unsupported types in {source}: {kinds}; gerund index reads documents", err=True
@@ -152,7 +149,7 @@ def command(
         with embedding_job(table, place.output, config) as job:
             from gerund.entry import load
 
-            threads = _threads(threads, alone=is_alone(machines))
+            threads = _threads(threads, alone=runs_in_process(machines))
             lm = load(spec)
             before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
             normalize = lm.encoder.normalize and not no_normalize
@@ -175,7 +172,7 @@ def command(
                     "batch_tokens": batch_tokens,
                     "threads": threads,
                 },
-                elsewhere=None if is_alone(machines) else _elsewhere(machines, lm, spec, threads, encoding),
+                elsewhere=None if runs_in_process(machines) else _elsewhere(machines, lm, spec, threads, encoding),
             )
         errors = [] if summary.errors_file is None else [summary.errors_file]
         files = place.send([*errors, *summary.files])
@@ -186,7 +183,7 @@ def command(
 def _elsewhere(
     machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, encoding: "Encoding"
 ) -> "Elsewhere":
-    from gerund.data.embedding.shards import Elsewhere
+    from gerund.data.embedding.job import Elsewhere
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
@@ -238,9 +235,9 @@ class EncodingWorker:
         return partial(_encode, self.model.load(), self.encoding)
 
 
-def _encode(lm: "LanguageModel", encoding: Encoding, texts: list[str], kept: "Unfinished") -> "Encoded":
+def _encode(lm: "LanguageModel", encoding: Encoding, texts: list[str], kept: "ShardCheckpoint") -> "Encoded":
     """Encode one shard, counting the texts that were cut."""
-    from gerund.data.embedding.shards import Encoded
+    from gerund.data.embedding.job import Encoded
 
     found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **encoding.settings)
     if not encoding.refusing:

@@ -120,8 +120,7 @@ def command(
     """
     from gerund.checks import read_sample
     from gerund.errors import ConfigError
-    from gerund.jobs.engine import is_alone
-    from gerund.jobs.engines import engine_of
+    from gerund.jobs.engine import make_engine, runs_in_process
     from gerund.settings.model_spec import parse_encoder_spec
 
     if list_:
@@ -136,7 +135,7 @@ def command(
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
-    machines = engine_of(engine, workers, address, usual=1)
+    machines = make_engine(engine, workers, address, usual=1)
     _check_names(models)
     chosen = _tasks(",".join(tasks), data, set_ or [], validation=validation)
     config = _with_prompts(config, chosen, prompts)
@@ -145,10 +144,10 @@ def command(
     from gerund.evaluation.systems.workers import encoded_by
     from gerund.worker_model import use_threads
 
-    if is_alone(machines) and threads is not None:
+    if runs_in_process(machines) and threads is not None:
         use_threads(threads)
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
-    with lock, nullcontext() if is_alone(machines) else encoded_by(machines, systems, threads=threads):
+    with lock, nullcontext() if runs_in_process(machines) else encoded_by(machines, systems, threads=threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
         _print_costs(done)
@@ -225,7 +224,7 @@ def demand_data(data: Path | None) -> None:
 def report_folder(output: Path) -> Any:
     """Check that a report's folder is one or may become one; return its lock, which makes it when it is taken."""
     from gerund.errors import OutputExistsError
-    from gerund.jobs.locks import hold
+    from gerund.jobs.files import lock_folder
 
     if output.exists() and not output.is_dir():
         raise OutputExistsError(f"{output} is a file; a report is a folder")
@@ -235,7 +234,7 @@ def report_folder(output: Path) -> Any:
         # What was interrupted before its first score has left vectors alone.
         if {one.name for one in output.iterdir()} != {EMBEDDINGS}:
             raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
-    return hold(output / "scores", output)
+    return lock_folder(output / "scores", output)
 
 
 def _check_names(names: list[str]) -> None:

@@ -70,11 +70,11 @@ def command(
     one_of("format", format, EXPORT_FORMATS)
     from gerund.entry import load
     from gerund.errors import ConfigError
-    from gerund.jobs import folders
+    from gerund.jobs.files import require_new_folder
     from gerund.models.loading import own_dtype
     from gerund.models.sources import find
 
-    folders.refuse_existing(output, overwrite=force)
+    require_new_folder(output, overwrite=force)
     if spec.dtype == "int8":
         raise ConfigError("weights are written in 8 bits by --format onnx-int8 or gguf-q8_0; leave --dtype out")
     lm = load(spec, dtype=own_dtype(find(spec.model)) if spec.dtype == "auto" else None)

@@ -123,7 +123,7 @@ def command(
         gerund index notes/ -o my.index --workers 8
     """
     from gerund.errors import ConfigError
-    from gerund.jobs.engines import engine_of
+    from gerund.jobs.engine import make_engine
     from gerund.retrieval.document_reader import unknown_files
     from gerund.retrieval.index import open_index, store_at
 
@@ -139,7 +139,7 @@ def command(
     said = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
     chunking = _chunking(None if about is None else about.chunking, said)
     given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
-    machines = _Machines(engine_of(engine, workers, address, usual=1), threads)
+    machines = _Machines(make_engine(engine, workers, address, usual=1), threads)
     if migrate:
         if about is None:
             raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
@@ -169,10 +169,10 @@ class _Machines:
     """Who embeds: this process, or the workers of an engine."""
 
     def __init__(self, engine: "JobEngine", threads: int | None) -> None:
-        from gerund.jobs.engine import is_alone
+        from gerund.jobs.engine import runs_in_process
 
         self.engine, self.threads = engine, threads
-        self.are_elsewhere = not is_alone(engine)
+        self.are_elsewhere = not runs_in_process(engine)
         if not self.are_elsewhere and threads is not None:
             from gerund.worker_model import use_threads
 

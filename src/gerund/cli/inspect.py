@@ -168,7 +168,7 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
 
 def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:
     from gerund.inference.inspection import token_labels
-    from gerund.jobs.files import whole_file
+    from gerund.jobs.files import atomic_file
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
@@ -181,7 +181,7 @@ def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | 
     )  # fmt: skip
     data = picture(figure, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(output) as sink:
+    with atomic_file(output) as sink:
         sink.write(data)
 
 

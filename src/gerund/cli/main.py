@@ -40,7 +40,7 @@ from gerund.cli import (
 )
 from gerund.cli.command import CheckedCommand, LongCommand, WholeFileCommand
 from gerund.errors import GerundError, InputError, ResourceError, one_line
-from gerund.jobs.interruption import interrupt_on_termination
+from gerund.jobs.signals import interrupt_on_termination
 from gerund.progress import printed_notes
 
 app = typer.Typer(

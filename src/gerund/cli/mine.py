@@ -104,7 +104,7 @@ def command(
     """
     from gerund.data.corpus import corpus_files
     from gerund.data.mining import MiningConfig, SymbolWeights, mine
-    from gerund.jobs.engines import engine_of
+    from gerund.jobs.engine import make_engine
     from gerund.jobs.files import errors_file_of
     from gerund.jobs.object_stores import staged
 
@@ -124,7 +124,7 @@ def command(
         context=context,
         seed=seed,
     )
-    machines = engine_of(engine, workers, address)
+    machines = make_engine(engine, workers, address)
     with (
         _finished_told(output, as_json),
         staged(corpus, output, work=work, force=force, files=lambda path: [errors_file_of(path), path]) as place,

@@ -96,8 +96,7 @@ def command(
     """
     from gerund.data.corpus import corpus_files
     from gerund.errors import ConfigError
-    from gerund.jobs.engine import is_alone
-    from gerund.jobs.engines import engine_of
+    from gerund.jobs.engine import make_engine, runs_in_process
     from gerund.scoring.names import WORD_MEASURE_NAMES, check_scorer
 
     check_scorer(scorer)
@@ -125,15 +124,15 @@ def command(
         raise ConfigError("--hard and --scorer belong together")
     files = corpus_files(corpus)
     demand_output(output, resume=resume, force=force)
-    machines = engine_of(engine, workers, address, usual=1)
+    machines = make_engine(engine, workers, address, usual=1)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURE_NAMES and scorer not in WORD_MEASURE_NAMES
     lm = load_writer(spec) if generate or measured else None
     if lm is not None:
         demand_decoder_only(lm.model, "continue a text")
     judge = _judge(scorer, lm, seed)
-    model = None if lm is None or is_alone(machines) else WorkerModel.of(lm, threads=threads)
-    if is_alone(machines):
+    model = None if lm is None or runs_in_process(machines) else WorkerModel.of(lm, threads=threads)
+    if runs_in_process(machines):
         use_threads(threads)
     made = make_negatives(
         files,
@@ -143,7 +142,7 @@ def command(
         scorer=judge,
         text_column=text_column,
         batch_size=batch_size,
-        elsewhere=None if is_alone(machines) else _elsewhere(machines, _Loading.of(model, scorer, judge, seed)),
+        elsewhere=None if runs_in_process(machines) else _elsewhere(machines, _Loading.of(model, scorer, judge, seed)),
         resume=resume,
         force=force,
     )

@@ -29,7 +29,7 @@ def limits_of(seconds: float, memory: str) -> "ReadLimits":
     Raises:
         ConfigError: one is not a number or size, or is too small.
     """
-    from gerund.jobs.disk_cache import bytes_of
+    from gerund.jobs.disk_cache import parse_size
     from gerund.retrieval.document_reader import ReadLimits
 
-    return ReadLimits(seconds=seconds, memory=bytes_of(memory))
+    return ReadLimits(seconds=seconds, memory=parse_size(memory))

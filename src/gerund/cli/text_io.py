@@ -115,13 +115,13 @@ def refuse_existing(output: Path | None, *, force: bool) -> None:
         OutputExistsError: it is there and may not be replaced.
         InputError: it is a symbolic link, a device or a pipe.
     """
-    from gerund.jobs import files
+    from gerund.jobs.files import require_new_files, require_regular_file
 
     if output is None:
         return
-    files.refuse_special(output)
+    require_regular_file(output)
     if not force:
-        files.refuse_existing(output)
+        require_new_files(output)
 
 
 def as_lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -143,11 +143,11 @@ def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> 
         for line in lines:
             typer.echo(line)
         return
-    from gerund.jobs.files import make_folder, whole_file
+    from gerund.jobs.files import atomic_file, make_folder
     from gerund.progress import progress
 
     make_folder(output.parent)
-    with whole_file(output) as sink, progress(total, label) as advance:
+    with atomic_file(output) as sink, progress(total, label) as advance:
         for line in lines:
             sink.write(f"{line}\n".encode())
             advance(1)

@@ -94,12 +94,12 @@ def command(
     from gerund.checks import read_sample
     from gerund.cli.eval import ProgressReporter, demand_data, report_folder
     from gerund.evaluation.tuned_settings import PLANS, demand_settings, plans_named
-    from gerund.jobs import folders
+    from gerund.jobs.files import require_new_folder
     from gerund.models.sources import find
 
     # What is quick to find comes first: to know the tasks takes seconds, and the model more.
     if save is not None:
-        folders.refuse_existing(save, overwrite=False)
+        require_new_folder(save, overwrite=False)
     kinds = _RANKING_KINDS if fusion else _DEFAULT_KINDS
     if fusion:
         _refuse_beside_fusion(plans=plans, pooling=pooling, sample=sample, methods=methods, budget=budget)

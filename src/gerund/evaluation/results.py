@@ -18,7 +18,7 @@ from typing import Any
 from gerund.errors import DataError
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.task import EvaluationConfig, Score, Task
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.version import __version__
 
 # The second format has no examples in its scores, and is read all the same.
@@ -142,7 +142,9 @@ class ResultStore:
         result = Result.of(task, system, config, score, seconds)
         path = self._path(task.name, result.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"format": FORMAT, **result.to_dict()}, indent=1, ensure_ascii=False, default=str))
+        write_atomic(
+            path, json.dumps({"format": FORMAT, **result.to_dict()}, indent=1, ensure_ascii=False, default=str)
+        )
         return result
 
     def all(self) -> list[Result]:

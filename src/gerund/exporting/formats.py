@@ -12,7 +12,7 @@ from gerund.errors import ConfigError
 from gerund.exporting import gguf, merged, onnx, openvino, sentence_transformers
 from gerund.exporting.shared import write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state
 from gerund.models.sources import Source

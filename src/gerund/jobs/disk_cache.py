@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gerund.checks import place
 from gerund.errors import ConfigError, InputError, OutputExistsError, ResourceError
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.files import atomic_folder
 
 MOST_BYTES = 2 * 10**9
 """What a cache holds at most where nothing else is said."""
@@ -26,7 +26,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-def default_cache(name: str) -> Path:
+def user_cache(name: str) -> Path:
     """Return the folder where this user's caches lie: ``$XDG_CACHE_HOME/gerund/NAME``, or what the system has for it.
 
     Args:
@@ -44,13 +44,13 @@ def default_cache(name: str) -> Path:
     return base / "gerund" / name
 
 
-def bytes_of(text: str) -> int:
+def parse_size(text: str) -> int:
     """Return how many bytes a size means, such as ``2GB`` or ``500 MB``.
 
     Raises:
         ConfigError: it is no size.
 
-    >>> bytes_of("2GB"), bytes_of("1.5 kb"), bytes_of("0")
+    >>> parse_size("2GB"), parse_size("1.5 kb"), parse_size("0")
     (2000000000, 1500, 0)
     """
     found = _SIZE.fullmatch(text)

@@ -1,24 +1,34 @@
-"""Where the shards of a job are worked on: in this process, in several of this machine, or in those of a cluster.
+"""Engines that run the shards of a job: in this process, in several local processes, or on a Ray cluster.
 
-The contract that lets the work run anywhere: a shard is a value that can be sent to another process; the work makes a
-part of it that is whole or absent and depends on the shard alone, and returns what the part says of itself. So a shard
-may be worked on twice and a worker be killed at any time: another one makes the part again, and it is the same.
+A shard is a value that can be sent to another process. The work makes a part from it that is complete or absent and
+depends on the shard alone, and returns facts about the part. So a shard may be run twice and a worker killed at any
+time: another worker makes the same part again.
 
-Knows: the contract, processes of this machine. Does not know: what a shard is, which parts there are, Ray.
+On Ray each worker is an actor with two shards: the one it works on and the next, which has already arrived. A lost
+worker is replaced and its shards start again on any free worker. Ray's own retries would block the other workers
+meanwhile. Only actors of Ray are used, no datasets or tasks. Anyone who reaches a Ray cluster's ports and has its token
+can run code on it, and Ray listens on all interfaces. So gerund starts a cluster only on request, and never without a
+token.
 """
 
 import gc
 import multiprocessing
 import os
+import platform
+import secrets
 import signal
+import socket
 import sys
 import threading
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from multiprocessing import connection
 from pathlib import Path
@@ -26,7 +36,80 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from gerund.errors import ConfigError, ResourceError
+from gerund.errors import ConfigError, GerundError, InputError, MissingDependencyError, ResourceError, unknown_name
+from gerund.jobs.files import write_atomic
+from gerund.version import __version__
+
+# A name that the next job in the folder removes, should this one be killed.
+SHARED_FILE = ".shared-folder.part"
+# A network file system may show a new file a moment later.
+_SHARED_FOLDER_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SharedFolderCheck:
+    """What a worker has to find.
+
+    Attributes:
+        folder: the folder; None where none has to be seen.
+        nonce: what a file in it says.
+        version: the driver's version of gerund.
+    """
+
+    folder: Path | None
+    nonce: str
+    version: str
+
+    def check(self) -> None:
+        """Refuse a worker that sees another folder, or runs another gerund.
+
+        Raises:
+            InputError: it is one.
+        """
+        machine = platform.node() or "a machine"
+        if self.version != __version__:
+            raise InputError(
+                f"{machine} has gerund {__version__} and this machine {self.version}; install the same on all of them"
+            )
+        if self.folder is None:
+            return
+        end = time.monotonic() + _SHARED_FOLDER_SECONDS
+        while (found := _read_nonce(self.folder)) != self.nonce:
+            if time.monotonic() > end:
+                what = "has another folder at" if found else "does not see"
+                raise InputError(
+                    f"{machine} works on this job and {what} {self.folder}; put the output, or with --work the parts, "
+                    "on storage that all machines share, under the same path"
+                )
+            time.sleep(0.1)
+
+
+@contextmanager
+def shared_folder_check(folder: Path | None) -> Iterator[SharedFolderCheck]:
+    """Yield what workers have to find, and leave the folder as it was.
+
+    Raises:
+        ResourceError: the folder cannot be written.
+    """
+    nonce = secrets.token_hex(16)
+    if folder is None:
+        yield SharedFolderCheck(None, nonce, __version__)
+        return
+    folder = folder.absolute()
+    write_atomic(folder / SHARED_FILE, nonce)
+    try:
+        yield SharedFolderCheck(folder, nonce, __version__)
+    finally:
+        with suppress(OSError):
+            (folder / SHARED_FILE).unlink()
+
+
+def _read_nonce(folder: Path) -> str:
+    try:
+        return (folder / SHARED_FILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
 
 Shard = TypeVar("Shard")
 Facts = TypeVar("Facts")
@@ -101,7 +184,7 @@ class JobEngine(Protocol):
         ...
 
 
-def mapped(
+def map_shards(
     engine: JobEngine, work: Work[Shard, Facts], shards: Iterable[Shard], *, folder: Path | None = None
 ) -> Iterator[tuple[Shard, Facts]]:
     """Yield each shard with what the work returned, as they become ready; see ``WorkerPool.map``.
@@ -120,7 +203,7 @@ class PlacedShard(Protocol):
         ...
 
 
-def mapped_by_place(pool: WorkerPool[Placed, Facts | None], shards: Iterable[Placed]) -> Iterator[tuple[Placed, Facts]]:
+def map_by_place(pool: WorkerPool[Placed, Facts | None], shards: Iterable[Placed]) -> Iterator[tuple[Placed, Facts]]:
     """Yield each shard with what the work returned; None says that a worker did not find the shard in its place.
 
     Then a machine of a cluster does not have the input: that shard is given out again, whole, and so are all others
@@ -139,7 +222,7 @@ def mapped_by_place(pool: WorkerPool[Placed, Facts | None], shards: Iterable[Pla
         left = unread
 
 
-def is_alone(engine: JobEngine) -> bool:
+def runs_in_process(engine: JobEngine) -> bool:
     """Tell whether an engine works in this process, one shard after the other."""
     return isinstance(engine, LocalEngine) and engine.workers == 1
 
@@ -173,7 +256,7 @@ class LocalEngine:
     Raises:
         ConfigError: fewer than one.
 
-    >>> sorted(mapped(LocalEngine(1), abs, [-2, 1]))
+    >>> sorted(map_shards(LocalEngine(1), abs, [-2, 1]))
     [(-2, 2), (1, 1)]
     """
 
@@ -382,3 +465,284 @@ def _begin_worker(work: Work[Any, Any]) -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+LOCAL = "local"
+"""The address that starts a cluster of this machine alone."""
+
+# Shards that a worker has: the second comes over the network while it works on the first.
+_AHEAD = 2
+# Seconds in which the first worker has to be there: a cluster may have to fetch a machine for it.
+_START_SECONDS = 1800
+# Seconds in which the head of a cluster has to take a connection.
+_ANSWER_SECONDS = 20
+_AUTH_MODE = "RAY_AUTH_MODE"
+
+
+class RayEngine:
+    """The workers of a Ray cluster.
+
+    Args:
+        workers: how many; None for one a core of the cluster, or a GPU where the work needs one.
+        address: of the cluster: ``auto`` for the one that this machine belongs to, ``HOST:PORT`` of its head, or
+            ``local`` to start one of this machine alone; None for what ``RAY_ADDRESS`` says.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ConfigError: fewer than one worker, or no address.
+        ResourceError: there is no cluster at the address.
+    """
+
+    def __init__(self, workers: int | None = None, address: str | None = None) -> None:
+        checked_workers(workers)
+        self._ray = _connected(address or os.environ.get("RAY_ADDRESS"))
+        self._asked = workers
+        self.workers = workers or self._places("CPU")
+
+    @contextmanager
+    def pool(self, work: Work[Shard, Facts], *, folder: Path | None = None) -> Iterator[WorkerPool[Shard, Facts]]:
+        """Yield workers; see ``JobEngine``."""
+        needs = work if isinstance(work, StatefulWork) else StatefulWork[Shard, Facts](lambda: work)
+        workers = self._asked or self._places("GPU" if needs.gpus else "CPU") // (1 if needs.gpus else needs.threads)
+        with shared_folder_check(folder) as check:
+            pool = _Actors(self._ray, max(workers, 1), needs, work, check)
+            try:
+                yield pool
+            except self._ray.exceptions.RayTaskError:
+                raise  # a mistake in the work itself: with its traceback
+            except self._ray.exceptions.RayError as error:
+                raise ResourceError(f"the Ray cluster failed: {error}") from error
+            finally:
+                pool.dismiss()
+
+    def _places(self, kind: str) -> int:
+        return max(int(self._ray.cluster_resources().get(kind, 0)), 1)
+
+
+class _Worker:
+    """What runs in an actor. Errors that mean something to the user come back as values, without Ray's traceback."""
+
+    def __init__(self, work: Work[Any, Any], check: SharedFolderCheck) -> None:
+        self.work, self.folder_check = work, check
+        self.function: Any = None
+
+    def begin(self) -> GerundError | None:
+        """Check the machine, and make what is to be held."""
+        try:
+            self.folder_check.check()
+            self.function = opened_for_good(self.work)
+        except GerundError as error:
+            return error
+        return None
+
+    def run(self, shard: Any) -> tuple[Any, GerundError | None]:
+        """Work on a shard."""
+        try:
+            return self.function(shard), None
+        except GerundError as error:
+            return None, error
+
+
+@dataclass(eq=False)
+class _Member:
+    """A worker as the driver sees it.
+
+    Attributes:
+        actor: Ray's handle.
+        is_ready: whether it has made what it holds.
+        shards: how many it has.
+    """
+
+    actor: Any
+    is_ready: bool = False
+    shards: int = 0
+
+
+class _Actors(Generic[Shard, Facts]):
+    """The workers of one kind of work."""
+
+    def __init__(
+        self,
+        ray: Any,
+        workers: int,
+        needs: StatefulWork[Shard, Facts],
+        work: Work[Shard, Facts],
+        check: SharedFolderCheck,
+    ) -> None:
+        self.ray, self.workers = ray, workers
+        self.arguments = (work, check)
+        # Restarts and retries are done here. By the cores Ray sets OMP_NUM_THREADS.
+        options = {"num_cpus": needs.threads, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
+        self.kind = ray.remote(_Worker).options(**options)
+        self.members: list[_Member] = []
+        # Who owes what: a shard with the number of its attempts, or None for the beginning.
+        self.waiting: dict[Any, tuple[_Member, tuple[Shard, int] | None]] = {}
+        self.again: deque[tuple[Shard, int]] = deque()
+        self.lost_at_the_start = 0
+
+    def map(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Facts]]:
+        """Yield each shard with its result."""
+        fresh = ((shard, 0) for shard in shards)
+        if (first := next(fresh, None)) is None:
+            return
+        self.again.append(first)
+        while len(self.members) < self.workers:
+            self._hire()
+        while True:
+            self._give_out(fresh)
+            if all(given is None for _, given in self.waiting.values()) and not self.again:
+                return
+            done, _ = self.ray.wait(list(self.waiting), num_returns=1, timeout=self._patience())
+            if not done:
+                free = {name: self.ray.available_resources().get(name, 0) for name in ("CPU", "GPU")}
+                raise ResourceError(
+                    f"no worker could be started in {_START_SECONDS // 60} minutes: free on the cluster are {free}"
+                )
+            for reference in done:
+                yield from self._take(reference)
+
+    def _patience(self) -> float | None:
+        return None if any(member.is_ready for member in self.members) else _START_SECONDS
+
+    def _hire(self) -> None:
+        member = _Member(self.kind.remote(*self.arguments))
+        self.members.append(member)
+        self.waiting[member.actor.begin.remote()] = (member, None)
+
+    def _give_out(self, fresh: Iterator[tuple[Shard, int]]) -> None:
+        """Give shards to whoever has the fewest of them, so that none waits behind another while a worker is idle."""
+        while ready := [one for one in self.members if one.is_ready and one.shards < _AHEAD]:
+            following = self.again.popleft() if self.again else next(fresh, None)
+            if following is None:
+                return
+            member = min(ready, key=lambda one: one.shards)
+            member.shards += 1
+            self.waiting[member.actor.run.remote(following[0])] = (member, following)
+
+    def _take(self, reference: Any) -> Iterator[tuple[Shard, Facts]]:
+        member, given = self.waiting.pop(reference)
+        try:
+            found = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError:
+            raise
+        except self.ray.exceptions.RayError as error:
+            self._replace(member, given, error)
+            return
+        if given is None:
+            if found is not None:
+                raise found
+            member.is_ready, self.lost_at_the_start = True, 0
+            return
+        member.shards -= 1
+        facts, problem = found
+        if problem is not None:
+            raise problem
+        yield given[0], facts
+
+    def _replace(self, member: _Member, given: tuple[Shard, int] | None, error: Exception) -> None:
+        """Go on without a worker that is gone: all it had is begun again, and somebody else is hired."""
+        told = ResourceError("a worker was ended from outside, perhaps because memory ran out")
+        if given is not None:
+            if given[1] + 1 >= ATTEMPTS:
+                raise told from error
+            self.again.append((given[0], given[1] + 1))
+        if member not in self.members:
+            return  # its other shard told first
+        self.members.remove(member)
+        if not member.is_ready:
+            self.lost_at_the_start += 1
+            if self.lost_at_the_start >= ATTEMPTS:
+                raise ResourceError(f"no worker could be started on the cluster: {error}") from error
+        # One that cannot be reached may live on; its part would be the same.
+        self.ray.kill(member.actor)
+        self._hire()
+
+    def dismiss(self) -> None:
+        """End all workers, whatever they do: what is not whole is made again."""
+        for member in self.members:
+            self.ray.kill(member.actor)
+        self.members.clear()
+        self.waiting.clear()
+
+
+def _connected(address: str | None) -> Any:
+    """Return Ray, connected to a cluster; where this process is already, to that one."""
+    known = sys.modules.get("ray")
+    if known is not None and known.is_initialized():
+        return known
+    if find_spec("ray") is None:
+        raise MissingDependencyError("--engine ray needs Ray: pip install 'gerund[ray]'")
+    options = _options(address)
+    _demand_answer(str(address))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        try:
+            ray.init(address=address, logging_level="error", log_to_driver=False, configure_logging=False, **options)
+        except Exception as error:  # Ray raises them bare where its processes do not start in time
+            raise ResourceError(f"no Ray cluster at {address} lets this process in: {error}") from error
+    return ray
+
+
+def _demand_answer(address: str) -> None:
+    """Refuse HOST:PORT where nobody answers: Ray tries for minutes, and hears no signal meanwhile."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "//" in address:
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ResourceError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def _options(address: str | None) -> dict[str, Any]:
+    """Return what a cluster is started with, where one is to be started at all."""
+    if not address:
+        raise ConfigError(
+            "--engine ray needs the --address of a Ray cluster: auto for the one that this machine belongs to, or "
+            f"HOST:PORT; {LOCAL} starts one here (--workers alone uses this machine without Ray)"
+        )
+    if address != LOCAL:
+        return {}
+    if os.environ.setdefault(_AUTH_MODE, "token").lower() != "token":
+        raise ConfigError(
+            f"{_AUTH_MODE}={os.environ[_AUTH_MODE]} would let everybody who reaches this machine run code on it, as "
+            "Ray listens on all of its interfaces; leave it unset"
+        )
+    # Ray tells its makers what it is used for unless it is asked not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    return {"include_dashboard": False}
+
+
+ENGINES = ("local", "ray")
+
+
+def make_engine(
+    name: str = "local", workers: int | None = None, address: str | None = None, *, usual: int | None = None
+) -> JobEngine:
+    """Return an engine.
+
+    Args:
+        name: ``local`` for processes of this machine, ``ray`` for the workers of a Ray cluster.
+        workers: how many; None for ``usual`` on this machine, and as many as it has room for on a cluster.
+        address: of the cluster.
+        usual: for this machine; None for one a core.
+
+    Raises:
+        ConfigError: an unknown name, fewer than one worker, or an address of what has none.
+        MissingDependencyError: Ray is not installed.
+        ResourceError: there is no cluster at the address.
+
+    >>> make_engine(workers=2).workers
+    2
+    """
+    if name not in ENGINES:
+        raise unknown_name("engine", name, ENGINES)
+    checked_workers(workers)
+    if name == "ray":
+        return RayEngine(workers, address)
+    if address is not None:
+        raise ConfigError(f"--address {address} is that of a Ray cluster; give --engine ray too")
+    return LocalEngine(usual if workers is None else workers)

@@ -26,7 +26,7 @@ from gerund.errors import (
     OutputExistsError,
     ResourceError,
 )
-from gerund.jobs.files import make_folder, refuse_existing, refuse_special, whole_file, write_whole
+from gerund.jobs.files import atomic_file, make_folder, require_new_files, require_regular_file, write_atomic
 from gerund.progress import progress
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -165,9 +165,9 @@ def _refuse(place: str, *, force: bool) -> None:
             if not force and system.exists(path):
                 raise OutputExistsError(f"{place} exists already; choose another name or give --force to replace it")
         return
-    refuse_special(Path(place))
+    require_regular_file(Path(place))
     if not force:
-        refuse_existing(Path(place))
+        require_new_files(Path(place))
 
 
 def _remove(place: str) -> None:
@@ -183,7 +183,7 @@ def _remove(place: str) -> None:
 def _send(file: Path, place: str) -> None:
     if not is_url(place):
         make_folder(Path(place).absolute().parent)
-        with whole_file(Path(place)) as copy, file.open("rb") as source:
+        with atomic_file(Path(place)) as copy, file.open("rb") as source:
             shutil.copyfileobj(source, copy, _PIECE)
         return
     system, path = _opened(place)
@@ -233,9 +233,9 @@ def _fetch(system: Any, path: str, copy: Path) -> None:
     if copy.is_file() and state.is_file() and state.read_text(encoding="utf-8") == now:
         return
     make_folder(copy.parent)
-    with system.open(path, "rb") as source, whole_file(copy) as file:
+    with system.open(path, "rb") as source, atomic_file(copy) as file:
         shutil.copyfileobj(source, file, _PIECE)
-    write_whole(state, now)
+    write_atomic(state, now)
 
 
 def _opened(url: str) -> tuple[Any, str]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gerund.errors import ModelError, unknown_name
-from gerund.jobs.disk_cache import default_cache
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.disk_cache import user_cache
+from gerund.jobs.files import atomic_folder
 from gerund.progress import progress
 
 _CHUNK = 1 << 20
@@ -59,7 +59,7 @@ class NamedModel:
     @property
     def folder(self) -> Path:
         """Where it lies once it was fetched."""
-        return default_cache("models") / self.name
+        return user_cache("models") / self.name
 
     @property
     def is_here(self) -> bool:

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 import gerund.attention
 from gerund.errors import GerundError
-from gerund.jobs.disk_cache import default_cache
-from gerund.jobs.files import write_whole
+from gerund.jobs.disk_cache import user_cache
+from gerund.jobs.files import write_atomic
 from gerund.settings.plan import ResolvedPlan
 from gerund.version import __version__
 
@@ -101,13 +101,13 @@ def _key(*parts: str) -> str:
 
 def _read(kind: str, key: str) -> str:
     try:
-        return (default_cache(kind) / key).read_text(encoding="ascii")
+        return (user_cache(kind) / key).read_text(encoding="ascii")
     except (OSError, ValueError):
         return ""
 
 
 def _write(kind: str, key: str, text: str) -> None:
     with suppress(OSError, GerundError):
-        path = default_cache(kind) / key
+        path = user_cache(kind) / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_atomic(path, text)

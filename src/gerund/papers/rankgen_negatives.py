@@ -18,17 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from gerund.data.cleaning import CLEANERS, clean_text
-from gerund.data.corpus import BadDocument, part_of, read_documents
+from gerund.data.corpus import CLEANERS, BadDocument, clean_text, part_of, read_documents
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
 from gerund.inference.generate.length_matching import continuations_of_length
+from gerund.jobs.checkpoints import InputFiles, Manifest, resume_hint
+from gerund.jobs.engine import SHARED_FILE as SHARED
 from gerund.jobs.engine import JobEngine, LocalEngine, StatefulWork, Work, WorkerPool
-from gerund.jobs.files import whole_file, write_json_lines, write_whole
-from gerund.jobs.locks import LOCK, hold
-from gerund.jobs.manifest import InputFiles, Manifest
-from gerund.jobs.shared_folder import NAME as SHARED
-from gerund.jobs.working_folder import kept_work_told
+from gerund.jobs.files import LOCK, atomic_file, lock_folder, write_atomic, write_json_lines
 from gerund.language_model import LanguageModel
 from gerund.progress import progress
 from gerund.scoring.dual_encoder import DualScorer
@@ -42,7 +39,7 @@ class NegativesConfig:
     """What is made."""
 
     clean: str = "none"
-    """Quirks to remove from the documents first: a style of ``gerund.data.cleaning.clean_text``. Hard-wrapped lines,
+    """Quirks to remove from the documents first: a style of ``gerund.data.corpus.clean_text``. Hard-wrapped lines,
     which no model writes, would tell true continuations from generated ones."""
     prefix_words: int = 256
     """Words of a prefix at most."""
@@ -214,7 +211,7 @@ def make_part(maker: PassageMaker, part: DocumentPart) -> Made:
         ResourceError: the disk is full.
     """
     rows = list(maker.rows([(number, clean_text(text, maker.config.clean)) for number, text in part.documents]))
-    with whole_file(part.path, apart=True) as file:
+    with atomic_file(part.path, apart=True) as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     return made_of(len(part.documents), rows)
 
@@ -285,14 +282,14 @@ def make_negatives(
             raise DataError(f"{path}: no such file")
     inputs = InputFiles(files)
     manifest = _manifest(inputs, config, lm, scorer, text_column)
-    with hold(folder):
+    with lock_folder(folder):
         output = _Output(folder)
         output.begin(manifest, resume=resume, force=force)
         engine: JobEngine = LocalEngine(1) if elsewhere is None else elsewhere.engine
         work: Work[DocumentPart, Made] = partial(make_part, PassageMaker(config, lm, scorer, batch_size))
         work = work if elsewhere is None else elsewhere.work(config, batch_size)
         try:
-            with kept_work_told(output.how_to_go_on), engine.pool(work, folder=folder) as pool:
+            with resume_hint(output.how_to_go_on), engine.pool(work, folder=folder) as pool:
                 made, bad = _make_parts(inputs, output, config, pool, _Source(text_column, show))
             if not made.documents and bad:
                 output.clear()
@@ -319,7 +316,7 @@ def demand_output(folder: Path, *, resume: bool = False, force: bool = False) ->
     """
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder} is a file, and a folder is to be written; choose another name")
-    with hold(folder):
+    with lock_folder(folder):
         _Output(folder).demand_free(resume=resume, force=force)
 
 
@@ -431,7 +428,7 @@ class _Output:
             return
         if path.is_file():
             self.clear()
-        write_whole(path, manifest.to_json())
+        write_atomic(path, manifest.to_json())
 
     def clear(self) -> None:
         """Remove everything that a run writes; the manifest last, so that what is left of it is known as its own."""

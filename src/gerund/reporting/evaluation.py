@@ -13,7 +13,7 @@ from gerund.evaluation.results import Result, ResultStore
 from gerund.evaluation.run import Evaluation
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.bm25 import BM25
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.reporting.comparison import Comparison, compare
 from gerund.reporting.document import bare_name, results_json
 from gerund.reporting.pages.evaluation import write_page
@@ -76,7 +76,7 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
     gallery = pictures_for(comparison, done.systems, done.tasks, done.config) if pictures else Gallery()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "results.json"
-    write_whole(target, results_json(comparison, done.config, significance))
+    write_atomic(target, results_json(comparison, done.config, significance))
     files = {task.name: [path.name for path in task.files] for task in done.tasks}
     left_out = sum(not _same_config(result.config, done.config.to_dict()) for result in stored)
     page = write_page(folder, comparison, gallery, files, significance)

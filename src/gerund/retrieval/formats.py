@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.files import COMPRESSED, as_utf8, checked_text, opened
-from gerund.data.table import Table, no_column, tried
-from gerund.data.table_readers import read_records
+from gerund.data.tables import Table, no_column, read_records, value_or_error
 from gerund.errors import DataError, GerundError, MissingDependencyError
 from gerund.retrieval.encodings import decoded
 
@@ -156,7 +155,7 @@ def parse_table(path: Path, ending: str) -> Iterator[ParsedText | DataError]:
     """Yield the rows of a table as documents, and for one that cannot be read why."""
     table = Table(path, "jsonl" if ending == "ndjson" else ending, str(path), TEXT_COLUMN)
     for number, where, row in read_records(table, (TEXT_COLUMN, TITLE_COLUMN, *ID_COLUMNS)):
-        yield tried(_row, row, where, number)
+        yield value_or_error(_row, row, where, number)
 
 
 def _parse_table(path: Path, most_bytes: int, *, ending: str) -> Iterator[ParsedText | DataError]:

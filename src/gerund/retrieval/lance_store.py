@@ -39,7 +39,7 @@ from gerund.errors import (
     StaleIndexError,
     one_line,
 )
-from gerund.jobs.locks import give_back, take
+from gerund.jobs.files import acquire_lock, release_lock
 from gerund.quantization import RESCORED, quantize, width_of
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.filters import bad_filter, quoted
@@ -255,7 +255,7 @@ class LanceStore:
                 yield
                 return
             try:
-                lock = take(self._folder, self.name, wait=wait)
+                lock = acquire_lock(self._folder, self.name, wait=wait)
             except OSError as error:
                 raise refused(self.name, str(error.strerror or error)) from error
             self._depth += 1
@@ -263,7 +263,7 @@ class LanceStore:
                 yield
             finally:
                 self._depth -= 1
-                give_back(lock)
+                release_lock(lock)
 
     def documents(self) -> dict[str, DocumentState]:
         """Return what is known about every document, by its source."""

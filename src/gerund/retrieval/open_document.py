@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gerund.checks import place
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
-from gerund.jobs.disk_cache import MOST_BYTES, DiskCache, default_cache
+from gerund.jobs.disk_cache import MOST_BYTES, DiskCache, user_cache
 from gerund.retrieval.document_reader import ReadLimits, read_file
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
@@ -94,7 +94,7 @@ def usual_cache(folder: Path | None = None, most_bytes: int = MOST_BYTES) -> Dis
         folder: where it lies; None for this user's caches.
         most_bytes: what it may hold.
     """
-    return DiskCache(default_cache(CACHE_NAME) if folder is None else folder, most_bytes)
+    return DiskCache(user_cache(CACHE_NAME) if folder is None else folder, most_bytes)
 
 
 class OpenDocument(Asking):

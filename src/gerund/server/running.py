@@ -11,7 +11,7 @@ from types import FrameType
 
 import uvicorn
 
-from gerund.jobs.interruption import ending_signals_to
+from gerund.jobs.signals import handle_ending_signals
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.connections import KEEP_ALIVE, Protocol
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
 
         One of several workers leaves SIGINT, which it ignores, to the process that started it.
         """
-        with ending_signals_to(self.handle_exit, ignored_too=self.service.settings.workers == 1):
+        with handle_ending_signals(self.handle_exit, ignored_too=self.service.settings.workers == 1):
             yield
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gerund.errors import GerundError, InputError, ResourceError
-from gerund.jobs.interruption import ending_signals_to
+from gerund.jobs.signals import handle_ending_signals
 from gerund.progress import printed_notes
 from gerund.server import logs
 from gerund.server.config import ServerConfig
@@ -101,7 +101,7 @@ class _Supervisor:
         self._last_error: str | None = None
 
     def run(self) -> None:
-        with ending_signals_to(self._asked_to_end, ignored_too=True):
+        with handle_ending_signals(self._asked_to_end, ignored_too=True):
             try:
                 for worker in self._workers:
                     self._start(worker)

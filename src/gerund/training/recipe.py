@@ -300,7 +300,7 @@ class SourceConfig(Section):
     text_column: str = "text"
     """Column or field that holds the text."""
     clean: Literal["none", "gutenberg", "wikipedia", "pandoc"] = "none"
-    """Known quirks to remove; see :func:`gerund.data.cleaning.clean_text`."""
+    """Known quirks to remove; see :func:`gerund.data.corpus.clean_text`."""
 
     @field_validator("part")
     @classmethod

@@ -32,10 +32,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gerund.errors import GerundError, ResourceError
-from gerund.jobs.files import write_whole
-from gerund.jobs.folders import atomic_folder
-from gerund.jobs.interruption import interruption_put_off
-from gerund.jobs.locks import hold
+from gerund.jobs.files import atomic_folder, lock_folder, write_atomic
+from gerund.jobs.signals import interrupt_deferred
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
@@ -106,7 +104,7 @@ def _take_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | 
     """Lock the output folder for all processes; return the checkpoint to go on from, and what is wrong with others."""
     output = recipe.output
     check_output(output, resume)
-    held.enter_context(hold(output))
+    held.enter_context(lock_folder(output))
     # Once more: another training may have ended in between.
     check_output(output, resume)
     checkpoint, broken = newest_checkpoint(output / "checkpoints")
@@ -125,7 +123,7 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
     _start(recipe, model, module, device)
     if first:
         # From here on the folder holds a run; what failed above was only a mistake.
-        write_whole(output / "recipe.json", recipe.model_dump_json(indent=1))
+        write_atomic(output / "recipe.json", recipe.model_dump_json(indent=1))
     log = TrainingLog(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
     _announce(log, recipe, objectives, broken, step)
     with _explained(output, log):
@@ -234,7 +232,7 @@ def _steps_finished() -> AbstractContextManager[Callable[[], bool]]:
     if process_count() > 1:
         # Signals reach processes at different steps, while a checkpoint takes all of them at the same one.
         return nullcontext(lambda: False)
-    return interruption_put_off("gerund: ending after this step, with a checkpoint; once more ends at once")
+    return interrupt_deferred("gerund: ending after this step, with a checkpoint; once more ends at once")
 
 
 @contextmanager
@@ -328,7 +326,7 @@ def write_model(
                 LanguageModel(base, tokenizer, trained.encoder, **options).save_into(partial)
         for write in extra_files:
             write(partial)
-        write_whole(partial / "training.json", json.dumps(report, indent=1) + "\n")
+        write_atomic(partial / "training.json", json.dumps(report, indent=1) + "\n")
     return folder
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gerund.errors import ConfigError, OutputExistsError
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.training.corpus.texts import FILES
 from gerund.training.machine import peak_memory_mib
 from gerund.training.objectives.registry import renamed_fields
@@ -96,7 +96,7 @@ def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) ->
             told = f": {', '.join(changed)}" if changed else ""
             raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed{told}")
         files = {**known, **files}
-    write_whole(path, json.dumps({**texts, FILES: files} if files else texts))
+    write_atomic(path, json.dumps({**texts, FILES: files} if files else texts))
 
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def write_manifest(folder: Path) -> None:
                 # The sizes are only a promise once the contents are on the disk.
                 os.fsync(file.fileno())
             files[path.relative_to(folder).as_posix()] = path.stat().st_size
-    write_whole(folder / MANIFEST, json.dumps(files, indent=1))
+    write_atomic(folder / MANIFEST, json.dumps(files, indent=1))
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
@@ -212,7 +212,7 @@ class TrainingLog:
         self.path, self.steps, self.silent = path, steps, silent
         self.rows = [row for row in _read_rows(path) if row["step"] <= step]
         if not silent:
-            write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+            write_atomic(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.tokens = self.rows[-1]["tokens"] if self.rows else 0
         self.seconds_before = self.rows[-1]["seconds"] if self.rows else 0.0
         self._started = time.perf_counter()

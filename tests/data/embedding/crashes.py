@@ -16,11 +16,9 @@ import numpy as np
 import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 
-from gerund.data.embedding.config import EmbeddingConfig
-from gerund.data.embedding.job import embedding_job
-from gerund.data.embedding.shards import Encoded
+from gerund.data.embedding.job import EmbeddingConfig, Encoded, embedding_job
 from gerund.data.tables import open_table
-from gerund.jobs.unfinished import Unfinished
+from gerund.jobs.checkpoints import ShardCheckpoint
 from tests.jobs.crashes import contents, killed_before
 
 with suppress(ImportError):
@@ -31,7 +29,7 @@ ABOUT = {"fingerprint": "f", "model": "m", "dimensions": 4}
 STRIDE = {"parquet": 1, "npy": 2}
 
 
-def fake_encode(texts: list[str], kept: Unfinished | None = None) -> Encoded:
+def fake_encode(texts: list[str], kept: ShardCheckpoint | None = None) -> Encoded:
     """Encode by hashing: texts to ``(n, 4)``."""
     del kept
     digests = [hashlib.blake2b(text.encode(), digest_size=4).digest() for text in texts]

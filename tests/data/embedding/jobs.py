@@ -2,8 +2,7 @@
 
 import pytest
 
-from gerund.data.embedding.config import EmbeddingConfig
-from gerund.data.embedding.job import embedding_job
+from gerund.data.embedding.job import EmbeddingConfig, embedding_job
 from gerund.data.tables import open_table
 from tests.data.embedding.crashes import ABOUT, fake_encode
 

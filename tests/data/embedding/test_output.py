@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.embedding import survey
+from gerund.data.embedding import job as embedding
 from gerund.data.embedding.files import read_embeddings
-from gerund.data.embedding.shards import Elsewhere, Encoded
+from gerund.data.embedding.job import Elsewhere, Encoded
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, ModelError, OutputExistsError, TextError
 from gerund.jobs.engine import opened
@@ -267,7 +267,7 @@ class TestWorkers:
     def test_are_sent_them_where_they_see_others(self, source, output, monkeypatch):
         wanted = output.with_name(f"wanted{output.suffix}")
         embed(source, wanted, TestBadRows.encode, bad_rows="skip")
-        monkeypatch.setattr(survey.Source, "read", lambda self, start, digest: None)
+        monkeypatch.setattr(embedding.Source, "read", lambda self, start, digest: None)
         engine = Sending()
         self.embed(source, output, engine)
         assert engine.refused == 1
@@ -276,12 +276,12 @@ class TestWorkers:
 
     def test_notice_another_file(self, source, tmp_path):
         table = open_table(source)
-        found = survey.Source(table, 3, "error", "skip")
+        found = embedding.Source(table, 3, "error", "skip")
         [first, second, *_] = found.shards()
         for shard in (first, second):
-            assert found.read(shard.start, survey.digest_of(shard)) == shard
+            assert found.read(shard.start, embedding.digest_of(shard)) == shard
         source.write_text(source.read_text().replace("text 4", "text 5"))
-        assert found.read(first.start, survey.digest_of(first)) == first
-        assert found.read(second.start, survey.digest_of(second)) is None
+        assert found.read(first.start, embedding.digest_of(first)) == first
+        assert found.read(second.start, embedding.digest_of(second)) is None
         source.unlink()
-        assert found.read(first.start, survey.digest_of(first)) is None
+        assert found.read(first.start, embedding.digest_of(first)) is None

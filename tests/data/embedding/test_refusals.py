@@ -5,9 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from gerund.data.embedding.config import EmbeddingConfig
-from gerund.data.embedding.job import embedding_job
-from gerund.data.embedding.shards import Encoded
+from gerund.data.embedding.job import EmbeddingConfig, Encoded, embedding_job
 from gerund.data.tables import open_table
 from gerund.errors import ConfigError, DataError, InputError, ModelError, OutputExistsError, ResourceError, TextError
 from tests.data.embedding.crashes import ABOUT, fake_encode

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from gerund.data.embedding.files import read_embeddings
-from gerund.data.embedding.shards import Encoded, _held
+from gerund.data.embedding.job import Encoded, _held
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, ResourceError
-from gerund.jobs.row_store import RowStore
-from gerund.jobs.working_folder import WorkingFolder
+from gerund.jobs.checkpoints import RowStore, WorkingFolder
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.embedding.jobs import TEXTS, Encoder, embed, interrupted, working
 

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 from gerund.data.mining.matching import SHORT_WEIGHT, Rule
-from gerund.data.mining.symbols import SymbolWeights
+from gerund.data.mining.substrings import SymbolWeights
 
 Row = tuple[int, int, str, int]
 

@@ -3,8 +3,7 @@
 import pytest
 
 from gerund.data.corpus import Document
-from gerund.data.mining.candidates import NOWHERE, candidates_of, opening_of, pairs_of, prepare
-from gerund.data.mining.config import MiningConfig
+from gerund.data.mining.candidates import NOWHERE, MiningConfig, candidates_of, opening_of, pairs_of, prepare
 from gerund.errors import ConfigError, GerundError
 
 TEXT = "Spike is chasing Tom.  Nobody laughs.\nSpike is chasing Jerry. Spike is  chasing TOM. Is it over?"

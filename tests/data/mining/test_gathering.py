@@ -6,9 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.mining import gathering
-from gerund.data.mining.gathering import gather
-from gerund.data.mining.parts import COLUMNS, KEYS, schema
+from gerund.data.mining import job
+from gerund.data.mining.job import COLUMNS, KEYS, gather, schema
 
 
 def write_part(path, rows):
@@ -42,8 +41,8 @@ def test_sorted_by_key_and_the_earliest_of_equal_ones(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", [1, 100, 2**20])
 def test_the_same_through_any_number_of_buckets(tmp_path, monkeypatch, bucket):
-    monkeypatch.setattr(gathering, "_BUCKET", bucket)
-    monkeypatch.setattr(gathering, "_ROWS", 7)
+    monkeypatch.setattr(job, "_BUCKET", bucket)
+    monkeypatch.setattr(job, "_ROWS", 7)
     draw = random.Random(0)
     rows = [row(number, draw.getrandbits(64), draw.getrandbits(64), text=str(number)) for number in range(2000)]
     # The second half repeats keys of the first.
@@ -57,7 +56,7 @@ def test_the_same_through_any_number_of_buckets(tmp_path, monkeypatch, bucket):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_pairs(tmp_path, monkeypatch):
-    monkeypatch.setattr(gathering, "_BUCKET", 2**20)
+    monkeypatch.setattr(job, "_BUCKET", 2**20)
     draw = random.Random(0)
     parts = []
     for number in range(40):

@@ -7,10 +7,9 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from gerund.data.mining import Match, SymbolWeights, matching_pairs, spans, windows
+from gerund.data.mining import Match, SymbolWeights, matching, matching_pairs, substrings
 from gerund.data.mining.matching import Rule, find_pairs
-from gerund.data.mining.symbols import normalised
-from gerund.data.mining.windows import Texts
+from gerund.data.mining.substrings import Texts, normalised
 from gerund.errors import ConfigError, TextError
 from tests.data.mining import reference
 
@@ -85,8 +84,8 @@ def test_other_weights_equal_to_all_substrings():
 @pytest.mark.parametrize("bits", [0, 3])
 @EACH_ALPHABET
 def test_colliding_hashes_decide_nothing(monkeypatch, alphabet, bits):
-    own = windows.mixed
-    monkeypatch.setattr(windows, "mixed", lambda *given: own(*given) & np.uint64(2**bits - 1))
+    own = substrings.mixed
+    monkeypatch.setattr(substrings, "mixed", lambda *given: own(*given) & np.uint64(2**bits - 1))
     draw = random.Random(2)
     assert sum(check(draw, alphabet) for _ in range(15)) > 5
 
@@ -96,17 +95,15 @@ def test_colliding_hashes_decide_nothing(monkeypatch, alphabet, bits):
 @EACH_ALPHABET
 def test_the_search_over_weights_finds_the_same_spans(monkeypatch, alphabet, bits):
     # Every pair goes that way now, and none is settled by one text containing the other.
-    monkeypatch.setattr(spans, "_SEEDS_A_SYMBOL", -1000)
-    own = windows.mixed
-    monkeypatch.setattr(windows, "mixed", lambda *given: own(*given) & np.uint64(2**bits - 1))
+    monkeypatch.setattr(substrings, "_SEEDS_A_SYMBOL", -1000)
+    own = substrings.mixed
+    monkeypatch.setattr(substrings, "mixed", lambda *given: own(*given) & np.uint64(2**bits - 1))
     draw = random.Random(3)
     assert sum(check(draw, alphabet) for _ in range(15)) > 5
 
 
 def test_small_chunks_change_nothing(monkeypatch):
-    from gerund.data.mining import pairing
-
-    for module in (windows, spans, pairing):
+    for module in (substrings, matching):
         monkeypatch.setattr(module, "CHUNK", 8)
     draw = random.Random(4)
     for alphabet in ALPHABETS.values():

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.mining import MiningConfig, mine, running
+from gerund.data.mining import MiningConfig, job, mine
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError
 from tests.data.mining.corpora import rows, run, write_jsonl
 
@@ -134,13 +134,13 @@ class TestRefusals:
         assert (tmp_path / "real").read_text() == "precious"
 
     def test_one_that_comes_up_meanwhile(self, corpus, output, monkeypatch):
-        own = running.gather
+        own = job.gather
 
         def gather(*given, **more):
             output.write_bytes(b"someone else's")
             return own(*given, **more)
 
-        monkeypatch.setattr(running, "gather", gather)
+        monkeypatch.setattr(job, "gather", gather)
         with pytest.raises(OutputExistsError):
             run(corpus, output)
         assert output.read_bytes() == b"someone else's"

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.data.mining import MiningConfig, gathering, mine, parts, running
-from gerund.data.mining.symbols import normalised
+from gerund.data.mining import MiningConfig, job, mine
+from gerund.data.mining.substrings import normalised
 from gerund.errors import (
     DataError,
     InputError,
     OutputExistsError,
     ResourceError,
 )
-from gerund.jobs.working_folder import WorkingFolder
+from gerund.jobs.checkpoints import WorkingFolder
 from gerund.training.corpus.pairs import read_examples
 from tests.data.mining.corpora import SMALL, articles, rows, run, write_jsonl
 
@@ -33,7 +33,7 @@ def working(output):
 
 def stopped_after(monkeypatch, count, error=KeyboardInterrupt):
     """Let ``count`` parts be made, then stop."""
-    own, made = running.make_part, []
+    own, made = job.make_part, []
 
     def make_part(*given):
         if len(made) == count:
@@ -41,7 +41,7 @@ def stopped_after(monkeypatch, count, error=KeyboardInterrupt):
         made.append(1)
         return own(*given)
 
-    monkeypatch.setattr(running, "make_part", make_part)
+    monkeypatch.setattr(job, "make_part", make_part)
 
 
 class TestOutput:
@@ -59,7 +59,7 @@ class TestOutput:
     def test_rows(self, corpus, output):
         mined = run(corpus, output)
         found = rows(output)
-        assert list(found[0]) == list(parts.COLUMNS)
+        assert list(found[0]) == list(job.COLUMNS)
         assert (mined.pairs, mined.documents, mined.errors) == (len(found), 60, 0)
         assert mined.found == mined.pairs + mined.duplicates
         assert 0 < mined.pairs <= mined.candidates <= mined.sentences
@@ -242,8 +242,8 @@ class TestUnfinishedWork:
     def test_of_a_shard_with_other_documents_is_made_anew(self, corpus, output, monkeypatch):
         # As if the corpus had been another one for a while, and is again what the manifest says.
         first = sorted(working(output).glob("part-*"))[0]
-        facts = parts.read_facts(first)
-        parts._write(first, {name: [] for name in (*parts.COLUMNS, *parts.KEYS)}, replace(facts, shard="other"))
+        facts = job.read_facts(first)
+        job._write(first, {name: [] for name in (*job.COLUMNS, *job.KEYS)}, replace(facts, shard="other"))
         assert run(corpus, output, resume=True).resumed_parts == 1
 
     def test_of_other_files_is_refused(self, corpus, output):
@@ -253,7 +253,7 @@ class TestUnfinishedWork:
 
 
 def test_a_corpus_that_changes_on_the_way_is_not_mixed(corpus, output, monkeypatch):
-    own = running.make_part
+    own = job.make_part
 
     def make_part(*given):
         content = corpus.read_text()
@@ -261,7 +261,7 @@ def test_a_corpus_that_changes_on_the_way_is_not_mixed(corpus, output, monkeypat
         return own(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "make_part", make_part)
+        patch.setattr(job, "make_part", make_part)
         with pytest.raises(DataError, match="the files of the corpus have changed while they were read"):
             run(corpus, output)
     assert not output.exists()
@@ -295,7 +295,7 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patch:
-            patch.setattr(gathering, "_distribute", full)
+            patch.setattr(job, "_distribute", full)
             with pytest.raises(ResourceError, match=r"could not be sorted: No space left.*give --resume"):
                 run(corpus, output)
         assert not (working(output) / "spill").exists()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gerund.data.mining import mine
-from gerund.data.mining.shards import Extent, shards_of
+from gerund.data.mining.job import Extent, shards_of
 from gerund.errors import DataError
 from gerund.jobs.engine import LocalEngine, opened
 from tests.data.mining.corpora import SMALL, articles, write_jsonl

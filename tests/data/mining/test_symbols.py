@@ -5,7 +5,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from gerund.data.mining.symbols import LAST_LIGHT_LETTER, SymbolWeights, code_points, normalised
+from gerund.data.mining.substrings import LAST_LIGHT_LETTER, SymbolWeights, code_points, normalised
 
 
 def test_every_symbol_weighs_what_its_category_says():

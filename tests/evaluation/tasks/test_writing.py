@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.data.cleaning import clean_text
+from gerund.data.corpus import clean_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.results import key_of
 from gerund.evaluation.run import evaluate

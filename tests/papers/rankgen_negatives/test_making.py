@@ -11,13 +11,13 @@ import gerund
 from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError
 from gerund.inference.generate.length_matching import fitting
-from gerund.jobs import engines
+from gerund.jobs import engine
 from gerund.jobs.engine import LocalEngine
 from gerund.papers import rankgen_negatives as negative_passages
 from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
 from tests.cli.helpers import run_cli
-from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
+from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, demand_same_elsewhere, make, parse_size, rows
 
 
 class TestPassages:
@@ -161,7 +161,7 @@ class TestElsewhere:
             [books], tmp_path / "spread", settings, lm=lm, scorer=OverlapScorer(), elsewhere=elsewhere
         )
         assert made.generated > 0
-        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
+        assert parse_size(tmp_path / "spread") == parse_size(tmp_path / "alone")
 
     @pytest.mark.slow
     def test_two_processes_make_the_same_bytes(self, books, tmp_path, tiny_folder):
@@ -171,11 +171,11 @@ class TestElsewhere:
     def test_on_the_command_line(self, books, tmp_path, tiny_folder):
         arguments = ["--prefix-words", 20, "--fewest-words", 3, "--most-words", 9, "--per-document", 3, "-m"]
         arguments += [tiny_folder, "--hard", 1, "--scorer", "overlap", "--json"]
-        with patch.object(engines, "LocalEngine", _Single):
+        with patch.object(engine, "LocalEngine", _Single):
             ran = run_cli("negatives", books, "-o", tmp_path / "spread", *arguments, "--workers", 2)
         assert ran.code == 0, ran.err
         alone = run_cli("negatives", books, "-o", tmp_path / "alone", *arguments)
-        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
+        assert parse_size(tmp_path / "spread") == parse_size(tmp_path / "alone")
         assert json.loads(ran.out)["passages"] == json.loads(alone.out)["passages"] > 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError, InputError, OutputExistsError, ResourceError
-from gerund.jobs.locks import hold
+from gerund.jobs.files import lock_folder
 from gerund.scoring.registry import find_scorer
 from tests.cli.helpers import run_cli
 from tests.papers.rankgen_negatives.runs import SENTENCES, make, rows
@@ -135,7 +135,7 @@ class TestInterruption:
 
     def test_two_at_once(self, books, tmp_path):
         with (
-            hold(tmp_path / "out"),
+            lock_folder(tmp_path / "out"),
             pytest.raises(InputError, match=rf"process {os.getpid()} is writing .*out already"),
         ):
             make(books, tmp_path / "out")

@@ -167,7 +167,7 @@ def test_the_index_is_there_before_the_card(corpus, tokenizer, tmp_path, monkeyp
         assert card.with_suffix(".tokens").is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(token_cache, "write_whole", killed)
+    monkeypatch.setattr(token_cache, "write_atomic", killed)
     with pytest.raises(KeyboardInterrupt):
         tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path)
     monkeypatch.undo()

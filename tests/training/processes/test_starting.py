@@ -6,7 +6,7 @@ import os
 import pytest
 import yaml
 
-from gerund.jobs.locks import hold
+from gerund.jobs.files import lock_folder
 from tests.training.processes.one_of_two import work, work_nodes
 from tests.training.processes.recipes import recipes
 from tests.training.processes.starting import start_two, started
@@ -20,7 +20,7 @@ def test_a_folder_that_another_training_writes(paired_corpus, base, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content), "utf-8")
     jobs = [{"recipe": str(tmp_path / "recipe.yaml"), "overrides": []}]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    with hold(out):
+    with lock_folder(out):
         start_two(work, tmp_path)
         assert [path.name for path in out.iterdir()] == ["lock"]
     expected = [f"process {os.getpid()} is writing {out} already; wait for it or choose another name"]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, FingerprintError
-from gerund.jobs.files import whole_file
+from gerund.jobs.files import atomic_file
 from gerund.quantization import Precision, check_precision, quantize, ranges_of
 
 METADATA_KEY = "gerund"
@@ -125,7 +125,7 @@ def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -
     columns.append(pa.FixedSizeListArray.from_arrays(flat, type=schema.field("embedding").type))
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     assert batch.num_rows == n
-    with whole_file(path, apart=True) as file, pa.ipc.new_file(file, schema) as writer:
+    with atomic_file(path, apart=True) as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
 
 
@@ -154,7 +154,7 @@ def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> N
     schema = _converted(_opened_schema(parts[0]).empty_table(), precision, ranges).schema
     schema = schema.with_metadata({METADATA_KEY: json.dumps(info, ensure_ascii=False)})
     small = [name for name in schema.names if name != "embedding"]
-    with whole_file(target) as file:
+    with atomic_file(target) as file:
         # Vectors neither repeat nor compress: to try would only cost time.
         compression = dict.fromkeys(small, "zstd") | {"embedding.list.element": "none"}
         with pq.ParquetWriter(
@@ -173,9 +173,9 @@ def join_npy(parts: Sequence[Path], targets: Sequence[Path], info: dict[str, Any
     """
     about, names, vectors = targets
     precision, ranges = _precision_of(parts, info)
-    with whole_file(about) as file:
+    with atomic_file(about) as file:
         file.write((json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode())
-    with whole_file(vectors) as file, whole_file(names) as lines:
+    with atomic_file(vectors) as file, atomic_file(names) as lines:
         wide = _opened_schema(parts[0]).field("embedding").type.list_size
         sample = quantize(np.zeros((1, wide), np.float32), precision, ranges)
         descr = np.lib.format.dtype_to_descr(sample.dtype.newbyteorder("<"))

@@ -1,9 +1,9 @@
 """Training pairs mined from raw documents: sentences that share a long substring (GUR, section III-B)."""
 
 from gerund.data.corpus import BadDocument
-from gerund.data.mining.config import Mined, MiningConfig
+from gerund.data.mining.candidates import Mined, MiningConfig
+from gerund.data.mining.job import mine
 from gerund.data.mining.matching import Match, matching_pairs
-from gerund.data.mining.running import mine
-from gerund.data.mining.symbols import SymbolWeights
+from gerund.data.mining.substrings import SymbolWeights
 
 __all__ = ["BadDocument", "Match", "Mined", "MiningConfig", "SymbolWeights", "matching_pairs", "mine"]

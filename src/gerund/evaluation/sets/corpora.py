@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gerund.data.cleaning import clean_text
-from gerund.data.corpus import FORMATS, Document, read_documents
+from gerund.data.corpus import FORMATS, Document, clean_text, read_documents
 
 FOLDER = "lm"
 AUTO = "auto"
@@ -37,7 +36,7 @@ def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def style_of(path: Path) -> str:
-    """Return the cleaning that a corpus wants; see ``gerund.data.cleaning.clean_text``.
+    """Return the cleaning that a corpus wants; see ``gerund.data.corpus.clean_text``.
 
     >>> style_of(Path("books.test.jsonl.xz")), style_of(Path("news.test.jsonl"))
     ('gutenberg', 'none')
@@ -50,7 +49,7 @@ def read_texts(path: Path, clean: str = AUTO) -> Iterator[str]:
 
     Args:
         path: the file.
-        clean: a style of ``gerund.data.cleaning.clean_text``, or ``auto`` for ``style_of(path)``.
+        clean: a style of ``gerund.data.corpus.clean_text``, or ``auto`` for ``style_of(path)``.
 
     Raises:
         DataError: the file is malformed; the message names file and line.

@@ -18,7 +18,7 @@ from gerund.types import Scorer
 
 if TYPE_CHECKING:
     from gerund.evaluation.systems.embeddings import EmbeddingCache
-    from gerund.jobs.unfinished import Unfinished
+    from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.language_model import LanguageModel
 
 
@@ -211,7 +211,7 @@ class Encoder(System):
 
     @abstractmethod
     def compute(
-        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "ShardCheckpoint | None" = None
     ) -> np.ndarray:
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
 
@@ -234,7 +234,7 @@ class Encoder(System):
             vectors = self.compute(list(texts), prompt, show)
         else:
 
-            def own(new: list[str], kept: "Unfinished") -> np.ndarray:
+            def own(new: list[str], kept: "ShardCheckpoint") -> np.ndarray:
                 return self.compute(new, prompt, show, kept)
 
             vectors = self.cache.vectors(self.cache_key, self.prompt_text(prompt), list(texts), own)

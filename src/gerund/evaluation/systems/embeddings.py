@@ -19,8 +19,7 @@ import numpy as np
 from gerund.errors import ResourceError
 from gerund.evaluation.systems.base import EncodesWords
 from gerund.inference.encode.words import WordPooling
-from gerund.jobs.row_store import KEY_BYTES, RowStore
-from gerund.jobs.unfinished import Unfinished
+from gerund.jobs.checkpoints import KEY_BYTES, RowStore, ShardCheckpoint
 from gerund.progress import progress
 
 MOST_BYTES = 1 << 30
@@ -33,7 +32,7 @@ _SHARD = 4096
 _UNFINISHED = "unfinished"
 
 # Turns texts into vectors ``(n, D)``; may keep finished rows in what it is given with them.
-Compute = Callable[[list[str], Unfinished], np.ndarray]
+Compute = Callable[[list[str], ShardCheckpoint], np.ndarray]
 
 
 class EmbeddingCache:
@@ -80,7 +79,7 @@ class EmbeddingCache:
         return store.rows(keys)
 
     @contextmanager
-    def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[Unfinished]:
+    def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[ShardCheckpoint]:
         """Yield what is done of the vectors of some texts, to be put into the store before the block ends.
 
         Args:
@@ -93,7 +92,7 @@ class EmbeddingCache:
             for path in (self.folder / _UNFINISHED).glob("*"):
                 if path.name != name:
                     shutil.rmtree(path, ignore_errors=True)
-        with Unfinished(None if self._unfinished is None else self._unfinished / name, name) as kept:
+        with ShardCheckpoint(None if self._unfinished is None else self._unfinished / name, name) as kept:
             yield kept
         if self.folder is not None:
             kept.forget()

@@ -19,7 +19,7 @@ from gerund.types import Scorer
 
 if TYPE_CHECKING:
     from gerund.evaluation.systems.embeddings import EmbeddingCache
-    from gerund.jobs.unfinished import Unfinished
+    from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.language_model import LanguageModel
 
 
@@ -49,7 +49,7 @@ class LanguageModelSystem(Encoder):
     def __init__(self, label: str, lm: "LanguageModel", cache: "EmbeddingCache | None" = None) -> None:
         super().__init__(label, cache)
         self.lm = lm
-        self.elsewhere: Callable[[Sequence[str], str | None, Unfinished | None], np.ndarray] | None = None
+        self.elsewhere: Callable[[Sequence[str], str | None, ShardCheckpoint | None], np.ndarray] | None = None
         self.words: dict[tuple[str | None, str, bool], dict[tuple[str, ...], np.ndarray]] = {}
 
     @property
@@ -123,7 +123,7 @@ class LanguageModelSystem(Encoder):
         }
 
     def compute(
-        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "ShardCheckpoint | None" = None
     ) -> np.ndarray:
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
         if self.elsewhere is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from gerund.evaluation.systems.embeddings import EmbeddingCache
-    from gerund.jobs.unfinished import Unfinished
+    from gerund.jobs.checkpoints import ShardCheckpoint
 
 PREFIX = "st:"
 """Put before a folder or a hub id, it says that sentence-transformers is to read it."""
@@ -107,7 +107,7 @@ class SentenceTransformersSystem(Encoder):
         }
 
     def compute(
-        self, texts: list[str], prompt: str | None, show: bool | None, kept: "Unfinished | None" = None
+        self, texts: list[str], prompt: str | None, show: bool | None, kept: "ShardCheckpoint | None" = None
     ) -> np.ndarray:
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished slices where it is said."""
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)

@@ -12,8 +12,8 @@ import numpy as np
 
 from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.language_model import LanguageModelSystem
+from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
-from gerund.jobs.unfinished import Unfinished
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Pools(ExitStack):
         self.pool: WorkerPool[TextShard, np.ndarray] | None = None
 
     def encode(
-        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, kept: Unfinished | None = None
+        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, kept: ShardCheckpoint | None = None
     ) -> np.ndarray:
         """Return vectors as they were pooled, ``(n, D)`` float32, keeping finished shards where it is said."""
         if lm is not self.lm or self.pool is None:

@@ -20,7 +20,7 @@ from gerund.errors import ConfigError, ResourceError
 from gerund.inference.encode.layer_mixing import Beside
 from gerund.inference.encode.positions import takes_positions
 from gerund.inference.tokens import Tokens, context_length, placed_ids, rotary_limit, token_batches
-from gerund.jobs.unfinished import EncodingPass
+from gerund.jobs.checkpoints import EncodingPass
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import encoder_of, is_encoder_decoder, state_width
 from gerund.models.heads import ProjectionHead

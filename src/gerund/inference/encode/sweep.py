@@ -15,7 +15,7 @@ from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, token_states
 from gerund.inference.tokens import Tokens
-from gerund.jobs.unfinished import Unfinished
+from gerund.jobs.checkpoints import ShardCheckpoint
 
 # Numbers in the states of all plans of a batch: 256 MB in float32 on a CPU, 2 GB on a GPU.
 _CPU_NUMBERS = 1 << 26
@@ -27,7 +27,7 @@ def encode_each(
     texts: Sequence[Tokens | None],
     *,
     show: bool | None = None,
-    kept: Unfinished | None = None,
+    kept: ShardCheckpoint | None = None,
 ) -> np.ndarray:
     """Encode texts under every runtime's plan and pooling, not normalised.
 

@@ -33,7 +33,7 @@ from gerund.inference.generate.rows import Emit
 from gerund.inference.generate.session_files import Kept, ReadingModel, load_kept, refuse_other_states, save_kept
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.tokens import InputFormat, tokenize
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.files import atomic_folder
 from gerund.models.vectors import unit
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.sampling import Sampling

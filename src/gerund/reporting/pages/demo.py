@@ -16,7 +16,7 @@ from gerund.demo.results import DemoResults
 from gerund.demo.steps import HITS, Demo
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.inference.inspection import AttentionInspection
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.reporting.pages.rendering import Gallery, Picture, drawn, write_html
 from gerund.reporting.plots.attention import attention_figure
 from gerund.reporting.plots.embeddings import embedding_maps
@@ -76,7 +76,7 @@ def write_report(folder: Path, found: dict[str, Any]) -> Path:
     Raises:
         ResourceError: the disk is full or refuses.
     """
-    write_whole(folder / REPORT, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(folder / REPORT, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     return folder / REPORT
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gerund.errors import GerundError, MissingDependencyError
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.version import __version__
 
 # Pictures are drawn at 150 dots an inch; a page has 96.
@@ -127,7 +127,7 @@ def write_html(path: Path, template: str, **values: object) -> Path:
     )
     environment.filters |= {"duration": duration, "breakable": _breakable}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, environment.get_template(template).render(version=__version__, **values))
+    write_atomic(path, environment.get_template(template).render(version=__version__, **values))
     return path
 
 

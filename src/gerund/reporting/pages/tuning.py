@@ -14,7 +14,7 @@ from gerund.evaluation.fusion_tuning import TunedFusion
 from gerund.evaluation.systems.language_model import adapter_facts
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned
-from gerund.jobs.files import write_whole
+from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.encoder_settings import settings_text
 from gerund.reporting.comparison import PERCENTS, shown, trained_under
@@ -53,9 +53,9 @@ def write_tuning(
     folder.mkdir(parents=True, exist_ok=True)
     best = done.chosen(lm)
     settings = EncoderSpec.of_config(best.encoder, lm.n_layers)
-    write_whole(folder / CONFIG_FILE, settings_text(settings, best.fingerprint()))
+    write_atomic(folder / CONFIG_FILE, settings_text(settings, best.fingerprint()))
     document = json.dumps(tuned_dict(done, lm, config), indent=1, ensure_ascii=False)
-    write_whole(folder / "tuning.json", document + "\n")
+    write_atomic(folder / "tuning.json", document + "\n")
     gallery = drawn(_wanted(done, tasks))
     return write_html(
         folder / "tuning.html",
@@ -84,7 +84,7 @@ def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config:
         ResourceError: the disk is full or refuses.
     """
     settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
-    write_whole(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
+    write_atomic(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
     told = {
         "format": FORMAT,
         "gerund": __version__,
@@ -95,7 +95,7 @@ def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config:
         "chosen": done.best.weight,
         "trials": [{"weight": one.weight, "mean": one.mean, "scores": dict(one.scores)} for one in done.trials],
     }
-    write_whole(folder / "fusion.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(folder / "fusion.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
     return told
 
 

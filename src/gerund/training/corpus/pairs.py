@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gerund.data.files import checked_text, decode, json_row, opened
-from gerund.data.mining.symbols import normalised
+from gerund.data.mining.substrings import normalised
 from gerund.data.tables import open_table, read_rows
 from gerund.errors import ConfigError, DataError
 from gerund.training.corpus.texts import Mixture

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, ModelError
-from gerund.jobs.files import whole_file
+from gerund.jobs.files import atomic_file
 
 SHARD_TEXTS = 4096
 _NAME = "vectors"
@@ -283,7 +283,7 @@ def _make(teacher: Teacher, texts: Sequence[str], path: Path) -> None:
     most = float(np.abs(vectors).max(initial=0.0))
     if most > np.finfo(np.float16).max:
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(save({_NAME: vectors.astype(np.float16)}, {"teacher": teacher.name, "space": teacher.space}))
 
 

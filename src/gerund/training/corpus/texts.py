@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 import numpy as np
 import torch
 
-from gerund.data.cleaning import clean_text
-from gerund.data.corpus import part_of, read_documents
+from gerund.data.corpus import clean_text, part_of, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
-from gerund.jobs.files import whole_file, write_whole
-from gerund.jobs.manifest import InputFiles
+from gerund.jobs.checkpoints import InputFiles
+from gerund.jobs.files import atomic_file, write_atomic
 from gerund.training.objectives.base import TextConfig
 from gerund.training.recipe import Recipe, SourceConfig
 
@@ -191,7 +190,7 @@ def tokenize_corpus(
         paths: The files; see :func:`gerund.data.corpus.read_documents`.
         tokenizer: A fast tokenizer.
         folder: Where caches lie; made if need be.
-        clean: Known quirks to remove; see :func:`gerund.data.cleaning.clean_text`.
+        clean: Known quirks to remove; see :func:`gerund.data.corpus.clean_text`.
         text_column: Column or field that holds the text.
         unit: What counts as a text of its own: whole ``documents``, or each of their ``sentences``.
         min_words: Texts of fewer words are left out. (MAGNET, Appendix A: lines of more than 20 words.)
@@ -230,7 +229,7 @@ def tokenize_corpus(
     )
     cache = _write(corpus, tokenizer, target)
     fields = {name: value for name, value in asdict(cache).items() if name != "path"}
-    write_whole(card, json.dumps({**fields, "files": [path.name for path in files]}))
+    write_atomic(card, json.dumps({**fields, "files": [path.name for path in files]}))
     return cache
 
 
@@ -281,7 +280,7 @@ def _write(corpus: _Corpus, tokenizer: "PreTrainedTokenizerFast", target: Path) 
     before, after = _specials(tokenizer)
     tokens = texts = text_bytes = 0
     # The tokens take their name first: who finds the starts finds both. Two processes may tokenise the same corpus.
-    with whole_file(_starts_of(target), apart=True) as start_file, whole_file(target, apart=True) as token_file:
+    with atomic_file(_starts_of(target), apart=True) as start_file, atomic_file(target, apart=True) as token_file:
         _write_header(start_file, 0)
         start_file.write(np.zeros(1, "<i8").tobytes())
         for batch in _batches(corpus):

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gerund.data.cleaning import clean_text
-from gerund.data.corpus import read_documents
+from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
-from gerund.jobs.folders import atomic_folder
+from gerund.jobs.files import atomic_folder
 from gerund.models.architectures import SEQ2SEQ
 from gerund.models.folder_files import demand_readable_files
 from gerund.models.sources import find

@@ -207,7 +207,7 @@ class DistillConfig(TextConfig, VectorConfig):
         The first process does so once a run, since it may take minutes: the others are given its weights, and a resumed
         run reads what was fitted, of which a checkpoint holds only what is trained further.
         """
-        from gerund.jobs.folders import atomic_folder
+        from gerund.jobs.files import atomic_folder
         from gerund.models.heads import read_head
         from gerund.training.losses.distillation import fit_head
         from gerund.training.processes import process_index

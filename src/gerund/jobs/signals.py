@@ -1,7 +1,4 @@
-"""What SIGINT and SIGTERM do: whoever is asked to end tidies up and says what was kept.
-
-Knows: signals. Does not know: what is being done.
-"""
+"""SIGINT and SIGTERM: end cleanly, or finish the current step first."""
 
 import atexit
 import os
@@ -42,7 +39,7 @@ def interrupt_on_termination() -> None:
 
 
 @contextmanager
-def interruption_put_off(notice: str) -> Iterator[Callable[[], bool]]:
+def interrupt_deferred(notice: str) -> Iterator[Callable[[], bool]]:
     """Let the first SIGINT or SIGTERM act at the end of the block only, so that a step under way can be finished.
 
     A second one acts at once. An error in the block goes first, and the signal is dropped. In a thread other than the
@@ -65,14 +62,14 @@ def interruption_put_off(notice: str) -> Iterator[Callable[[], bool]]:
         # The signal may have come while Python's own stream was writing, which must not be entered twice.
         os.write(2, f"{notice}\n".encode())
 
-    with ending_signals_to(put_off, ignored_too=False) as restore:
+    with handle_ending_signals(put_off, ignored_too=False) as restore:
         yield lambda: bool(received)
     if received:
         signal.raise_signal(received[0])
 
 
 @contextmanager
-def ending_signals_to(
+def handle_ending_signals(
     handler: Callable[[int, FrameType | None], None], *, ignored_too: bool
 ) -> Iterator[Callable[[], None]]:
     """Let ``handler`` take SIGINT and SIGTERM until the end of the block, in the main thread; elsewhere do nothing.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gerund.jobs.interruption import interruption_put_off
+from gerund.jobs.signals import interrupt_deferred
 from tests.data.mining.corpora import articles, write_jsonl
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
@@ -20,7 +20,7 @@ SECONDS = 300
 WAITING = """
 import signal, sys, time
 {before}
-from gerund.jobs.interruption import interrupt_on_termination
+from gerund.jobs.signals import interrupt_on_termination
 interrupt_on_termination()
 try:
     print("ready", flush=True)  # in here, since the signal may come before the next line
@@ -121,7 +121,7 @@ def interrupt_and_fail():
 class TestPutOff:
     def test_the_first_one_acts_at_the_end_of_the_block(self, heard, capfd):
         own = signal.getsignal(signal.SIGINT)
-        with interruption_put_off("wait") as has_come:
+        with interrupt_deferred("wait") as has_come:
             assert not has_come()
             signal.raise_signal(signal.SIGINT)
             assert has_come()
@@ -131,20 +131,20 @@ class TestPutOff:
         assert capfd.readouterr().err == "wait\n"
 
     def test_the_second_one_acts_at_once(self, heard):
-        with interruption_put_off("wait"):
+        with interrupt_deferred("wait"):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             assert heard == [signal.SIGINT]
 
     def test_an_error_goes_first(self, heard):
-        with pytest.raises(ChildProcessError), interruption_put_off("wait"):
+        with pytest.raises(ChildProcessError), interrupt_deferred("wait"):
             interrupt_and_fail()
         assert heard == []
 
     def test_what_is_ignored_stays_so(self, capfd):
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            with interruption_put_off("wait") as has_come:
+            with interrupt_deferred("wait") as has_come:
                 signal.raise_signal(signal.SIGINT)
             assert not has_come()
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -156,7 +156,7 @@ class TestPutOff:
         own = signal.getsignal(signal.SIGINT)
 
         def look():
-            with interruption_put_off("wait") as has_come:
+            with interrupt_deferred("wait") as has_come:
                 return signal.getsignal(signal.SIGINT), has_come()
 
         with ThreadPoolExecutor(1) as pool:

@@ -1,0 +1,753 @@
+"""Mine pairs from a corpus of any size, part by part; an interrupted run resumes where it stopped.
+
+Where one shard ends and the next begins depends on the documents alone, and a part depends on its shard and the
+settings alone. So the output is the same to the byte for any number of processes and interruptions. In memory there
+are a few shards of documents, never the corpus. Shards of lines or files are sent to other processes by their place;
+a checksum detects a file that differs there.
+
+At the end all pairs are sorted by a key, a hash of the seed and the pair's two texts. That shuffles them, and brings
+equal pairs together, of which the earliest is kept. A corpus may be larger than the memory: its pairs are first
+distributed over files by the beginning of their key, each small enough to sort in memory. (Databases that sort on the
+disk need the memory for long texts that this saves.)
+"""
+
+import gc
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial, reduce
+from io import BytesIO
+from operator import add
+from pathlib import Path
+from typing import Any, BinaryIO
+from zlib import crc32
+
+import numpy as np
+
+from gerund.data.corpus import FORMATS as CORPUS_FORMATS
+from gerund.data.corpus import BadDocument, Document, Record, all_records, corpus_format, document_of, plain_lines
+from gerund.data.files import as_utf8, opened
+from gerund.data.mining.candidates import (
+    Mined,
+    MiningConfig,
+    Pair,
+    Prepared,
+    candidates_of,
+    opening_of,
+    pairs_of,
+    prepare,
+)
+from gerund.errors import ConfigError, DataError, FinishedError, InputError, OutputExistsError, ResourceError
+from gerund.jobs.checkpoints import MAKING, PLACING, InputFiles, Manifest, WorkingFolder, resume_hint, working_folder
+from gerund.jobs.engine import JobEngine, LocalEngine, map_by_place, runs_in_process
+from gerund.jobs.files import (
+    atomic_file,
+    errors_file_of,
+    make_folder,
+    require_new_files,
+    require_regular_file,
+    write_json_lines,
+)
+from gerund.progress import progress
+
+# Documents of a shard at most, however small they are.
+_MOST_DOCUMENTS = 20_000
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes of a file in which documents stand one after the other.
+
+    Attributes:
+        path: the file as it was named; messages and the output name it so.
+        place: where it lies, for a process that works in another folder.
+        number: the line that the first document stands on, or 1.
+        unit: as in ``Record``.
+        offset: where its bytes begin.
+        length: how many there are.
+    """
+
+    path: Path
+    place: Path
+    number: int
+    unit: str
+    offset: int
+    length: int
+
+    def read(self) -> list[Record]:
+        """Return the documents.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        with opened(self.place) as file:
+            file.seek(self.offset)
+            content = file.read(self.length)
+        if not self.unit:
+            return [Record(self.path, self.number, "", content, self.offset)]
+        return list(plain_lines(self.path, BytesIO(content), number=self.number, offset=self.offset))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some consecutive documents of a corpus.
+
+    Attributes:
+        index: the shard's number, from 0.
+        first: the number of its first document in the corpus.
+        size: bytes of its documents.
+        records: the documents; none in a process that was told their places alone, before ``loaded``.
+        extents: where they stand; none where they have to be sent themselves.
+        checksum: of their bytes, where there are extents.
+    """
+
+    index: int
+    first: int
+    size: int
+    records: list[Record]
+    extents: tuple[Extent, ...] = ()
+    checksum: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to another process."""
+        return {**self.__dict__, "records": [] if self.extents else self.records}
+
+    def by_place(self) -> "Shard":
+        """Return the same shard, which goes to other processes without its documents, where that can be."""
+        if self.extents or (extents := extents_of(self.records)) is None:
+            return self
+        return replace(self, extents=extents, checksum=_checksum(self.records))
+
+    def whole(self) -> "Shard":
+        """Return the same shard, which goes to other processes with its documents."""
+        return replace(self, extents=(), checksum=0)
+
+    def loaded(self) -> "Shard | None":
+        """Return the shard with its documents; None where other ones, or none, stand where they should."""
+        if self.records or not self.extents:
+            return self
+        try:
+            found = replace(self, records=[record for extent in self.extents for record in extent.read()])
+        except DataError:
+            return None
+        return found if _checksum(found.records) == self.checksum else None
+
+    def digest(self) -> str:
+        """Return a hash of the documents, and of the files that they come from."""
+        digest = hashlib.blake2b(f"{self.first} {self.size}".encode(), digest_size=8)
+        for record in self.records:
+            content = record.content
+            pieces = content if isinstance(content, tuple) else (content,)
+            head = [record.path.name, record.number, *(_length(piece) for piece in pieces)]
+            digest.update(json.dumps(head).encode("utf-8", "surrogatepass"))
+            for piece in pieces:
+                digest.update(piece if isinstance(piece, bytes) else str(piece).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def _checksum(records: Sequence[Record]) -> int:
+    """Return what tells these bytes from others of a file with the same name; four times as quick as reading them."""
+    value = len(records)
+    for record in records:
+        if isinstance(record.content, bytes):
+            value = crc32(record.content, value)
+    return value
+
+
+def _length(piece: object) -> int | None:
+    return len(piece) if isinstance(piece, bytes | str) else None
+
+
+def extents_of(records: Sequence[Record]) -> tuple[Extent, ...] | None:
+    r"""Return where documents stand, a run of lines at a time; None where one of them stands in no plain file.
+
+    >>> lines = [Record(Path("a.jsonl"), 1, "line", b"one\n", 0), Record(Path("a.jsonl"), 3, "line", b"three", 5)]
+    >>> [(one.number, one.offset, one.length) for one in extents_of(lines)]
+    [(1, 0, 10)]
+    """
+    found: list[Extent] = []
+    begun, end = None, 0
+    for record in records:
+        if record.offset is None or not isinstance(record.content, bytes):
+            return None
+        if begun is None or begun.path != record.path or not record.unit:
+            if begun is not None:
+                found.append(_extent(begun, end))
+            begun = record
+        end = record.offset + len(record.content)
+    return (*found, _extent(begun, end)) if begun is not None else None
+
+
+def _extent(first: Record, end: int) -> Extent:
+    assert first.offset is not None
+    place = first.path.absolute()
+    return Extent(first.path, place, first.number, first.unit, first.offset, end - first.offset)
+
+
+def shards_of(files: Sequence[Path], size: int, *, text_column: str, title_column: str) -> Iterator[Shard]:
+    """Yield the shards of a corpus.
+
+    Args:
+        files: read in order.
+        size: bytes that a shard has at least, but for the last, and few more.
+        text_column: column or field that holds the text.
+        title_column: the one that holds the title.
+    """
+    index = number = total = 0
+    records: list[Record] = []
+    for record in all_records(files, text_column, title_column):
+        records.append(record)
+        total += _record_bytes(record)
+        if total >= size or len(records) == _MOST_DOCUMENTS:
+            yield Shard(index, number, total, records)
+            index, number, total, records = index + 1, number + len(records), 0, []
+    if records:
+        yield Shard(index, number, total, records)
+
+
+def _record_bytes(record: Record) -> int:
+    content = record.content
+    if isinstance(content, bytes):
+        return len(content)
+    if isinstance(content, tuple):
+        return sum(len(part.encode("utf-8", "replace")) for part in content if isinstance(part, str))
+    return 0
+
+
+# Characters that go through the search at a time: enough that what a call costs does not count, few enough for the
+# processor's caches.
+_PASS = 2**18
+_VISIBLE = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]")
+_FACTS = b"gerund"
+ENDING = ".parquet"
+# Readers of pairs know text_a and text_b; the keys order and tell apart, and are not written to the output.
+COLUMNS = {
+    "text_a": "string",
+    "text_b": "string",
+    "document": "int64",
+    "file": "string",
+    "line": "int64",
+    "start_a": "int64",
+    "end_a": "int64",
+    "start_b": "int64",
+    "end_b": "int64",
+    "span": "string",
+    "weight": "int64",
+    "opening": "string",
+}
+KEYS = {"key_high": "uint64", "key_low": "uint64", "place": "int32"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with every shard."""
+
+    config: MiningConfig
+    text_column: str
+    title_column: str
+    job: str
+    """A hash of all that determines the parts."""
+    folder: Path
+    """Where parts are written."""
+
+    def part(self, index: int) -> Path:
+        """Return the place of a part."""
+        return self.folder / f"part-{index:06d}{ENDING}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a part says of itself; see ``Mined``."""
+
+    job: str
+    shard: str = ""
+    """A hash of the documents that it was made from."""
+    documents: int = 0
+    sentences: int = 0
+    repeated: int = 0
+    candidates: int = 0
+    found: int = 0
+    size: int = 0
+    errors: tuple[BadDocument, ...] = ()
+
+    def __add__(self, other: "Facts") -> "Facts":
+        """Return the sums of both, the errors one after the other."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        return replace(self, errors=self.errors + other.errors, **sums)
+
+
+_SUMS = ("documents", "sentences", "repeated", "candidates", "found", "size")
+
+
+def make_part(work: Work, shard: Shard) -> Facts | None:
+    """Mine the documents of a shard, and write their pairs and what there is to say about it.
+
+    Returns:
+        What the part says of itself; None, and no part, where this process does not find the documents by their places.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    loaded = shard.loaded()
+    if loaded is None:
+        return None
+    with _uncollected():
+        return _made(work, loaded)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do without the search for reference cycles: a shard makes many small objects and no cycles among them."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _made(work: Work, shard: Shard) -> Facts:
+    errors: list[BadDocument] = []
+    counts: Counter[str] = Counter(size=shard.size)
+    columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
+    for batch in _batches(_prepared(shard, work, errors)):
+        found = pairs_of([prepared for _, prepared in batch], work.config)
+        for (record, prepared), pairs in zip(batch, found, strict=True):
+            counts["documents"] += 1
+            counts["sentences"] += prepared.total
+            counts["repeated"] += prepared.repeated
+            counts["candidates"] += candidates_of(prepared, work.config)
+            counts["found"] += len(pairs)
+            _add(columns, record, prepared, pairs, work.config)
+    facts = Facts(work.job, shard.digest(), errors=tuple(errors), **counts)
+    _write(work.part(shard.index), columns, facts)
+    return facts
+
+
+def read_facts(path: Path) -> Facts | None:
+    """Return what a part says of itself; None where there is no whole part."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        told = json.loads((pq.read_schema(path).metadata or {})[_FACTS])
+        return Facts(**{**told, "errors": tuple(BadDocument(**error) for error in told["errors"])})
+    except (OSError, KeyError, ValueError, TypeError, pa.ArrowException):
+        return None
+
+
+def _prepared(shard: Shard, work: Work, errors: list[BadDocument]) -> Iterator[tuple[Record, Prepared]]:
+    """Yield the documents cut into sentences; those that cannot be used become errors."""
+    for number, record in enumerate(shard.records, start=shard.first):
+        try:
+            document = document_of(record, text_column=work.text_column, title_column=work.title_column)
+            _check(document, record)
+        except DataError as error:
+            errors.append(BadDocument.of(record, error))
+        else:
+            yield record, prepare(document, number, work.config)
+
+
+def _check(document: Document, record: Record) -> None:
+    if not _VISIBLE.search(document.text):
+        what = "has nothing but control characters" if document.text.strip() else "is empty"
+        raise DataError(f"{record.place}: the text {what}")
+
+
+def _batches(prepared: Iterator[tuple[Record, Prepared]]) -> Iterator[list[tuple[Record, Prepared]]]:
+    batch: list[tuple[Record, Prepared]] = []
+    size = 0
+    for record, one in prepared:
+        batch.append((record, one))
+        size += len(one.text)
+        if size >= _PASS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _add(
+    columns: dict[str, list[Any]], record: Record, document: Prepared, pairs: Sequence[Pair], config: MiningConfig
+) -> None:
+    name = as_utf8(record.path.name)
+    opening = opening_of(document, config) if pairs else None
+    for place, (a, b, span, weight) in enumerate(pairs):
+        high, low = pair_key(a.form, b.form, config.seed)
+        row = (a.text, b.text, document.number, name, record.number, a.start, a.end, b.start, b.end)
+        for column, value in zip(columns.values(), (*row, span, weight, opening, high, low, place), strict=True):
+            column.append(value)
+        opening = None  # once a document
+
+
+def pair_key(a: str, b: str, seed: int) -> tuple[int, int]:
+    """Return what tells an unordered pair of texts from others and puts the pairs of a corpus into a random order.
+
+    >>> pair_key("one", "two", 0) == pair_key("two", "one", 0) != pair_key("one", "two", 1)
+    True
+    """
+    a, b = sorted((a, b))
+    digest = hashlib.blake2b(f"{seed} {len(a)} {a}{b}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
+
+
+def schema(names: dict[str, str]) -> Any:
+    """Return some columns as pyarrow wants them."""
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in names.items()])
+
+
+def _write(path: Path, columns: dict[str, list[Any]], facts: Facts) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    told = json.dumps(asdict(facts), ensure_ascii=True)
+    table = pa.table(columns, schema=schema({**COLUMNS, **KEYS}).with_metadata({_FACTS: told}))
+    with atomic_file(path, apart=True) as file:
+        # Parts are read once and thrown away: quick rather than small.
+        pq.write_table(table, file, compression="lz4")
+
+
+OUTPUT_FORMATS = (".parquet", ".jsonl")
+# Bytes of pairs that are sorted at a time, and at most so many files of them, as systems limit the open ones.
+_BUCKET = 64 * 2**20
+_MOST_BUCKETS_BITS = 8
+# Rows of a group of the output.
+_ROWS = 2**13
+
+
+def gather(parts: Sequence[Path], target: Path, spill: Path) -> int:
+    """Write the pairs of all parts into one file.
+
+    Args:
+        parts: the parts.
+        target: a file whose ending is one of ``OUTPUT_FORMATS``.
+        spill: a folder for pairs on their way; it is made, and removed again.
+
+    Returns:
+        How many pairs there are.
+
+    Raises:
+        ResourceError: the disk is full.
+    """
+    import pyarrow as pa
+
+    write = _write_parquet if target.name.endswith(".parquet") else _write_jsonl
+    make_folder(spill)
+    try:
+        buckets = _distribute(parts, spill)
+        with atomic_file(target) as file:
+            return write(file, (piece for bucket in buckets for piece in _sorted(bucket)))
+    except (pa.ArrowException, OSError) as error:
+        told = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ResourceError(f"the pairs could not be sorted: {told}") from error
+    finally:
+        shutil.rmtree(spill, ignore_errors=True)
+
+
+def _distribute(parts: Sequence[Path], spill: Path) -> list[Path]:
+    """Distribute the pairs over files; every key of a file is smaller than those of the next."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    bits = min((sum(map(_table_bytes, parts)) // _BUCKET).bit_length(), _MOST_BUCKETS_BITS)
+    buckets = [spill / f"bucket-{number:03}.arrow" for number in range(1 << bits)]
+    with ExitStack() as stack:
+        writers: dict[int, Any] = {}
+        for part in parts:
+            # Without the facts, which only fit this part.
+            table = pq.read_table(part).replace_schema_metadata(None)
+            if not len(table):
+                continue
+            high = table.column("key_high").to_numpy()
+            bucket = (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
+            order = np.argsort(bucket, kind="stable")
+            numbers, starts = np.unique(bucket[order], return_index=True)
+            table = table.take(order)
+            for number, start, end in zip(numbers.tolist(), starts, [*starts[1:], len(bucket)], strict=True):
+                if number not in writers:
+                    file = stack.enter_context(pa.OSFile(str(buckets[number]), "wb"))
+                    writers[number] = stack.enter_context(pa.ipc.new_stream(file, table.schema))
+                writers[number].write_table(table.slice(start, end - start))
+    return [buckets[number] for number in sorted(writers)]
+
+
+def _table_bytes(part: Path) -> int:
+    """Return how many bytes a part's pairs have in memory."""
+    import pyarrow.parquet as pq
+
+    facts = pq.read_metadata(part)
+    return sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+
+
+def _sorted(bucket: Path) -> Iterator[Any]:
+    """Yield the pairs of a file by their keys, and of equal ones the earliest, as tables of some rows."""
+    import pyarrow as pa
+
+    with pa.OSFile(str(bucket), "rb") as file, pa.ipc.open_stream(file) as stream:
+        table = stream.read_all()
+    bucket.unlink()
+    low, high, document, place = (
+        table.column(name).to_numpy() for name in ("key_low", "key_high", "document", "place")
+    )
+    order = np.lexsort((place, document, low, high))
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
+    order = order[new]
+    table = table.select(list(COLUMNS))
+    for start in range(0, len(order), _ROWS):
+        yield table.take(order[start : start + _ROWS])
+
+
+def _write_parquet(file: BinaryIO, tables: Iterator[Any]) -> int:
+    import pyarrow.parquet as pq
+
+    count = 0
+    with pq.ParquetWriter(file, schema(COLUMNS), compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)
+            count += table.num_rows
+    return count
+
+
+def _write_jsonl(file: BinaryIO, tables: Iterator[Any]) -> int:
+    count = 0
+    for table in tables:
+        for row in table.to_pylist():
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        count += table.num_rows
+    return count
+
+
+_ERRORS_SHOWN = 5
+
+
+def mine(
+    files: Sequence[Path],
+    output: Path,
+    config: MiningConfig | None = None,
+    *,
+    text_column: str = "text",
+    title_column: str = "title",
+    workers: int | None = None,
+    engine: JobEngine | None = None,
+    resume: bool = False,
+    force: bool = False,
+    show: bool | None = None,
+) -> Mined:
+    """Write the pairs of a corpus to a file, each once and shuffled.
+
+    Processes are started anew, not forked: a script that calls this with more than one needs the usual
+    ``if __name__ == "__main__":``.
+
+    Args:
+        files: the documents, in the formats of ``gerund.data.corpus``.
+        output: a .parquet or .jsonl file; see ``gerund.data.mining.job.COLUMNS`` for what is in it.
+        config: what is mined.
+        text_column: column or field that holds the text.
+        title_column: the one that holds the title; it may be absent.
+        workers: processes; None for one a core. The output does not depend on it.
+        engine: where else it is done, in the place of ``workers``; the output does not depend on it either.
+        resume: go on with what an interrupted run has left, made by the same configuration from the same files.
+        force: replace the output if there is one, and throw away what does not fit.
+        show: whether to show progress; None only on a terminal.
+
+    Returns:
+        What came of it. Documents that could not be used are in there, and all of them in ``OUT.errors.jsonl``.
+
+    Raises:
+        DataError: there is no document, or none that can be used, or no pair in any of them; or a file has changed
+            while it was read.
+        ConfigError: the configuration, or the name of the output.
+        FinishedError: it is to be resumed, and is finished already.
+        OutputExistsError: there is an output already, or what an interrupted run has left.
+        InputError: what is left is of another configuration or other files; another process writes the same output;
+            the output is a symbolic link.
+        ResourceError: memory or disk ran out; finished parts are kept.
+        KeyboardInterrupt: with a note that says what is kept.
+    """
+    config = config or MiningConfig()
+    engine = engine or LocalEngine(workers)
+    errors_file = _check_places(files, output)
+    with working_folder(output, ENDING) as folder:
+        # A run that was killed between its last steps has put its output in place already.
+        placed = resume and folder.placing()
+        if resume and not force and not placed and output.is_file() and not folder.begun():
+            raise FinishedError(f"{output} is finished already, and nothing is left to resume; --force makes it anew")
+        if not force and not placed:
+            require_new_files(output, errors_file)
+        inputs = InputFiles(files)
+        columns = {"text_column": text_column, "title_column": title_column}
+        manifest = Manifest("mine", {**asdict(config), **columns}, inputs.digest, "the files of the corpus")
+        work = Work(config, text_column, title_column, manifest.key, folder.path.absolute())
+        job = _Job(inputs, output, errors_file, folder, engine, work, manifest, show)
+        return job.run(resume=resume, force=force, placed=placed)
+
+
+@dataclass
+class _Job:
+    """One corpus on its way into one output, with the lock held."""
+
+    inputs: InputFiles
+    output: Path
+    errors_file: Path
+    folder: WorkingFolder
+    engine: JobEngine
+    work: Work
+    manifest: Manifest
+    show: bool | None
+    parts: dict[int, Facts] = field(default_factory=dict)
+
+    def run(self, *, resume: bool, force: bool, placed: bool) -> Mined:
+        """Make what is not there yet, and put the output in its place."""
+        begin = time.perf_counter()
+        self._adopt(resume=resume, force=force)
+        earlier = dict(self.parts)
+        with resume_hint(self._how_to_go_on):
+            self._make_parts()
+            facts = self._total()
+            pairs = self._place(facts, replace_it=force or placed)
+        self.folder.remove()
+        seconds = time.perf_counter() - begin
+        # Parts are made anew where their documents are no longer the same.
+        resumed = [index for index, part in self.parts.items() if earlier.get(index) is part]
+        mine = sum(part.size for index, part in self.parts.items() if index not in resumed)
+        return Mined(
+            output=self.output,
+            documents=facts.documents,
+            sentences=facts.sentences,
+            repeated=facts.repeated,
+            candidates=facts.candidates,
+            found=facts.found,
+            duplicates=facts.found - pairs,
+            pairs=pairs,
+            errors=len(facts.errors),
+            first_errors=facts.errors[:_ERRORS_SHOWN],
+            errors_file=self.errors_file if facts.errors else None,
+            megabytes=round(facts.size / 1e6, 3),
+            seconds=round(seconds, 3),
+            resumed_parts=len(resumed),
+            megabytes_per_second=round(mine / 1e6 / seconds, 3),
+        )
+
+    def _how_to_go_on(self) -> str:
+        if not self.folder.begun():
+            return ""
+        return f"finished parts are kept in {self.folder.path}: give --resume to go on from there"
+
+    def _adopt(self, *, resume: bool, force: bool) -> None:
+        """Take over the finished parts of an earlier run."""
+        if not force:
+            self.folder.demand_known()
+        earlier = self.folder.manifest()
+        if earlier is not None and self.folder.begun():
+            changed = self.manifest.difference(earlier)
+            if resume and not changed:
+                found = {index: read_facts(path) for index, path in self.folder.parts().items()}
+                self.parts = {
+                    index: facts for index, facts in found.items() if facts is not None and facts.job == self.work.job
+                }
+                return
+            if not force:
+                what = f"does not fit: {changed}" if changed else "is unfinished"
+                way = "go on as before" if changed else "give --resume to go on with it"
+                raise (InputError if changed else OutputExistsError)(
+                    f"what {self.folder.path} holds {what}; {way}, or --force to begin anew"
+                )
+        self.folder.clear()
+        self.folder.write_manifest(self.manifest, MAKING)
+
+    def _make_parts(self) -> None:
+        """Work through every shard that has no part yet."""
+        adopted, self.parts = self.parts, {}
+        spread = not runs_in_process(self.engine)
+        with progress(None, "mining", show=self.show) as advance:
+
+            def missing() -> Iterator[Shard]:
+                columns = {"text_column": self.work.text_column, "title_column": self.work.title_column}
+                for shard in shards_of(self.inputs.files, self.work.config.part_size, **columns):
+                    facts = adopted.get(shard.index)
+                    if facts is None or facts.shard != shard.digest():
+                        yield shard.by_place() if spread else shard
+                    else:
+                        self.parts[shard.index] = facts
+                        advance(len(shard.records))
+
+            with self.engine.pool(partial(make_part, self.work), folder=self.folder.path) as pool:
+                for shard, facts in map_by_place(pool, missing()):
+                    self.parts[shard.index] = facts
+                    advance(len(shard.records))
+        if self.inputs.changed():
+            self.folder.clear()
+            raise DataError("the files of the corpus have changed while they were read; run the same command again")
+
+    def _total(self) -> Facts:
+        """Return the sum of all parts, after checking that there is something to write."""
+        facts = reduce(add, (self.parts[index] for index in sorted(self.parts)), Facts(self.work.job))
+        if facts.found:
+            return facts
+        self.folder.clear()
+        bad = f"; {_how_many(len(facts.errors), 'document')} could not be used, the first: " if facts.errors else ""
+        first = facts.errors[0] if facts.errors else None
+        told = f"{bad}{first}" if first else ""
+        if not facts.documents:
+            raise DataError(f"there is no document to mine{told}")
+        raise DataError(
+            f"no two sentences of {_how_many(facts.documents, 'document')} are a pair by these settings{told}"
+        )
+
+    def _place(self, facts: Facts, *, replace_it: bool) -> int:
+        """Gather the parts and put the output in its place."""
+        parts = [self.folder.part(index) for index in sorted(self.parts)]
+        with progress(None, "sorting", show=self.show):
+            pairs = gather(parts, self.folder.joined(self.output.name), self.folder.spill())
+        if not replace_it:
+            require_new_files(self.output, self.errors_file)
+        self.folder.write_manifest(self.manifest, PLACING)
+        if facts.errors:
+            write_json_lines(self.errors_file, map(asdict, facts.errors))
+        else:
+            self.errors_file.unlink(missing_ok=True)
+        self.folder.put([self.output])
+        return pairs
+
+
+def _check_places(files: Sequence[Path], output: Path) -> Path:
+    """Return where errors are listed, after checking all that can be checked before anything is read."""
+    ending = output.suffix
+    if ending not in OUTPUT_FORMATS:
+        raise ConfigError(f"{output}: pairs are written to a file that ends in {' or '.join(OUTPUT_FORMATS)}")
+    if output.is_dir():
+        raise InputError(f"{output} is a folder; choose another output")
+    errors_file = errors_file_of(output)
+    require_regular_file(output)
+    require_regular_file(errors_file)
+    if not files:
+        raise DataError(f"there is no file to mine; endings are {', '.join(CORPUS_FORMATS)}")
+    for path in files:
+        corpus_format(path)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+        for target in (output, errors_file):
+            if target.exists() and target.samefile(path):
+                raise InputError(f"{target} is a file of the corpus; choose another output")
+    make_folder(output.absolute().parent)
+    return errors_file
+
+
+def _how_many(count: int, what: str) -> str:
+    """Say a number of things.
+
+    >>> _how_many(1, "document"), _how_many(2000, "document")
+    ('1 document', '2,000 documents')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
