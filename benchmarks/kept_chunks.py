@@ -19,7 +19,7 @@ import harness
 from gerund import Session
 from gerund.attention.cache_names import CACHE
 from gerund.data.corpus import read_documents
-from gerund.inference.generate.session_files import load_kept, save_kept
+from gerund.inference.generate.session import load_kept, save_kept
 from inputs import random_llama, save, size_of
 from results import Column, Table
 

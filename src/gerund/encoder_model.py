@@ -19,7 +19,7 @@ from gerund.attention.probe import verify_once
 from gerund.checks import check_dimensions
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
-from gerund.inference.encode.precision_check import choose_autocast, in_int8
+from gerund.inference.encode.runtime import choose_autocast, in_int8
 from gerund.models.adapters import Adapters, base_state, load_adapters
 from gerund.models.fingerprint import fingerprint, times_written, weights_hash
 from gerund.models.hash_cache import cache_hash, cache_passed_probe, cached_hash, probe_key, probe_passed

@@ -18,11 +18,10 @@ from gerund.exporting.shared import write_settings
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import Prompt, check_conversation, check_prompts, prompt_ids
-from gerund.inference.generate.rows import Emit, Piece
+from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion
-from gerund.inference.infill.infilling import BLANK, Method
-from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
+from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, infill_sampling
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import base_state

@@ -17,13 +17,11 @@ from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
 from gerund.inference.generate.reranking import Judge, search, stream_search
-from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
 from gerund.inference.infill import infilling
-from gerund.inference.infill.infilling import BLANK, Method, untrained_to_fill
-from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
-from gerund.inference.infill.several import each
-from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
+from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling, untrained_to_fill
+from gerund.inference.likelihood import SpanMode, SpannedText, span_logprobs
 from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer

@@ -15,9 +15,7 @@ from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.infill import sentinels
-from gerund.inference.infill.infilling import BLANK, Method
-from gerund.inference.infill.keywords import InfillKeywords, infill_sampling
-from gerund.inference.infill.several import each
+from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling
 from gerund.models.architectures import copy_weights, encoder_of
 from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.settings.aliases import takes_aliases

@@ -13,7 +13,7 @@ from gerund.encoder_model import EncoderModel
 from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode import spans as stretches
-from gerund.inference.encode.words import WordPooling, check_words, word_token_states, word_vectors
+from gerund.inference.encode.spans import WordPooling, check_words, word_token_states, word_vectors
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.vectors import unit
 from gerund.settings.aliases import TokenAliases, takes_aliases

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import GerundError
-from gerund.inference.infill.span_pass import Context, SpanPass
-from gerund.inference.likelihood.tokens import causal_runtime
+from gerund.inference.infill.span_search import Context, SpanPass
+from gerund.inference.likelihood import causal_runtime
 from gerund.language_model import LanguageModel
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan

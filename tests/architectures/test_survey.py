@@ -12,7 +12,7 @@ from gerund.attention import masked
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.doctor.supported_plans import support
-from gerund.inference.infill.span_pass import SpanPass
+from gerund.inference.infill.span_search import SpanPass
 from tests.architectures.configs import KINDS, small_config
 from tests.architectures.page import PAGE, page, sections, without_gaps
 from tests.architectures.survey import Found, build, survey

@@ -8,7 +8,7 @@ import pytest
 
 import gerund
 from tests.cli.helpers import no_loading, run_cli
-from tests.inference.generate.test_chat import HELLO, chat_tokenizer
+from tests.inference.generate.test_prompts import HELLO, chat_tokenizer
 from tests.tiny import tiny
 
 

@@ -10,7 +10,7 @@ from gerund import ConfigError, Engine, EngineConfig, Sampling, TextError
 from gerund.engine.config import EngineState, Ticket
 from gerund.errors import ClosedError, DeadlineError, EngineError, ModelError, QueueFullError, TooLargeError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.sequence import Piece
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, rows_of
 
 

@@ -13,7 +13,7 @@ import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.reproducibility import LEAST_READ
-from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.slots import Slots
 from gerund.language_model import LanguageModel
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm

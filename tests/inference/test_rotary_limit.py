@@ -6,12 +6,12 @@ import torch
 
 from gerund import AttentionPlan, EncoderConfig, Rerank, Sampling
 from gerund.inference.encode.incremental import IncrementalEncoder
-from gerund.inference.generate import continuous_batching
+from gerund.inference.generate import batch_decoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.reranking import search
-from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
+from gerund.inference.likelihood import causal_runtime, sequence_logprobs
 from gerund.inference.tokens import Tokens, rotary_limit, token_batches
 from gerund.language_model import LanguageModel
 from tests.inference.long_rotary import long_rotary
@@ -113,11 +113,11 @@ def test_searched_texts_are_those_of_texts_alone(lm) -> None:
 
 @pytest.mark.parametrize("longest", [12, 15])
 def test_texts_of_one_side_alone_are_written_in_slots(lm, longest, monkeypatch) -> None:
-    monkeypatch.setattr(continuous_batching, "_WORTHWHILE", 1)
+    monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 1)
     rooms = []
-    plain = continuous_batching._write
+    plain = batch_decoder._write
     monkeypatch.setattr(
-        continuous_batching, "_write", lambda writers, *rest: (rooms.append(writers.slots.room), plain(writers, *rest))
+        batch_decoder, "_write", lambda writers, *rest: (rooms.append(writers.slots.room), plain(writers, *rest))
     )
     prompts = ["a" * 19, "q" * 10, "s" * 7, "zebu"]
     settings = GenerationConfig.of(longest, None, {})

@@ -6,7 +6,7 @@ import pytest
 
 from gerund import ConfigError, TextError
 from gerund.checks import check_texts
-from gerund.inference.encode.words import check_words, word_tokens
+from gerund.inference.encode.spans import check_words, word_tokens
 from gerund.inference.tokens import InputFormat, tokenize
 from tests.tiny import byte_tokenizer
 

@@ -4,7 +4,7 @@ from functools import cache
 
 from gerund import EncoderConfig
 from gerund.language_model import LanguageModel
-from tests.inference.generate.test_chat import chat_tokenizer
+from tests.inference.generate.test_prompts import chat_tokenizer
 from tests.tiny import tiny
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
-from tests.inference.generate.test_chat import chat_tokenizer
+from tests.inference.generate.test_prompts import chat_tokenizer
 from tests.integrations.chatting import chat_model
 from tests.tiny import tiny
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import gerund
 from gerund.errors import ConfigError, ModelError
-from gerund.inference.encode import precision_check
-from gerund.inference.generate.without_hooks import bare
+from gerund.inference.encode import runtime as precision_check
+from gerund.inference.generate.compiled_step import bare
 from gerund.models import fast_lora, int8_matmul, loading
 from gerund.models.adapters import adapter_computation
 from gerund.models.int8_matmul import Int8Linear, cpu_has_int8

@@ -6,7 +6,7 @@ import pytest
 
 import gerund
 from gerund import Chunking, ConfigError, Document
-from gerund.inference.generate.session_files import TENSORS
+from gerund.inference.generate.session import TENSORS
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import Asked
 from tests.cli.helpers import run_cli

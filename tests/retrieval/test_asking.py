@@ -16,7 +16,7 @@ from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Promp
 from gerund.retrieval.question_answering import NOTHING, SILENT, Asked, Written, extractive_answer
 from gerund.retrieval.store import About
 from gerund.types import Generation, Hit
-from tests.inference.generate.test_chat import TEMPLATE, chat_tokenizer
+from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer
 from tests.retrieval.test_index import NOTES
 from tests.tiny import byte_tokenizer, tiny
 

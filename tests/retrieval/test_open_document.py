@@ -6,7 +6,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, DataError, TextError
-from gerund.inference.generate.session_files import TENSORS
+from gerund.inference.generate.session import TENSORS
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.answer_generation import OF_A_DOCUMENT, Prompter, common_start
 from tests.cli.helpers import run_cli

@@ -9,7 +9,7 @@ from transformers import T5Config, T5EncoderModel
 
 import gerund
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.inference.encode.precision_check import smallest_cosine
+from gerund.inference.encode.runtime import smallest_cosine
 from gerund.models.sources import Source
 from gerund.models.t5_scorer import _tokenizer
 from gerund.scoring import t5

@@ -72,7 +72,7 @@ def command(
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
     conversation = _start(messages, system, reads=not talks)
     from gerund.entry import load_writer
-    from gerund.inference.generate.chat import demand_template
+    from gerund.inference.generate.prompts import demand_template
 
     lm = load_writer(spec, only_writes=True)
     demand_template(lm.tokenizer)

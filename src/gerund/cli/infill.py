@@ -109,7 +109,7 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
     """Read and check all texts at once: what is wrong with the last shows before the first is filled."""
     from gerund.data.tables import open_table, read_rows
     from gerund.errors import DataError, TextError
-    from gerund.inference.infill.blanks import BlankedText
+    from gerund.inference.infill.infilling import BlankedText
 
     if file is None:
         chunks = text_io.one_text(text or "", "text")

@@ -18,13 +18,13 @@ from gerund.attention.recurrent import kind_of
 from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.doctor.supported_plans import support
 from gerund.errors import ConfigError, UnsupportedModelError
-from gerund.inference.encode.precision_check import (
+from gerund.inference.encode.runtime import (
     ENOUGH,
     ENOUGH_IN_INT8,
+    EncoderRuntime,
     bfloat16_cosine,
     int8_cosine,
 )
-from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.inspection import (
     EXAMPLE_TEXTS,
     AttentionMap,

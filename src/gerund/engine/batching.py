@@ -22,11 +22,11 @@ from gerund.errors import EngineError, ModelError, TextError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.generate import generation
+from gerund.inference.generate.batch_decoder import Writers
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.rows import Emit, Piece, Row
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.slot_writers import Writers
+from gerund.inference.generate.sequence import Emit, Piece, Row
 from gerund.inference.generate.transformers_loop import Asked, Cancelled
 from gerund.inference.tokens import Tokens, context_length
 from gerund.models.architectures import is_encoder_decoder

@@ -18,8 +18,8 @@ from gerund.engine.config import EngineConfig, EngineState, Ticket
 from gerund.engine.scheduling import Admission, Job, WritingRatio
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.generative_model import GenerativeModel
+from gerund.inference.generate.batch_decoder import Prefixes, Writers
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.prefixes import Prefixes
 from gerund.inference.generate.prompts import Prompt, check_prompts
 from gerund.inference.generate.reproducibility import (
     LEAST_READ,
@@ -27,8 +27,7 @@ from gerund.inference.generate.reproducibility import (
     check_batching,
     check_compiled_batching,
 )
-from gerund.inference.generate.rows import Emit
-from gerund.inference.generate.slot_writers import Writers
+from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.slots import unfit
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
 from gerund.text_encoder import TextEncoder

@@ -16,8 +16,7 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.errors import ModelError
 from gerund.exporting.shared import TEXTS, write_merged
-from gerund.inference.encode.precision_check import smallest_cosine
-from gerund.inference.encode.runtime import EncoderRuntime, encode
+from gerund.inference.encode.runtime import EncoderRuntime, encode, smallest_cosine
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import architectures, loading
 from gerund.models.adapters import active_adapter

@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.inference.encode.precision_check import SAMPLE_TEXTS
-from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.encode.runtime import SAMPLE_TEXTS, EncoderRuntime
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models import loading
 from gerund.models.adapters import Adapters, merged_state, merging_unties

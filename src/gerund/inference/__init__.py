@@ -1,1 +1,1 @@
-"""The verbs as plain functions of a model, a tokenizer and settings."""
+"""Inference: encode, generate, infill and score text, as plain functions of a model, a tokenizer and settings."""

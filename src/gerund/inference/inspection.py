@@ -1,9 +1,7 @@
-"""Attention inspection: which tokens attend to which, layer by layer, before and after the conversion.
+"""Attention maps: which tokens attend to which, layer by layer, under the causal mask and under an attention plan.
 
-The probabilities come from the pass itself, as each layer computes them; recording changes no state by a bit.
-What they show is the attention sink of "Look Both Ways and No Sink" (LBW, section 3.4, Figures 3, 8 and 9).
-
-Knows: models, bound plans, token ids. Does not know: pictures, files.
+The probabilities come from the forward pass itself; recording them changes no state. They show the attention sink of
+"Look Both Ways and No Sink" (LBW, section 3.4, Figures 3, 8 and 9).
 
 Shapes: T tokens; in a map ``[..., i, j]`` the query i and the key j, so that rows sum to 1. (In models with
 learned sinks, such as gpt-oss, the sink takes the rest.)

@@ -1,15 +1,13 @@
-"""Where text becomes token ids: the one place that determines what the control tokens in a text mean.
+"""Tokenize text without letting it inject control tokens.
 
-Special tokens such as ``<|im_start|>`` or ``</s>`` steer a model. In a text that a user gives they are text: they are
-tokenized as the characters that they are spelled with, as ``split_special_tokens`` of transformers does. In a
-``Rendered`` text, such as a chat template filled in, they are parsed, and the tokenizer's own special tokens (BOS, EOS)
+Control tokens such as ``<|im_start|>`` or ``</s>`` steer a model. In a text that a user gives they are plain text: they
+are tokenized as the characters that they are spelled with, as ``split_special_tokens`` of transformers does. In a
+``Rendered`` text, such as a filled chat template, they are parsed, and the tokenizer's own special tokens (BOS, EOS)
 are not added, since the template has them; so a rendered text has no second BOS. Parts of a rendered text may be marked
-as literal: there they are text again. Added tokens that are not special stay as they are everywhere.
+as literal: there they are plain text again. Added tokens that are not special always keep their meaning.
 
 ``split_special_tokens`` is a switch of the tokenizer itself, which all threads share. It is never touched: a text
-that turned out to hold a control token is tokenized once more by a copy of the tokenizer that has it switched on.
-
-Knows: tokenizers, control tokens, where a long text may be cut. Does not know: prompts, models.
+that turns out to contain a control token is tokenized again by a copy of the tokenizer that has it switched on.
 """
 
 import copy

@@ -1,7 +1,6 @@
-"""From texts to what a model reads, knowing exactly which tokens belong to the text and which to the prompt.
+"""Turn texts into model inputs: prompts, templates, truncation, and batches of similar length.
 
-Knows: prompts, lengths, empty and over-long texts, which texts go into one batch. Does not know: what control tokens
-mean (``text_ids``), models.
+Every token is known to belong to the text, to the prompt or to neither, so that pooling can leave the prompt out.
 """
 
 import warnings

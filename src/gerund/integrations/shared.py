@@ -9,8 +9,8 @@ import numpy as np
 
 from gerund.entry import load
 from gerund.errors import ConfigError, unknown_name
-from gerund.inference.generate.chat import demand_template
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.prompts import demand_template
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index, open_index

@@ -21,7 +21,7 @@ import numpy as np
 from gerund.data.corpus import CLEANERS, BadDocument, clean_text, part_of, read_documents
 from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
 from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
-from gerund.inference.generate.length_matching import continuations_of_length
+from gerund.inference.generate.generation import continuations_of_length
 from gerund.jobs.checkpoints import InputFiles, Manifest, resume_hint
 from gerund.jobs.engine import SHARED_FILE as SHARED
 from gerund.jobs.engine import JobEngine, LocalEngine, StatefulWork, Work, WorkerPool

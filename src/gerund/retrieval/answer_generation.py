@@ -18,16 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.checks import check_unicode, is_listing
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
-from gerund.inference.generate.chat import Message, is_message
-from gerund.inference.generate.prompts import Prompt, prompt_ids
+from gerund.inference.generate.prompts import Message, Prompt, is_message, prompt_ids
 from gerund.inference.tokens import context_length
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import Asked, Written
 from gerund.types import Source
 
 if TYPE_CHECKING:
-    from gerund.inference.generate.session import Session
-    from gerund.inference.generate.session_files import Kept
+    from gerund.inference.generate.session import Kept, Session
     from gerund.language_model import LanguageModel
 
 
@@ -374,7 +372,7 @@ class KeptSources:
 
     def _read(self, ids: list[int], known: "Session") -> "Kept":
         """Return a chunk as the model has read it behind the instructions: now, or some time before."""
-        from gerund.inference.generate.session_files import cache_key, load_kept, save_kept
+        from gerund.inference.generate.session import cache_key, load_kept, save_kept
 
         key = cache_key(self.lm, known.token_ids, ids)
         if (found := self.cache.get(key)) is not None:

@@ -183,7 +183,7 @@ class OpenDocument(Asking):
         return self._session
 
     def _key(self, ids: list[int]) -> str:
-        from gerund.inference.generate.session_files import cache_key
+        from gerund.inference.generate.session import cache_key
 
         return cache_key(self.lm, ids)
 

@@ -28,7 +28,7 @@ from gerund.text_analysis import Analyzer
 from gerund.types import Answer, Hit, Source
 
 if TYPE_CHECKING:
-    from gerund.inference.generate.chat import Message
+    from gerund.inference.generate.prompts import Message
     from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
     from gerund.retrieval.answer_generation import AnswerPrompt

@@ -16,7 +16,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
-from gerund.inference.likelihood.tokens import (
+from gerund.inference.likelihood import (
     PairLogprobs,
     causal_runtime,
     continuation_certainty,

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, TextError
-from gerund.inference.likelihood.tokens import causal_runtime, continuation_logprobs
+from gerund.inference.likelihood import causal_runtime, continuation_logprobs
 from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.models.vectors import compared
 from gerund.scoring.names import DEFAULT_MEASURE, RelevanceMeasure

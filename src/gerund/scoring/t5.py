@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from gerund.attention import matmul_attention
 from gerund.checks import check_texts
 from gerund.errors import ConfigError, TextError
-from gerund.inference.encode.precision_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
+from gerund.inference.encode.runtime import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.models import loading
 from gerund.models.sources import find

@@ -16,7 +16,7 @@ from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, GerundError, InputError, StaleIndexError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.rows import Emit, Piece
+from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.tokens import context_length
 from gerund.models.architectures import is_encoder_decoder
 from gerund.server.config import ServerConfig

@@ -19,7 +19,7 @@ from gerund.evaluation.tasks.lm_eval import (
     named_tasks,
     run_tasks,
 )
-from gerund.inference.likelihood.tokens import continuation_logprobs
+from gerund.inference.likelihood import continuation_logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

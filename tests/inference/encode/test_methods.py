@@ -8,7 +8,7 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
-from gerund.inference.encode.layer_mixing import placeholder_embedding
+from gerund.inference.encode.runtime import placeholder_embedding
 from gerund.language_model import LanguageModel
 from gerund.models.encoder_settings import saved_fields, settings_from
 from gerund.settings.encoder import METHODS

@@ -249,14 +249,13 @@ def test_many_threads_encode_and_generate_at_once():
 
 def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch):
     from gerund.attention import matmul_attention
-    from gerund.inference.encode import precision_check
 
     monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(precision_check, "bfloat16_cosine", lambda runtime: 0.9995)
+    monkeypatch.setattr(encoding, "bfloat16_cosine", lambda runtime: 0.9995)
     near = gerund.load(tiny_folder, device="cpu")
     assert near.compute_dtype == torch.bfloat16
     assert near.model.dtype == torch.float32  # generation keeps its own precision
-    monkeypatch.setattr(precision_check, "bfloat16_cosine", lambda runtime: 0.998)
+    monkeypatch.setattr(encoding, "bfloat16_cosine", lambda runtime: 0.998)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
     assert gerund.load(tiny_folder, device="cpu", dtype="float32").compute_dtype == torch.float32
     monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, ModelError, Rerank, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.rows import Row, Vocabulary, Writing, advance
 from gerund.inference.generate.sampling import filters_of, sample_seed
+from gerund.inference.generate.sequence import Row, Vocabulary, Writing, advance
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

@@ -11,10 +11,10 @@ import torch
 from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import SideBySide
 from gerund.inference.generate import reproducibility
-from gerund.inference.generate.prefixes import BLOCK, Prefixes
+from gerund.inference.generate.batch_decoder import BLOCK, Prefixes
+from gerund.inference.generate.compiled_step import bare
 from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.slots import Slots, unfit
-from gerund.inference.generate.without_hooks import bare
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.streams import AsyncTextStream, TextStream
 
 

@@ -10,7 +10,7 @@ import pytest
 import gerund
 from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError
-from gerund.inference.generate.length_matching import fitting
+from gerund.inference.generate.generation import fitting
 from gerund.jobs import engine
 from gerund.jobs.engine import LocalEngine
 from gerund.papers import rankgen_negatives as negative_passages

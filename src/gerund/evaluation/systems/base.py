@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gerund.inference.encode.words import WordPooling
+from gerund.inference.encode.spans import WordPooling
 from gerund.models.vectors import unit
 from gerund.types import Scorer
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from gerund.errors import ResourceError
 from gerund.evaluation.systems.base import EncodesWords
-from gerund.inference.encode.words import WordPooling
+from gerund.inference.encode.spans import WordPooling
 from gerund.jobs.checkpoints import KEY_BYTES, RowStore, ShardCheckpoint
 from gerund.progress import progress
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.evaluation.systems.base import Encoder, cosine_scores
-from gerund.inference.encode.words import WordPooling
+from gerund.inference.encode.spans import WordPooling
 from gerund.models.architectures import is_encoder_decoder
 from gerund.models.encoder_settings import read_saved
 from gerund.scoring.registry import find_scorer

@@ -13,8 +13,8 @@ from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.embeddings import key_of_text
 from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.evaluation.task import EvaluationConfig, Task
+from gerund.inference.encode.spans import WordPooling, check_words, word_vectors
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
-from gerund.inference.encode.words import WordPooling, check_words, word_vectors
 from gerund.inference.tokens import Tokens
 
 # Vectors of words that are held at once: 1 GB.

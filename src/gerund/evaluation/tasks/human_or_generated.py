@@ -20,7 +20,7 @@ from gerund.evaluation.sets.corpora import read_texts, test_files
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks.suffix_identification import SuffixTask
-from gerund.inference.generate.length_matching import continuations_of_length
+from gerund.inference.generate.generation import continuations_of_length
 from gerund.settings.sampling import Sampling
 
 if TYPE_CHECKING:

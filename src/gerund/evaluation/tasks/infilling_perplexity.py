@@ -19,8 +19,7 @@ from gerund.evaluation.sets.choices import choice_files, read_choices, tells_sto
 from gerund.evaluation.sets.corpora import corpora_in, read_texts
 from gerund.evaluation.systems.base import HasLikelihoods
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task, Unit
-from gerund.inference.likelihood.spans import SpanMode, SpannedText, span_logprobs
-from gerund.inference.likelihood.tokens import causal_runtime
+from gerund.inference.likelihood import SpanMode, SpannedText, causal_runtime, span_logprobs
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 

@@ -15,7 +15,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.sets.corpora import AUTO, FOLDER, corpora_in, read_texts
 from gerund.evaluation.systems.base import HasLikelihoods
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task, Unit
-from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
+from gerund.inference.likelihood import causal_runtime, sequence_logprobs
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 

@@ -1,1 +1,1 @@
-"""Texts into vectors: one pass of the model, batches, pooling, words."""
+"""Encode texts into vectors."""

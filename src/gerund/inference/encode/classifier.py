@@ -1,7 +1,4 @@
-"""A model read as an encoder with a linear layer on top: texts into labels.
-
-Knows: vectors with gradients, labels. Does not know: how it is trained.
-"""
+"""Text classification: an encoder with a linear layer on top."""
 
 import torch
 from torch import Tensor, nn

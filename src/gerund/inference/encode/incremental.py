@@ -1,9 +1,7 @@
-"""Incremental encoding: of a text that begins like one of the last call only what is new is read.
+"""Incremental encoding: reuse the KV cache of texts that begin like those of the last call.
 
-A search asks for the same beginnings again and again. Under a causal plan the states of a beginning do not depend on
-what follows, so they are kept with their keys and values, one row a text.
-
-Knows: models, caches, token ids, pooling. Does not know: scores, searches.
+A search encodes the same beginnings again and again. Under a causal plan the states of a beginning do not depend on
+what follows, so they are cached with their keys and values, one row per text.
 """
 
 from collections.abc import Sequence
@@ -18,10 +16,17 @@ from transformers import DynamicCache
 from gerund.attention.cache_names import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
-from gerund.inference.encode.positions import takes_positions
-from gerund.inference.encode.precision_check import ENOUGH, SAMPLE_TEXTS, smallest_cosine
-from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled
-from gerund.inference.generate.preallocated_cache import PreallocatedLayer, preallocated_cache
+from gerund.inference.encode.runtime import (
+    ENOUGH,
+    SAMPLE_TEXTS,
+    EncoderRuntime,
+    default_batch_tokens,
+    in_batches,
+    pooled,
+    smallest_cosine,
+    takes_positions,
+)
+from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, rotary_limit, tokenize
 
 # Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.

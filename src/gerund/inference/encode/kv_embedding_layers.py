@@ -1,10 +1,8 @@
-"""Which layers KV-Embedding reroutes in: those whose states have the lowest intrinsic dimension.
+"""Choose the layers that KV-Embedding reroutes: those with the lowest intrinsic dimension.
 
 Tang and Yang, 2026 (arXiv 2601.01046), section 3.2.3: a layer in which the states of tokens lie on a surface of few
 dimensions has compressed what was read. The dimension is estimated from each state's two nearest neighbours (TwoNN:
 Facco et al., 2017, "Estimating the intrinsic dimension of datasets by a minimal neighborhood information").
-
-Knows: runtimes, states. Does not know: the command line, what the layers are then used for.
 """
 
 from collections.abc import Sequence

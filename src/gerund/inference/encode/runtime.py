@@ -1,13 +1,19 @@
-"""Encoding: tokens in, states or vectors out, in batches that fit the memory.
+"""Encode tokens: batches, one forward pass, layer mixing, pooling, and checks that bfloat16 and int8 are accurate.
 
-Knows: models, bound plans, batches, pooling. Does not know: files, prompts by name, the command line.
+Layers are mixed by the mean of their states, as transformers returns them in ``hidden_states``. Token Prepending (Fu et
+al., 2025, "Token Prepending: A Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs"): a token of
+random embedding stands before the text in its template; in the input of the second layer, and of those after it up to
+the ``prepend``-th, it is replaced by the state of the last token, which has read the text.
 """
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -15,22 +21,145 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan, Rerouting
+from gerund.attention.layouts import hidden_of, input_of
+from gerund.attention.shared_layer_state import counts_rows
 from gerund.checks import whole_number
-from gerund.errors import ConfigError, ResourceError
-from gerund.inference.encode.layer_mixing import Beside
-from gerund.inference.encode.positions import takes_positions
-from gerund.inference.tokens import Tokens, context_length, placed_ids, rotary_limit, token_batches
+from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
+from gerund.inference.tokens import (
+    InputFormat,
+    Tokens,
+    context_length,
+    placed_ids,
+    rotary_limit,
+    token_batches,
+    tokenize,
+)
 from gerund.jobs.checkpoints import EncodingPass
 from gerund.models.adapters import active_adapter
-from gerund.models.architectures import encoder_of, is_encoder_decoder, state_width
+from gerund.models.architectures import encoder_of, is_encoder_decoder
 from gerund.models.heads import ProjectionHead
-from gerund.models.int8_matmul import int8_matmul
+from gerund.models.int8_matmul import int8_matmul, make_ready
+from gerund.models.loading import state_width
 from gerund.models.vectors import Transform
 from gerund.poolings import pool, pooling_parts
 from gerund.progress import progress
 from gerund.settings.encoder import EncoderConfig
-from gerund.settings.plan import ResolvedPlan
-from gerund.settings.templates import rerouted_layers
+from gerund.settings.plan import Direction, ResolvedPlan
+from gerund.settings.templates import layer_numbers, rerouted_layers
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a model can be told where in its text each token stands, 0 for the first; found out once a model.
+
+    Some are not told, some count from another number, and some have no use for it.
+    """
+    if model not in _told:
+        takes = "position_ids" in inspect.signature(model.base_model.forward).parameters
+        _told[model] = takes and not counts_rows(model) and _told_apart(model)
+    return _told[model]
+
+
+_told: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _told_apart(model: PreTrainedModel) -> bool:
+    embeddings = model.get_input_embeddings().weight
+    place_1T = torch.arange(4, device=embeddings.device)[None]
+    ids_1T = (place_1T * 7 + 3) % len(embeddings)
+    training = model.training
+    model.eval()
+    try:
+        own, counted, doubled = (
+            # Without a mask, places with gaps would be taken for several texts in one row.
+            model.base_model(
+                ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False, **told
+            ).last_hidden_state.float()
+            for told in ({}, {"position_ids": place_1T}, {"position_ids": 2 * place_1T})
+        )
+    finally:
+        model.train(training)
+    near = 1e-2 * float(own.abs().max())
+    return float((own - counted).abs().max()) <= near < float("inf") and not torch.equal(own, doubled)
+
+
+_STREAMS = (
+    "the layers of this architecture hand several streams of states on: layers and prepend cannot be used with it"
+)
+
+
+class Beside:
+    """One pass; ``after_layer`` is what ``BoundPlan.beside`` calls.
+
+    Args:
+        n_layers: of the model.
+        config: its ``layers`` and ``prepend`` are read.
+    """
+
+    def __init__(self, n_layers: int, config: EncoderConfig) -> None:
+        self._numbers = layer_numbers(config.layers, n_layers)
+        self._n_layers, self._below = n_layers, config.prepend
+        self._total_BTD: Tensor | None = None
+
+    def prepended(
+        self,
+        embed: Callable[[Tensor], Tensor],
+        inputs: Mapping[str, Tensor],
+        texts: Sequence[Tokens],
+        begin_B: Tensor,
+    ) -> dict[str, Tensor]:
+        """Return a model's inputs with embeddings in the place of ids, the placeholder's among them.
+
+        Args:
+            embed: the model's embeddings.
+            inputs: what it would be called with.
+            texts: the batch's.
+            begin_B: where each begins.
+        """
+        device = begin_B.device
+        self._row_B = torch.arange(len(texts), device=device)
+        self._place_B = begin_B + torch.tensor([text.placeholder or 0 for text in texts], device=device)
+        self._last_B = begin_B + torch.tensor([len(text) - 1 for text in texts], device=device)
+        embedded_BTD = embed(inputs["input_ids"]).clone()
+        embedded_BTD[self._row_B, self._place_B] = placeholder_embedding(embedded_BTD.shape[-1]).to(embedded_BTD)
+        others = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
+        return {"inputs_embeds": embedded_BTD, **others}
+
+    def after_layer(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Note the states that are wanted, and write the next layer's input."""
+        if index == 0 and 0 in self._numbers:
+            self._add(input_of(args, kwargs))
+        hidden_BTD = hidden_of(output)
+        if hidden_BTD.ndim != 3:
+            raise UnsupportedModelError(_STREAMS)
+        if 1 <= index + 1 < self._below:
+            hidden_BTD = hidden_BTD.clone()
+            hidden_BTD[self._row_B, self._place_B] = hidden_BTD[self._row_B, self._last_B]
+        if index + 1 in self._numbers and index + 1 < self._n_layers:
+            self._add(hidden_BTD)
+        return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
+
+    def mixed(self, last_BTD: Tensor) -> Tensor:
+        """Return the mean of the layers' states ``(B, T, D)``, given the last hidden state."""
+        if self._n_layers in self._numbers:
+            self._add(last_BTD)
+        assert self._total_BTD is not None
+        if self._total_BTD.shape != last_BTD.shape:  # the last state may be projected to another size
+            raise UnsupportedModelError(_STREAMS)
+        return self._total_BTD / len(self._numbers)
+
+    def _add(self, hidden_BTD: Tensor) -> None:
+        own_BTD = hidden_BTD.float()
+        if self._total_BTD is not None and self._total_BTD.shape != own_BTD.shape:
+            raise UnsupportedModelError(_STREAMS)
+        self._total_BTD = own_BTD if self._total_BTD is None else self._total_BTD + own_BTD
+
+
+@lru_cache(maxsize=8)
+def placeholder_embedding(width: int) -> Tensor:
+    """Return the embedding of the placeholder: standard normal, and always the same."""
+    return torch.randn(width, generator=torch.Generator().manual_seed(0))
+
 
 # Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
 # memory beside the weights; a GPU wants more.
@@ -404,3 +533,76 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
+
+
+# Of several kinds and lengths, since rounding shows most where tokens are rare and texts are short.
+SAMPLE_TEXTS = (
+    "A cat sleeps.",
+    "The central bank raised interest rates for the third time this year, to 4.25 per cent.",
+    "def area(radius): return 3.14159 * radius ** 2",
+    "In the beginning the ship moved slowly; later, when the wind had turned, it reached the island by noon.",
+)
+ENOUGH = 0.999
+ENOUGH_IN_INT8 = 0.98
+"""Whoever asks for 8 bits wants speed, and bears more. Below it, something else is wrong."""
+
+
+def bfloat16_cosine(runtime: EncoderRuntime) -> float:
+    """Return the smallest cosine between vectors computed in bfloat16 and in the weights' own type."""
+    return _cosine(runtime, replace(runtime.in_own_type(), autocast=torch.bfloat16))
+
+
+def int8_cosine(runtime: EncoderRuntime) -> float:
+    """Return the smallest cosine between vectors computed in 8 bits and in the weights' own type."""
+    return _cosine(runtime, _in_int8(runtime))
+
+
+def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
+    own = runtime.config
+    input_format = InputFormat(append_eos=own.append_eos, repeat_text=runtime.plan.repeats_text, empty="zeros")
+    found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
+    # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
+    tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in found]
+    if not tokens:  # a vocabulary of another script
+        return 0.0
+    return smallest_cosine(*(encode(one, tokens, show=False) for one in (runtime.in_own_type(), other)))
+
+
+def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
+    """Return the smallest cosine of two vectors of the same text."""
+    norm_N = np.linalg.norm(one_ND, axis=1) * np.linalg.norm(other_ND, axis=1)
+    return float(((one_ND * other_ND).sum(axis=1) / np.maximum(norm_N, 1e-12)).min())
+
+
+def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
+    """Return bfloat16 when the weights are float32 and the vectors hardly change, else None."""
+    if runtime.model.dtype != torch.float32 or _fills_spans(runtime):
+        return None
+    return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
+
+
+def in_int8(runtime: EncoderRuntime, name: str) -> EncoderRuntime:
+    """Return what computes in 8 bits.
+
+    Args:
+        runtime: a model on a processor that ``cpu_has_int8``.
+        name: the model's.
+
+    Raises:
+        ModelError: its vectors would be too far from what they are.
+    """
+    if not _fills_spans(runtime) and not (value := int8_cosine(runtime)) >= ENOUGH_IN_INT8:
+        raise ModelError(
+            f"{name} does not bear 8 bits: on a few texts the cosine to its own vectors falls to {value:.3f} (at least "
+            f"{ENOUGH_IN_INT8} is wanted); take another dtype"
+        )
+    return _in_int8(runtime)
+
+
+def _in_int8(runtime: EncoderRuntime) -> EncoderRuntime:
+    make_ready(runtime.model)
+    return replace(runtime, int8=True)
+
+
+def _fills_spans(runtime: EncoderRuntime) -> bool:
+    return any(view.direction is Direction.HYBRID for view in runtime.plan.views)

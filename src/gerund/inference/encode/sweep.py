@@ -1,7 +1,4 @@
-"""Encoding the same texts under many plans at once, with shared layers run once.
-
-Knows: runtimes, batches, pooling. Does not know: what the vectors are for.
-"""
+"""Encode the same texts under several attention plans, running shared layers once."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,1 +1,1 @@
-"""Text behind a prompt: sampling, streaming, re-ranking while it is written."""
+"""Generate text: sampling, streaming, batched decoding, sessions and re-ranked generation."""

@@ -1,14 +1,13 @@
-"""How torch compiles a step of texts that are written side by side, so that its products with the weights are quick.
+"""Compile the decoding step with torch, so that its matrix products are fast with few rows.
 
 A step is a product of few rows with every weight of the model, which takes as long as reading the weights at best. On a
 CPU torch's usual kernels are far from that beyond one row: four take four times as long as one. The kernels that
 inductor makes out of its template do it in 1.5 times, and six in 1.7; beyond, gcc does not keep the sums in registers.
-They need weights that are constants of the compiled code, in orders of their own: so the weights are held twice
-more, and what is compiled cannot be kept on the disk.
-
-Knows: inductor's settings. Does not know: models, texts.
+They need weights that are constants of the compiled code, in orders of their own: so the weights are in memory twice
+more, and compiled code cannot be stored on disk.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,11 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
+from transformers import PreTrainedModel
+
+from gerund.attention.layouts import is_stream_hook
+from gerund.models.adapters import own_module
+from gerund.models.int8_matmul import Int8Linear
 
 # Torch compiles one row separately from any other number of them.
 _LEAST_OF_A_CPU, _MOST_OF_A_CPU = 2, 6
@@ -128,3 +132,30 @@ def quiet_compiler() -> Iterator[None]:
 def any_length(tensor: Tensor, dim: int) -> None:
     """Have the code that is compiled next take any length of this dimension; before, it would serve one length only."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def bare(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with the same tensors, without adapters and without the hooks of attention plans.
+
+    It computes the same to the bit. Where a module's forward was replaced, as accelerate does, it is the model itself:
+    that forward would run the other tree's children.
+    """
+    if any("forward" in vars(module) for module in model.modules()):
+        return model
+    found = _bare(model, {})
+    assert isinstance(found, PreTrainedModel)
+    return found
+
+
+def _bare(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    module = own_module(module)
+    if module not in known:
+        known[module] = own = copy.copy(module)
+        own.__dict__ = dict(vars(module))
+        if type(own) is Int8Linear:
+            own.__class__ = nn.Linear  # type: ignore[assignment]
+        own._forward_hooks = type(module._forward_hooks)(
+            (number, hook) for number, hook in module._forward_hooks.items() if not is_stream_hook(hook)
+        )
+        own._modules = {name: None if child is None else _bare(child, known) for name, child in module._modules.items()}
+    return known[module]

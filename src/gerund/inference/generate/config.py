@@ -1,9 +1,4 @@
-"""What is asked of generation beside its prompts, as one value: how much, how tokens are chosen, where it stops.
-
-Verbs of the models pass it on whole, and whatever runs several requests side by side keeps one for each of them.
-
-Knows: names, ranges, JSON. Does not know: torch, models, token ids.
-"""
+"""Generation settings: number of tokens, sampling, stop conditions and output format. Imports no torch."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""From tokens back to text while they come: no half characters, nothing behind a stop string and no part of one.
-
-Knows: tokenizers, stop strings. Does not know: models, how tokens are chosen.
-"""
+"""Incremental detokenization with stop strings: never half a character, never part of a stop string."""
 
 import json
 from collections.abc import Mapping, Sequence

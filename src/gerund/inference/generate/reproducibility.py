@@ -1,9 +1,7 @@
-"""What can be promised of texts that are written side by side on this machine, found out by trying it.
+"""Check whether batched decoding is reproducible on this machine, by trying it with the model itself.
 
-Whether a row of a product comes out the same, to the bit, whatever rows are beside it is a matter of kernels: of the
-processor, the type of the weights, the number of threads. So it is verified with the model itself.
-
-Knows: slots, transformers' own loop. Does not know: requests.
+Whether a row of a matrix product is bit-identical in every batch depends on the kernels: the processor, the dtype and
+the number of threads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,10 +1,7 @@
-"""Sampling tokens so that samples are repeatable and do not depend on what else is sampled at the same time.
+"""Reproducible sampling: every sequence has its own random generator.
 
-Every row has a random generator of its own, which gives one number a token; the token is the one up to which the
-probabilities sum to more than it. Fresh seeds come from the operating system, so no global random state is read or
-changed.
-
-Knows: ``Sampling``, seeds, scores, penalties. Does not know: models, what the rows are.
+The generator gives one number per token; the token is the first up to which the probabilities sum to more than it.
+Fresh seeds come from the operating system, so no global random state is read or changed.
 """
 
 from collections.abc import Sequence

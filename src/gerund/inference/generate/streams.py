@@ -1,8 +1,6 @@
-"""Work that hands out a text while it is written in a thread of its own: for loops, and for ``async`` ones.
+"""Stream text from a background thread, for ``for`` and ``async for`` loops.
 
-Who closes a stream, leaves its ``with`` block or lets go of it ends the work within a token.
-
-Knows: threads, event loops. Does not know: models, texts.
+Closing a stream, leaving its ``with`` block or dropping it stops the model within one token.
 """
 
 import asyncio
@@ -12,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from gerund.inference.generate.rows import Emit, Piece
+from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.transformers_loop import Cancelled
 from gerund.types import Generation
 

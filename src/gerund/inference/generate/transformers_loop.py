@@ -1,9 +1,7 @@
-"""transformers' own generation loop, told to choose nothing by itself.
+"""Run transformers' generation loop with our own choice of tokens.
 
 What it would choose reads torch's global random state, which threads would share, and the defaults of the model's
-folder. Here whoever calls it says which token comes next.
-
-Knows: models, tokenizers. Does not know: rows, requests.
+folder. Here the caller decides which token comes next.
 """
 
 import copy
@@ -23,7 +21,7 @@ from transformers import (
 )
 
 from gerund.attention.cache_names import CACHE
-from gerund.inference.generate.preallocated_cache import cache_for
+from gerund.inference.generate.kv_cache import cache_for
 
 # What is taken of a model's own generation config: which tokens begin, end and fill texts, and how its cache is kept.
 # All else would change logits or end texts, since transformers fills in from there what a call does not say.

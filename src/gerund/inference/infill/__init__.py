@@ -1,1 +1,1 @@
-"""Gaps of a text, filled from both sides."""
+"""Infill blanks in a text, using the text on both sides."""

@@ -1,9 +1,7 @@
-"""Query expansion: words of a query are masked, and a model that fills gaps writes others in their place.
+"""Query expansion: mask words of a query and let an infilling model replace them.
 
 GUR, section V-C and Table II: "auto prompts" mask words at random, but never the keywords; "artificial prompts" are
-written by people, with a blank where the model is to write.
-
-Knows: words, masks, which fillings are new. Does not know: how gaps are filled.
+written by people, with a blank where the model is to generate.
 """
 
 import warnings

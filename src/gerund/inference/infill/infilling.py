@@ -1,36 +1,120 @@
-"""Infilling: one or several gaps of a text are filled, seeing both sides (MAGNET, sections 3.1, 3.2.3 and 4.3).
+"""Infilling: choose the length and tokens of each blank, from the text on both sides (MAGNET, 3.1, 3.2.3 and 4.3).
 
-A model cannot know beforehand how long a gap is, and where the right side stands depends on it. So a gap is filled
-once for every candidate length, and the filling is kept after which the text goes on most naturally.
-
-Knows: gaps, candidate lengths, which filling is best. Does not know: masks, caches, how tokens are chosen.
+A model cannot know beforehand how long a span is, and where the right side stands depends on it. So a blank is filled
+once per candidate length; the best span is the one after which the text continues most naturally.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median_low
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.checks import is_listing, one_of
-from gerund.errors import ConfigError, TextError
+from gerund.checks import check_texts, is_listing, one_of
+from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.transformers_loop import end_ids
-from gerund.inference.infill.blanks import BlankedText, continuing_ids
-from gerund.inference.infill.span_pass import Context
-from gerund.inference.infill.span_search import Path, beamed, ended, sampled, write
-from gerund.inference.likelihood.spans import verified_hybrid
-from gerund.inference.likelihood.tokens import causal_runtime, sequence_logprobs
+from gerund.inference.infill.span_search import Context, Path, beamed, ended, sampled, write
+from gerund.inference.likelihood import causal_runtime, sequence_logprobs, verified_hybrid
 from gerund.inference.text_ids import ids_inside
+from gerund.inference.tokens import check_unicode
+from gerund.settings.aliases import Alias, names_of
 from gerund.settings.encoder import INFILL_METHODS, InfillMethod
-from gerund.settings.sampling import MOST_AT_ONCE, Sampling, sampling_or
+from gerund.settings.sampling import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or
 from gerund.types import Infill
+
+# A space before a gap is part of the gap's first token in most tokenizers. A line break is not, and stays.
+_SPACES = " \t"
+# How byte-level and SentencePiece vocabularies write a space.
+_SPACE_MARKS = ("\u0120", "\u2581")
+
+
+@dataclass(frozen=True)
+class BlankedText:
+    """The n + 1 pieces around the n blanks of a text, of which only the outer two may be empty.
+
+    Spaces before a blank are taken away: the model writes them. White space behind a blank belongs to the piece
+    there.
+
+    >>> BlankedText.of("He ran [blank] home.", "[blank]").pieces
+    ('He ran', ' home.')
+    """
+
+    pieces: tuple[str, ...]
+    spaced: tuple[bool, ...] = ()
+    """For each gap, whether spaces before it were taken away."""
+
+    @classmethod
+    def of(cls, text: Any, blank: Any) -> "BlankedText":
+        """Split a text at its blanks.
+
+        Raises:
+            TextError: it is no string, has no blank or nothing else, or two blanks stand next to each other.
+            ConfigError: the blank is no text.
+        """
+        if not isinstance(text, str):
+            raise TextError(f"the text to fill is a string, not {type(text).__name__}")
+        if not isinstance(blank, str) or not blank.strip():
+            raise ConfigError(f"a blank is written as some text, not {blank!r}")
+        check_texts([text])
+        check_unicode("the text", text)
+        pieces = text.split(blank)
+        if len(pieces) == 1:
+            raise TextError(f"the text has no {blank} to fill" if text.strip() else "the text is empty")
+        if not any(piece.strip() for piece in pieces):
+            raise TextError(f"the text is nothing but {blank}; give some text around it, or use generate")
+        for number, piece in enumerate(pieces[1:-1], start=1):
+            if not piece.strip():
+                raise TextError(f"blanks {number} and {number + 1} have nothing between them; make them one")
+        bare = [piece.rstrip(_SPACES) for piece in pieces[:-1]]
+        spaced = tuple(own != piece for own, piece in zip(bare, pieces, strict=False))
+        return cls((*bare, pieces[-1]), spaced)
+
+    @property
+    def gaps(self) -> int:
+        """How many gaps there are."""
+        return len(self.pieces) - 1
+
+    def word_before(self, gap: int) -> bool:
+        """Tell whether a word and a space stand before a gap, so that its filling must not grow together with it."""
+        return self.spaced[gap] and self.pieces[gap][-1:].isalnum()
+
+    def trimmed(self, gap: int, span: str) -> str:
+        """Return a span without spaces at its end where the piece behind the gap begins with white space."""
+        return span.rstrip() if self.pieces[gap + 1][:1].isspace() else span
+
+    def joined(self, spans: Sequence[str]) -> str:
+        """Return the whole text with its gaps filled."""
+        return self.pieces[0] + "".join(span + piece for span, piece in zip(spans, self.pieces[1:], strict=True))
+
+    def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        """Return the tokens of every piece but the first, as they are inside a text.
+
+        White space that ends the whole text is left out: it says nothing about a gap.
+        """
+        *inner, last = self.pieces[1:]
+        return [ids_inside(tokenizer, piece) for piece in [*inner, last.rstrip()]]
+
+
+def continuing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that would go on a word before them: they begin with a letter or digit and no space.
+
+    A tokenizer none of whose tokens begins with a space writes spaces in another way, and has none of these.
+    """
+    tokens = tokenizer.get_vocab()
+    if not any(token.startswith(_SPACE_MARKS) for token in tokens):
+        return []
+    # Of a byte-level token only its decoder knows the letters; a part of a letter stays one.
+    decoder = tokenizer.backend_tokenizer.decoder
+    bare = ((token, index) for token, index in tokens.items() if not token.startswith(_SPACE_MARKS))
+    return [index for token, index in bare if (decoder.decode([token]) if decoder else token)[:1].isalnum()]
+
 
 Method = InfillMethod
 _WRITTEN_HERE = ("infill", "left-only")
@@ -211,7 +295,7 @@ def planned(
         return search
     if lengths is not None or beams != 1 or samples != 1:
         raise ConfigError(f"the method {method!r} writes until it stops: it takes no lengths, beams or samples")
-    from gerund.inference.infill.prompts import check_prompting
+    from gerund.inference.infill.prompting import check_prompting
 
     check_prompting(method, shots, max_tokens)
     return search
@@ -367,9 +451,9 @@ def _prompted(
     settings: dict[str, Any],
 ) -> Infill:
     """Fill by prompting; scored as ``left-only`` is, by the untouched causal model."""
-    from gerund.inference.infill import prompts as infill_prompts
+    from gerund.inference.infill import prompting
 
-    found = infill_prompts.fill(model, tokenizer, pieces, **settings)
+    found = prompting.fill(model, tokenizer, pieces, **settings)
     spans: list[str] = []
     tokens: list[list[int]] = []
     scores: list[float] = []
@@ -407,3 +491,41 @@ def _check_search(search: Search) -> None:
 def _check_count(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{name} is a whole number of at least 1, not {value!r}")
+
+
+def each(fill: Callable[[str], Infill], texts: str | Sequence[str]) -> Any:
+    """Return what ``fill`` gives for a text, or a list of it for several; an error says which of them it is about.
+
+    Raises:
+        TextError: as ``fill``.
+    """
+    if not is_listing(texts) or isinstance(texts, str):
+        return fill(texts)  # type: ignore[arg-type]
+    found = []
+    for index, text in enumerate(texts):
+        try:
+            found.append(fill(text))
+        except TextError as error:
+            raise TextError.about("text", index, f"cannot be filled: {error}") from error
+    return found
+
+
+class InfillKeywords(SamplingKeywords, total=False):
+    """The fields of ``Sampling`` in the place of ``sampling``, and ``max_new_tokens`` for ``max_tokens``."""
+
+    max_new_tokens: Annotated[int | None, Alias("max_tokens")]
+
+
+_OPTIONS = names_of(InfillKeywords)
+
+
+def infill_sampling(given: Sampling | None, options: InfillKeywords, default: Sampling = GREEDY) -> Sampling:
+    """Return how tokens are chosen; see ``sampling_from``.
+
+    Raises:
+        ConfigError: a setting is unknown, impossible, or given twice.
+    """
+    for name in options:
+        if name not in _OPTIONS:
+            raise unknown_name("setting", name, _OPTIONS)
+    return sampling_from(given, options, default)

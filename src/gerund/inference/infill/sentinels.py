@@ -1,8 +1,6 @@
-"""Gaps filled by a model that was trained on span corruption: sentinels stand where text is missing (T5; GUR).
+"""Infilling with an encoder-decoder trained on span corruption, using sentinel tokens (T5; GUR).
 
-The encoder reads the text with a sentinel in each gap; the decoder writes each sentinel followed by what belongs there.
-
-Knows: which tokens are sentinels, where spaces go, what a decoder has written. Does not know: how it writes.
+The encoder reads the text with a sentinel in each blank; the decoder generates each sentinel followed by its text.
 """
 
 from collections.abc import Sequence

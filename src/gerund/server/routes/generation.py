@@ -11,11 +11,19 @@ from fastapi import APIRouter, Request
 
 from gerund.engine.config import Ticket
 from gerund.errors import GerundError, TextError, TooLargeError
-from gerund.inference.generate.chat import NEXT_TURN, TemplateOptions, demand_template
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.prompts import Prompt, check_prompts, plain_text, prompt_ids, prompt_text
+from gerund.inference.generate.prompts import (
+    NEXT_TURN,
+    Prompt,
+    TemplateOptions,
+    check_prompts,
+    demand_template,
+    plain_text,
+    prompt_ids,
+    prompt_text,
+)
 from gerund.inference.infill.infilling import BLANK, untrained_to_fill
-from gerund.inference.likelihood.alternatives import prompt_logprobs
+from gerund.inference.likelihood import prompt_logprobs
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.scoring.likelihood import LikelihoodScorer

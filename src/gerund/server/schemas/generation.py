@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gerund.inference.generate.chat import TemplateOptions
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.prompts import TemplateOptions
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import ANY, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
 from gerund.settings.sampling import Sampling

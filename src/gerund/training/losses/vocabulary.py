@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError, ModelError
-from gerund.inference.likelihood.lm_head import TokenHead
+from gerund.inference.lm_head import TokenHead
 
 # From last hidden states ``(N, D)`` to logits ``(N, V)``.
 Head = Callable[[Tensor], Tensor]

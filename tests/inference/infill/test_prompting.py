@@ -5,8 +5,8 @@ import pytest
 import gerund
 from gerund import ConfigError, Generation, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.infill import prompts as infill_prompts
-from gerund.inference.infill.prompts import PROMPT_METHODS, STORIES, answer, fill, prompt
+from gerund.inference.infill import prompting
+from gerund.inference.infill.prompting import PROMPT_METHODS, STORIES, answer, fill, prompt
 from tests.tiny import byte_tokenizer, tiny
 
 GYM = ["John was at the gym. ", " He couldn't get the barbell off his chest. John suffocated."]
@@ -64,7 +64,7 @@ def scripted(monkeypatch):
             return [Generation(self.answers.pop(0), [], 0.0, False)]
 
     found = Scripted()
-    monkeypatch.setattr(infill_prompts, "generate", found)
+    monkeypatch.setattr(prompting, "generate", found)
     return found
 
 

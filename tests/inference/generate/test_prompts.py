@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from gerund import ConfigError, EncoderConfig, ModelError, Rendered, Rerank, Sampling, TextError
-from gerund.inference.generate.chat import TemplateOptions, render
-from gerund.inference.generate.prompts import prompt_ids
+from gerund.inference.generate.prompts import TemplateOptions, prompt_ids, render
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny

@@ -1,9 +1,7 @@
-"""One continuation while it is written, whatever runs the model: what may follow, what was chosen, when it ends.
+"""Decoding state of one sequence: constraints, sampled tokens, stop conditions.
 
-Rows know nothing of each other, and what is chosen for one depends on its logits and itself alone. So any rows may
-share a pass of the model: the rows of one call, or, in a server, those of different requests.
-
-Knows: ``GenerationConfig``, tokenizers, logits. Does not know: models, caches, batches.
+Sequences are independent, and a token depends on its sequence's logits and settings alone. So any sequences may share a
+forward pass: those of one call or, in a server, those of different requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.constraints import Follower, Form
+from gerund.inference.generate.constraints import Follower, Form, LimitFollower, TokenLimits
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
-from gerund.inference.generate.token_limits import LimitFollower, TokenLimits
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob, Usage
 

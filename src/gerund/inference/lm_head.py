@@ -1,7 +1,4 @@
-"""The head of a language model, run by itself on last hidden states that are known already.
-
-Knows: models, states, log-probabilities. Does not know: texts, batches, what the numbers are for.
-"""
+"""Run the head of a language model on known last hidden states."""
 
 import copy
 import math

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gerund import Sampling
-from gerund.inference.generate import continuous_batching
+from gerund.inference.generate import batch_decoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.reproducibility import check_batching
-from gerund.inference.generate.rows import Piece
+from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.slots import Slots
 from gerund.inference.generate.transformers_loop import Cancelled
 from gerund.language_model import LanguageModel
@@ -22,14 +22,14 @@ SEEDS = Sampling(temperature=1.0, seed=list(range(8)))
 
 @pytest.fixture(autouse=True)
 def _anything_is_worthwhile(monkeypatch):
-    monkeypatch.setattr(continuous_batching, "_WORTHWHILE", 1)
+    monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 1)
 
 
 @pytest.fixture
 def steps(monkeypatch):
     """How many rows each step of slots had, without the check's."""
     seen: list[int] = []
-    plain, write = Slots.step, continuous_batching._write
+    plain, write = Slots.step, batch_decoder._write
 
     def noted(self, tokens):
         seen.append(len(tokens))
@@ -40,7 +40,7 @@ def steps(monkeypatch):
             noting.setattr(Slots, "step", noted)
             write(*args)
 
-    monkeypatch.setattr(continuous_batching, "_write", writing)
+    monkeypatch.setattr(batch_decoder, "_write", writing)
     return seen
 
 
@@ -116,6 +116,6 @@ def test_models_of_which_nothing_is_promised_write_in_batches(kind, steps) -> No
 def test_few_prompts_and_short_texts_are_not_worth_a_proof(steps, monkeypatch) -> None:
     lm = lm_of()
     generate(lm.model, lm.tokenizer, PROMPTS[:3], GenerationConfig.of(9, None, {}), batch_size=2)
-    monkeypatch.setattr(continuous_batching, "_WORTHWHILE", 8192)
+    monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 8192)
     generate(lm.model, lm.tokenizer, PROMPTS, GenerationConfig.of(9, None, {}), batch_size=2)
     assert not steps

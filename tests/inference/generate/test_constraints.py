@@ -8,8 +8,8 @@ import torch
 
 import gerund
 from gerund import ConfigError, EncoderConfig, GenerationConfig, Rerank, Sampling
+from gerund.inference.generate.constraints import SpelledVocabulary
 from gerund.inference.generate.detokenizing import TextTail, token_bytes, vocabulary_bytes
-from gerund.inference.generate.token_limits import SpelledVocabulary
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

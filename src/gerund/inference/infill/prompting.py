@@ -1,9 +1,7 @@
-"""Infilling by asking: the untouched model is prompted for what is missing (MAGNET, appendix B).
+"""Infilling by prompting a model that was not trained to infill (MAGNET, appendix B).
 
-The paper's baselines for a model that was not trained to infill. Their wording is the paper's, typos of its layout
-aside: a period that a template puts after a text is not doubled, and the prompts end where the answer begins.
-
-Knows: the prompts, what of a continuation is the answer. Does not know: how a text is marked and put together.
+The wording of the prompts is the paper's, typos of its layout aside: a period that a template puts after a text is not
+doubled, and the prompts end where the answer begins.
 """
 
 import re

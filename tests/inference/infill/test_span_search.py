@@ -9,9 +9,9 @@ from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import attach
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.errors import ConfigError, ModelError, UnsupportedModelError
-from gerund.inference.generate.preallocated_cache import PreallocatedLayer
-from gerund.inference.infill.span_pass import Context, SpanPass
-from gerund.inference.likelihood.tokens import causal_runtime
+from gerund.inference.generate.kv_cache import PreallocatedLayer
+from gerund.inference.infill.span_search import Context, SpanPass
+from gerund.inference.likelihood import causal_runtime
 from gerund.settings.plan import AttentionPlan, Direction, View
 from tests.attention.reference import ReferenceModel
 from tests.tiny import CONFIGS, VOCAB, byte_tokenizer, tiny

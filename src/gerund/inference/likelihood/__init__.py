@@ -1,1 +1,0 @@
-"""How probable tokens and spans are."""
