@@ -1,13 +1,14 @@
 """Faster start of short commands: defer imports of torch and transformers that they never call.
 
-transformers imports with its first model what other models, several machines and compilers need: torch's compiler with
-sympy, tensors that are spread over machines, scipy. That is half of the start of ``gerund search``. Here these wait:
-the compiler until something asks for it, the others are said not to be installed while ``transformers`` is imported.
+With its first model, transformers imports what other models, several machines and compilers need: torch's compiler
+with sympy, distributed tensors, scipy. pyarrow imports pandas to recognize its arrays. That is half of the start of
+``gerund search``. In the process of a command these wait until something asks for them, and transformers' list of its
+own models, for which it reads thousands of files, is kept in the user's cache.
 
 It is for the process of a command alone, never for a library that somebody imports, and only where there is no GPU:
 there a compiler may be asked for soon. Commands that train or measure import everything.
 
-Knows: how transformers asks what is installed, torch's name of its compiler. Does not know: what commands do.
+Knows: how transformers asks what is installed, names of torch's modules. Does not know: what commands do.
 """
 
 import gc
