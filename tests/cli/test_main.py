@@ -273,7 +273,7 @@ def test_what_the_system_refuses_is_one_sentence(error, said, code, monkeypatch:
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("gerund.cli.main.app", fail)
+    monkeypatch.setattr("gerund.cli.main.application", lambda *_named: fail)
     ran = run_cli()
     assert ran.code == code
     assert ran.err.startswith("gerund: error: ")
@@ -286,7 +286,7 @@ def test_a_defect_is_shown_and_called_one(monkeypatch: pytest.MonkeyPatch) -> No
     def fail() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gerund.cli.main.app", fail)
+    monkeypatch.setattr("gerund.cli.main.application", lambda *_named: fail)
     with pytest.raises(ZeroDivisionError) as caught:
         run_cli()
     assert caught.value.__notes__ == [

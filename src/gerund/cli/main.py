@@ -1,80 +1,80 @@
 """The ``gerund`` command: puts the commands together and turns errors into one plain sentence.
 
 Knows: the command functions and exit statuses. Does not know: what a command does. The command files
-import nothing heavy at their top, so ``gerund --help`` does not wait for torch.
+import nothing heavy at their top, so ``gerund --help`` does not wait for torch; and only the named one is imported.
 """
 
 import errno
 import os
 import sys
 import warnings
-from typing import Annotated
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from gerund.cli import (
-    adapt,
-    ask,
-    chat,
-    convert,
-    demo,
-    doctor,
-    embed,
-    eval,
-    export,
-    generate,
-    index,
-    infill,
-    inspect,
-    mine,
-    models,
-    negatives,
-    quick_imports,
-    recipes,
-    rerank,
-    score,
-    search,
-    serve,
-    train,
-    tune,
-)
+from gerund.cli import quick_imports
 from gerund.cli.command import CheckedCommand, LongCommand, WholeFileCommand
 from gerund.errors import GerundError, InputError, ResourceError, one_line
 from gerund.jobs.signals import interrupt_on_termination
 from gerund.progress import printed_notes
 
-app = typer.Typer(
-    name="gerund",
-    help="One language model that writes and encodes, with the same weights.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("adapt", cls=LongCommand)(adapt.command)
-app.command("ask", cls=CheckedCommand)(ask.command)
-app.command("chat", cls=CheckedCommand)(chat.command)
-app.command("convert", cls=CheckedCommand)(convert.command)
-app.command("demo", cls=CheckedCommand)(demo.command)
-app.command("doctor", cls=CheckedCommand)(doctor.command)
-app.command("embed", cls=LongCommand)(embed.command)
-app.command("eval", cls=LongCommand)(eval.command)
-app.command("export", cls=CheckedCommand)(export.command)
-app.command("generate", cls=WholeFileCommand)(generate.command)
-app.command("index", cls=LongCommand)(index.command)
-app.command("infill", cls=WholeFileCommand)(infill.command)
-app.command("inspect", cls=CheckedCommand)(inspect.command)
-app.command("mine", cls=LongCommand)(mine.command)
-app.add_typer(models.app)
-app.command("negatives", cls=LongCommand)(negatives.command)
-app.command("recipes", cls=CheckedCommand)(recipes.command)
-app.command("rerank", cls=WholeFileCommand)(rerank.command)
-app.command("score", cls=WholeFileCommand)(score.command)
-app.command("search", cls=CheckedCommand)(search.command)
-app.command("serve", cls=CheckedCommand)(serve.command)
-app.command("train", cls=LongCommand)(train.command)
-app.command("tune", cls=LongCommand)(tune.command)
+# The commands, each in the file of its name, and how the command line checks its arguments; `models` has its own.
+COMMANDS: dict[str, type[CheckedCommand] | None] = {
+    "adapt": LongCommand,
+    "ask": CheckedCommand,
+    "chat": CheckedCommand,
+    "convert": CheckedCommand,
+    "demo": CheckedCommand,
+    "doctor": CheckedCommand,
+    "embed": LongCommand,
+    "eval": LongCommand,
+    "export": CheckedCommand,
+    "generate": WholeFileCommand,
+    "index": LongCommand,
+    "infill": WholeFileCommand,
+    "inspect": CheckedCommand,
+    "mine": LongCommand,
+    "models": None,
+    "negatives": LongCommand,
+    "recipes": CheckedCommand,
+    "rerank": WholeFileCommand,
+    "score": WholeFileCommand,
+    "search": CheckedCommand,
+    "serve": CheckedCommand,
+    "train": LongCommand,
+    "tune": LongCommand,
+}
+
+
+@cache
+def application(named: str | None = None) -> typer.Typer:
+    """Return the command line with all commands, or with one alone, which spares it the options of the others."""
+    app = typer.Typer(
+        name="gerund",
+        help="One language model that writes and encodes, with the same weights.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, kind in COMMANDS.items():
+        if name == (named or name):
+            module = import_module(f"gerund.cli.{name}")
+            if kind is None:
+                app.add_typer(module.app)
+            else:
+                app.command(name, cls=kind)(module.command)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return application()
+    raise AttributeError(name)
 
 
 def _version(value: bool) -> None:
@@ -85,7 +85,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -104,7 +103,7 @@ def main() -> None:
         with warnings.catch_warnings(), printed_notes():
             warnings.showwarning = _show_warning
             try:
-                app()
+                application(sys.argv[1] if sys.argv[1:2] and sys.argv[1] in COMMANDS else None)()
             finally:
                 sys.stdout.flush()
     except BrokenPipeError:

@@ -12,9 +12,12 @@ Knows: how transformers asks what is installed, names of torch's modules. Does n
 """
 
 import gc
+import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,23 +28,22 @@ from typing import Any
 QUICK = frozenset(["ask", "chat", "embed", "generate", "index", "infill", "inspect", "rerank", "score", "search"])
 """The commands that neither train nor measure, and load a model for what may be a second's work."""
 
-# Containers that are made before Python looks for cycles among the youngest: imports make a million, and few cycles.
+# How many containers are made before Python looks for cycles: imports make a million, and few cycles.
 _THRESHOLDS = (100_000, 50, 100)
-_FIRST = "transformers.modeling_utils"
+_LAZY_IMPORTS = "transformers.utils.import_utils"
+_MODELS = "transformers.modeling_utils"
 _COMPILER = "torch._dynamo"
 # What attention masks need of the compiler's package, which does not need the rest.
 _ALONE = f"{_COMPILER}._trace_wrapped_higher_order_op"
+# pyarrow imports it to recognize its arrays, which no command makes.
+_ARRAYS = "pandas"
 _ABSENT = ("is_scipy_available", "is_torch_distributed_available", "is_torch_flex_attn_available")
 
 
 def prepare(arguments: Sequence[str]) -> None:
-    """Make this process ready for a command.
-
-    Args:
-        arguments: of the process, the program's name first.
-    """
+    """Make this process ready for a command; ``arguments`` are the process's, the program's name first."""
     gc.set_threshold(*_THRESHOLDS)
-    if len(arguments) > 1 and arguments[1] in QUICK and _FIRST not in sys.modules:
+    if len(arguments) > 1 and arguments[1] in QUICK and _LAZY_IMPORTS not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
 
@@ -57,10 +59,13 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return how a module is loaded where that is to be another way; None for all others."""
-        if fullname == _FIRST:
+        if fullname == _ARRAYS:
+            return ModuleSpec(fullname, _NotInstalled())
+        execute = {_LAZY_IMPORTS: _cache_model_list, _MODELS: _import_less}.get(fullname)
+        if execute is not None:
             spec = PathFinder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None and _is_fitting():
-                spec.loader = _Leanly(spec.loader)
+            if spec is not None and spec.loader is not None and _without_compiler():
+                spec.loader = _Loader(spec.loader, execute)
             return spec
         is_waiting = isinstance(sys.modules.get(_COMPILER), _WaitingCompiler)
         if is_waiting and fullname.startswith(f"{_COMPILER}.") and fullname != _ALONE:
@@ -69,50 +74,24 @@ class _Finder(MetaPathFinder):
         return None
 
 
-def _is_fitting() -> bool:
-    """Whether nothing is there yet that this would come too late for, and no GPU to compile for."""
+def _without_compiler() -> bool:
+    """Whether the compiler is not imported yet, and there is no GPU to compile for."""
     import torch
 
     return _COMPILER not in sys.modules and not torch.cuda.is_available()
 
 
-class _Leanly(Loader):
-    """Loads a module while parts that it does not need are said not to be there."""
+class _Loader(Loader):
+    """Loads a module as its own loader does, by way of a function that may do something before and after."""
 
-    def __init__(self, own: Loader) -> None:
-        self._own = own
+    def __init__(self, loader: Loader, execute: Callable[[Loader, ModuleType], None]) -> None:
+        self._loader, self._execute = loader, execute
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._own.create_module(spec)
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        import torch
-
-        waiting = _WaitingCompiler(_COMPILER)
-        waiting.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
-        sys.modules[_COMPILER] = waiting
-        torch._dynamo = waiting
-        if not hasattr(torch.distributed, "tensor"):
-            # PEFT asks of each weight whether it is spread over machines. Who imports the module replaces this.
-            torch.distributed.tensor = _NoSpreadTensors("torch.distributed.tensor")
-        with _absent():
-            self._own.exec_module(module)
-            # Masks are imported in any case, and ask the same.
-            import_module("transformers.masking_utils")
-
-
-@contextmanager
-def _absent() -> Iterator[None]:
-    """Let transformers find that some packages are not installed, until the block ends."""
-    places = [import_module(f"transformers.utils{name}") for name in ("", ".import_utils")]
-    before = [(place, name, getattr(place, name)) for place in places for name in _ABSENT if hasattr(place, name)]
-    for place, name, _ in before:
-        setattr(place, name, lambda *_arguments, **_options: False)
-    try:
-        yield
-    finally:
-        for place, name, own in before:
-            setattr(place, name, own)
+        self._execute(self._loader, module)
 
 
 class _Loaded(Loader):
@@ -125,16 +104,97 @@ class _Loaded(Loader):
         del module
 
 
-class _WaitingCompiler(ModuleType):
-    """Stands for torch's compiler until it is needed.
+class _NotInstalled(Loader):
+    """Ends an import as that of a package that is not installed."""
 
-    What it is told about functions, that they are not to be traced into, means nothing to who compiles nothing.
-    """
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        raise ModuleNotFoundError(f"{spec.name} is left out of short commands", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        del module
+
+
+def _import_less(loader: Loader, module: ModuleType) -> None:
+    """Import transformers' model code while parts that it does not need wait, or are said not to be installed."""
+    import torch
+
+    compiler = _WaitingCompiler(_COMPILER)
+    compiler.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
+    sys.modules[_COMPILER] = torch._dynamo = compiler
+    _spare_sympy()
+    if not hasattr(torch.distributed, "tensor"):
+        # PEFT asks of each weight whether it is distributed. Importing the module replaces this.
+        torch.distributed.tensor = _NoDistributedTensors("torch.distributed.tensor")
+    with _absent():
+        loader.exec_module(module)
+        # Masks are imported in any case, and ask the same.
+        import_module("transformers.masking_utils")
+
+
+@contextmanager
+def _absent() -> Iterator[None]:
+    """Let transformers find that some packages are not installed, until the block ends."""
+    modules = [import_module(f"transformers.utils{name}") for name in ("", ".import_utils")]
+    before = [(module, name, getattr(module, name)) for module in modules for name in _ABSENT if hasattr(module, name)]
+    for module, name, _ in before:
+        setattr(module, name, lambda *_arguments, **_options: False)
+    try:
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _cache_model_list(loader: Loader, module: Any) -> None:
+    """Import transformers' lazy imports, and keep on the disk what they read in thousands of files of models."""
+    loader.exec_module(module)
+    read = module.create_import_structure_from_path
+    models = Path(module.__file__).parents[1] / "models"
+
+    @cache
+    def create_import_structure_from_path(path: str) -> Any:
+        if Path(path) not in (models, models / "__init__.py"):  # a file stands for its folder
+            return read(path)
+        from gerund.jobs.disk_cache import default_cache
+
+        file = default_cache("imports") / "transformers-models.json"
+        version = [str(models), sys.modules["transformers"].__version__, models.stat().st_mtime_ns]
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            stored = json.loads(file.read_bytes())
+            if stored["version"] == version:
+                return _structure(stored["structure"])
+        structure = read(path)
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(json.dumps({"version": version, "structure": _lists(structure)}))
+            unfinished.replace(file)
+        return structure
+
+    module.create_import_structure_from_path = create_import_structure_from_path
+
+
+def _lists(structure: Any) -> Any:
+    """Return transformers' dictionaries by name or set of packages, with sets of names in them, as JSON has it."""
+    if not isinstance(structure, dict):
+        return {"names": sorted(structure)}
+    return [[sorted(key) if isinstance(key, frozenset) else key, _lists(inner)] for key, inner in structure.items()]
+
+
+def _structure(lists: Any) -> Any:
+    """Return what ``_lists`` was made from."""
+    if isinstance(lists, dict):
+        return set(lists["names"])
+    return {frozenset(key) if isinstance(key, list) else key: _structure(inner) for key, inner in lists}
+
+
+class _WaitingCompiler(ModuleType):
+    """Stands for torch's compiler. Its marks on functions that it shall not trace mean nothing until it is there."""
 
     @staticmethod
     def disable(fn: Any = None, *_arguments: Any, **_options: Any) -> Any:
-        """Return a function as it is; without one what does."""
-        return (lambda own: own) if fn is None else fn
+        """Return a function unchanged; without a function, a decorator that does."""
+        return (lambda function: function) if fn is None else fn
 
     allow_in_graph = assume_constant_result = disable
 
@@ -144,8 +204,32 @@ class _WaitingCompiler(ModuleType):
         return getattr(_real_compiler(), name)
 
 
-class _NoSpreadTensors(ModuleType):
-    """Stands for tensors that are spread over machines, of which a process alone has none."""
+def _spare_sympy() -> None:
+    """Build models on the device ``meta``, without memory, by what needs no sympy.
+
+    Torch computes ranges and random numbers there in Python, with the compiler's types. Ranges become real ones, of a
+    few numbers each, and random numbers are left out.
+    """
+    import torch
+    from torch.nn import init
+    from torch.utils import _device
+
+    arange, normal = torch.arange, init._no_grad_normal_
+    _device._device_constructors()  # lists, once, the functions that a device as context is for
+
+    def real_range(*arguments: Any, **options: Any) -> Any:
+        if options.get("device") is None and torch.get_default_device().type == "meta":
+            options["device"] = "cpu"
+        return arange(*arguments, **options)
+
+    def normal_or_none(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        return tensor if tensor.is_meta else normal(tensor, *arguments, **options)
+
+    torch.arange, init._no_grad_normal_ = real_range, normal_or_none
+
+
+class _NoDistributedTensors(ModuleType):
+    """Stands for tensors that are distributed over machines; a process alone has none."""
 
     class DTensor:
         """The type of none of its tensors."""

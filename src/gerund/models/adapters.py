@@ -143,7 +143,7 @@ def merging_unties(model: PreTrainedModel, adapter: str | None) -> bool:
 
 
 def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
     wrapped: PeftModel | None = None
     for name, path in folders.items():
@@ -153,7 +153,9 @@ def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")  # what PEFT warns of is checked below
                 if wrapped is None:
-                    wrapped = PeftModel.from_pretrained(model, where, name, is_trainable=False, torch_device="cpu")
+                    config = PeftConfig.from_pretrained(where)
+                    config.inference_mode = True
+                    wrapped = PeftModel(model, config, name)
                 found = wrapped.load_adapter(where, name, torch_device="cpu")
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
