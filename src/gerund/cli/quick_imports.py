@@ -155,9 +155,9 @@ def _cache_model_list(loader: Loader, module: Any) -> None:
     def create_import_structure_from_path(path: str) -> Any:
         if Path(path) not in (models, models / "__init__.py"):  # a file stands for its folder
             return read(path)
-        from  import default_cache
+        from gerund.jobs.disk_cache import user_cache
 
-        file = default_cache("imports") / "transformers-models.json"
+        file = user_cache("imports") / "transformers-models.json"
         version = [str(models), sys.modules["transformers"].__version__, models.stat().st_mtime_ns]
         with suppress(OSError, ValueError, TypeError, KeyError):
             stored = json.loads(file.read_bytes())
