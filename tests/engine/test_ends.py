@@ -33,13 +33,13 @@ def test_one_row_that_fails_ends_alone(engine, plain) -> None:
 
 
 def test_a_form_that_allows_nothing_ends_its_request_alone(engine, monkeypatch) -> None:
-    from gerund.inference.generate.constraints import Follower
+    from gerund.inference.generate.constraints import ConstraintState
 
     def nothing(self, size):
         raise ModelError("no token fits")
 
     good = engine.write("the cat", LONG)
-    monkeypatch.setattr(Follower, "allowed", nothing)
+    monkeypatch.setattr(ConstraintState, "allowed", nothing)
     with pytest.raises(ModelError, match="no token fits"):
         engine.write("in", GenerationConfig.of(4, None, {"choice": ["a"]})).result(30)
     assert len(good.result(30)[0].token_ids) > 5

@@ -11,7 +11,7 @@ from torch.nn import functional
 import gerund
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.encode import runtime as precision_check
-from gerund.inference.generate.compiled_step import bare
+from gerund.inference.generate.compiled_step import without_hooks
 from gerund.models import fast_lora, int8_matmul, loading
 from gerund.models.adapters import adapter_computation
 from gerund.models.int8_matmul import Int8Linear, cpu_has_int8
@@ -147,7 +147,9 @@ def test_a_model_encodes_in_8_bits_and_writes_as_before(tmp_path):
     assert 1e-5 < 1 - (exact * found).sum(1).min() < 0.02
     assert lm.generate(TEXTS, 6) == own.generate(TEXTS, 6)
     assert any(type(module) is Int8Linear for module in lm.model.modules())
-    assert not any(type(module) is Int8Linear for module in bare(lm.model).modules())  # a compiler reads that one
+    assert not any(
+        type(module) is Int8Linear for module in without_hooks(lm.model).modules()
+    )  # a compiler reads that one
     assert lm.with_encoder(lm.encoder).compute_dtype == torch.int8
     assert not lm.runtime.in_own_type().int8
 

@@ -72,10 +72,10 @@ def command(
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
     conversation = _start(messages, system, reads=not talks)
     from gerund.entry import load_writer
-    from gerund.inference.generate.prompts import demand_template
+    from gerund.inference.generate.prompts import require_chat_template
 
     lm = load_writer(spec, only_writes=True)
-    demand_template(lm.tokenizer)
+    require_chat_template(lm.tokenizer)
     how = (max_new_tokens, sampling, asked)
     if talks:
         _talk(lm, conversation, how)

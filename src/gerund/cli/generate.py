@@ -191,12 +191,12 @@ def _check(
 ) -> None:
     """Find what is wrong with the settings before a model is loaded."""
     from gerund.inference.generate.config import GenerationConfig
-    from gerund.inference.generate.reranking import demand_choice
+    from gerund.inference.generate.reranking import require_sampling
 
     settings = GenerationConfig.of(64 if max_new_tokens is None else max_new_tokens, sampling, asked)
     if ranked is not None:
         settings.refuse_with_rerank()
-        demand_choice(ranked, sampling)
+        require_sampling(ranked, sampling)
     if expansion is not None:
         options.check_queries(chunks, expansion)
 

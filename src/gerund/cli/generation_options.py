@@ -309,13 +309,13 @@ def check_queries(chunks: "list[Rows]", settings: dict[str, Any]) -> None:
         ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
     from gerund.errors import TextError
-    from gerund.inference.infill.expansion import demand_possible
+    from gerund.inference.infill.expansion import validate_expansion
     from gerund.inference.infill.infilling import BLANK
 
     for rows in chunks:
         for index, query in enumerate(rows.texts):
             try:
-                demand_possible(query, blank=BLANK, **settings)
+                validate_expansion(query, blank=BLANK, **settings)
             except TextError as error:
                 raise rows.placed(index, error) from error
 

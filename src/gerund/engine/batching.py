@@ -22,12 +22,12 @@ from gerund.errors import EngineError, ModelError, TextError
 from gerund.generative_model import GenerativeModel
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.generate import generation
-from gerund.inference.generate.batch_decoder import Writers
+from gerund.inference.generate.batch_decoder import BatchDecoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.sequence import Emit, Piece, Row
-from gerund.inference.generate.transformers_loop import Asked, Cancelled
+from gerund.inference.generate.sequence import Emit, Piece, SequenceState
+from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
 from gerund.inference.tokens import Tokens, context_length
 from gerund.models.architectures import is_encoder_decoder
 from gerund.text_encoder import TextEncoder
@@ -43,7 +43,7 @@ class Stepwise:
         work: called in a thread of its own with what it asks after each step.
     """
 
-    def __init__(self, work: Callable[[Asked], object]) -> None:
+    def __init__(self, work: Callable[[CancelFlag], object]) -> None:
         self._work = work
         self._go, self._came_back = threading.Semaphore(0), threading.Semaphore(0)
         self._ends = False
@@ -279,7 +279,7 @@ class Request:
 
     ids: list[int]
     settings: GenerationConfig
-    rows: list[Row]
+    rows: list[SequenceState]
     room: int
 
     @classmethod
@@ -292,12 +292,12 @@ class Request:
             ModelError: it is a conversation, and the model has no chat template.
         """
         ids = prompt_ids(lm.model, lm.tokenizer, prompt)
-        writing = generation.writing_of(lm.model, lm.tokenizer, settings)
+        writing = generation.request_settings(lm.model, lm.tokenizer, settings)
         limit = None if is_encoder_decoder(lm.model) else context_length(lm.model.config, lm.tokenizer)
         room = generation.room_after(len(ids), settings.max_new_tokens, limit)
         [seed] = request_seeds(settings.sampling, 1)
         given = None if emit is None else _contained(emit)
-        return cls(ids, settings, generation.rows_of(lm.model, writing, ids, room, seed, emit=given), room)
+        return cls(ids, settings, generation.new_sequences(lm.model, writing, ids, room, seed, emit=given), room)
 
     @property
     def tokens(self) -> int:
@@ -348,7 +348,7 @@ class WritingPart:
         counts: what was done.
     """
 
-    def __init__(self, lm: GenerativeModel, writers: Writers | None, at_once: int, counts: "Counter[str]") -> None:
+    def __init__(self, lm: GenerativeModel, writers: BatchDecoder | None, at_once: int, counts: "Counter[str]") -> None:
         self._lm, self._writers, self._at_once, self._counts = lm, writers, at_once, counts
         self._waiting: deque[WriteJob] = deque()
         self._own_waiting: deque[WriteJob] = deque()
@@ -429,7 +429,7 @@ class WritingPart:
                 work.end()
                 self._own.remove((job, work))
 
-    def _forget(self, rows: Sequence[Row]) -> None:
+    def _forget(self, rows: Sequence[SequenceState]) -> None:
         """Forget rows that failed, and have left."""
         assert self._writers is not None
         live = {id(row) for row in self._writers.rows}
@@ -437,10 +437,10 @@ class WritingPart:
             if id(row) not in live:
                 self._job_of.pop(id(row), None)
 
-    def _fail(self, row: Row, error: Exception) -> None:
+    def _fail(self, row: SequenceState, error: Exception) -> None:
         self._job_of[id(row)].fail(error)
 
-    def _finished(self, row: Row) -> None:
+    def _finished(self, row: SequenceState) -> None:
         job = self._job_of.pop(id(row))
         job.left -= 1
         if not job.left:
@@ -465,7 +465,7 @@ class WritingPart:
             self._begin_rows(self._writers)
         return spent
 
-    def _read_prompts(self, writers: Writers, budget: int) -> int:
+    def _read_prompts(self, writers: BatchDecoder, budget: int) -> int:
         """Read the prompt that waits next, and others with it; return how many tokens it were."""
         self._waiting = deque(job for job in self._waiting if not job.is_over)
         count = writers.together((len(job.request.ids) for job in self._waiting), budget)
@@ -493,7 +493,7 @@ class WritingPart:
                 job.fail(error)
         return spent
 
-    def _begin_rows(self, writers: Writers) -> None:
+    def _begin_rows(self, writers: BatchDecoder) -> None:
         """Let the rows of the prompts that were read join, as long as there is room."""
         while self._reads:
             read = self._reads[0]
@@ -522,9 +522,9 @@ class WritingPart:
         job.begin()
         request, lm = job.request, self._lm
 
-        def work(asked: Asked) -> None:
+        def work(asked: CancelFlag) -> None:
             read = [(request.ids, request.room)] * len(request.rows)
-            generation.write_rows(lm.model, lm.tokenizer, read, request.rows, cancelled=asked)
+            generation.decode_in_batches(lm.model, lm.tokenizer, read, request.rows, cancelled=asked)
 
         self._own.append((job, Stepwise(work)))
 

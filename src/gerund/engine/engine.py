@@ -18,7 +18,7 @@ from gerund.engine.config import EngineConfig, EngineState, Ticket
 from gerund.engine.scheduling import Admission, Job, WritingRatio
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.generative_model import GenerativeModel
-from gerund.inference.generate.batch_decoder import Prefixes, Writers
+from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts
 from gerund.inference.generate.reproducibility import (
@@ -28,7 +28,7 @@ from gerund.inference.generate.reproducibility import (
     check_compiled_batching,
 )
 from gerund.inference.generate.sequence import Emit
-from gerund.inference.generate.slots import unfit
+from gerund.inference.generate.slots import unsupported_reason
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
 from gerund.text_encoder import TextEncoder
 from gerund.types import EncodeResult, Generation, Promise
@@ -95,7 +95,7 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         slots = found.slots(lm.model, config.slots, room, by_blocks=by_blocks)
     # A pause between two layers lets others write on, and a layer takes the shorter the fewer tokens it gets.
     portion = whole_blocks(config.read_tokens) if by_blocks else None
-    writers = Writers(slots, Prefixes(tokens, LEAST_READ) if tokens else None, portion)
+    writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)
     return Prepared(WritingPart(lm, writers, config.slots, counts), encoding, found.promise, found.why, room)
 
 
@@ -110,7 +110,7 @@ def _reproducibility(lm: GenerativeModel, config: EngineConfig, room: int, *, ve
         return Reproducibility(False, "bits of generate", "each text is written alone, through transformers' own loop")
     if verify:
         return check_batching(lm.model, lm.tokenizer, config.slots, room)
-    reason = unfit(lm.model)
+    reason = unsupported_reason(lm.model)
     if reason is None:
         return Reproducibility(True, "none", "nothing was verified at the start")
     return Reproducibility(

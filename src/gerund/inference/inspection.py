@@ -68,21 +68,7 @@ def causal_plan(n_layers: int) -> ResolvedPlan:
 def attention_maps(
     model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, *, adapter: str | None = None
 ) -> list[AttentionMap]:
-    """Return every layer's attention for one text, in the order in which the layers ran.
-
-    Args:
-        model: a model attached to gerund's attention functions, in evaluation mode.
-        ids: the text's token ids, without padding.
-        plan: the plan, resolved.
-        adapter: the name of the one that is active in the pass.
-
-    Returns:
-        One map of ``(heads, T, T)`` a layer that attends, and one more each time that a plan runs it again.
-
-    Raises:
-        UnsupportedModelError: the plan does not reach every layer.
-        TextError: there is no token.
-    """
+    """Return every layer's attention for one text, in the order in which the layers ran."""
     return _recorded(model, ids, plan, adapter, lambda weights: weights)
 
 
@@ -97,21 +83,6 @@ def mean_maps(
     """Average attention over heads and texts, as in LBW's Figure 3.
 
     Texts of different lengths are brought to one size first (see ``resample``).
-
-    Args:
-        model: as in ``attention_maps``.
-        texts: token ids of each text.
-        plan: the plan, resolved; None for the untouched model where no plan reaches it (see
-            ``unplanned_maps``).
-        size: rows of the maps; None takes the texts' median length.
-        adapter: as in ``attention_maps``.
-
-    Returns:
-        One map of ``(size, size)`` a layer and run.
-
-    Raises:
-        UnsupportedModelError: the plan does not reach every layer.
-        TextError: there is no text, or an empty one.
     """
     if not texts:
         raise TextError("there is no text to look at")
@@ -136,16 +107,6 @@ def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[Attention
 
     For architectures that no plan reaches. The model attends in eager mode meanwhile, so no other thread may
     use it.
-
-    Args:
-        model: any causal language model, in evaluation mode.
-        ids: the text's token ids.
-
-    Returns:
-        One map of ``(heads, T, T)`` a layer.
-
-    Raises:
-        ModelError: the model does not give its attention away.
     """
     current = model.config._attn_implementation
     # By the config alone: falcon cannot be switched otherwise, and in SDPA mode the attention that it gives
@@ -164,19 +125,7 @@ def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[Attention
 
 
 def sink_fraction(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
-    """Return the mean attention that one token takes from all later ones, over heads and queries.
-
-    Args:
-        maps: maps of one or several texts.
-        token: which; 0 is the first real token, the usual sink.
-
-    Returns:
-        One fraction a map, between 0 and 1.
-
-    Raises:
-        TextError: no token comes later.
-
-    """
+    """Return the mean attention that one token takes from all later ones, over heads and queries."""
     if any(len(item.taken) <= token for item in maps):
         raise TextError(f"attention to token {token} shows in texts of at least {token + 2} tokens only")
     return [float(item.taken[token]) for item in maps]
@@ -196,16 +145,6 @@ def resample(weights: Tensor, size: int) -> Tensor:
     """Bring a map to ``size`` rows and columns: queries are averaged, keys are added up, rows keep their sum.
 
     The first token keeps its own row and column, so that a sink stays as strong as it is.
-
-    Args:
-        weights: ``(..., T, T)``.
-        size: the rows wanted.
-
-    Returns:
-        ``(..., size, size)``.
-
-    Raises:
-        TextError: a single token has nothing to be resampled.
     """
     length = weights.shape[-1]
     if length == size:
@@ -303,15 +242,6 @@ def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: in
     """Return where each layer attends on average, without the prompt.
 
     Where no plan reaches the model it was loaded as causal, and both sides are the untouched model.
-
-    Args:
-        runtime: a model under a plan.
-        texts: one or more, none of them empty.
-        longest: tokens at which a text is cut; the model's own limit where that is shorter.
-
-    Raises:
-        TextError: a text is a single token, which has nothing to look at.
-        UnsupportedModelError: some layers have no attention.
     """
     input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
     longest = min(longest, runtime.max_length or longest)

@@ -61,26 +61,7 @@ def sequence_logprobs(
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return log p(token | all earlier tokens) for the tokens of each sequence from a given place on.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer; only its padding side and limit are read here.
-        sequences: token ids, and the place (1 or later) of the first one that is scored. The last token is only
-            predicted, so a sequence may be one token longer than the model's context.
-        read: what is read off the head in the place of log-probabilities.
-        states: runs a batch; None reads every text by itself.
-        batch_tokens: tokens a batch, padding included; None chooses by device.
-        show: whether to show progress; None only on a terminal.
-
-    Returns:
-        One float32 array of natural logarithms a sequence, in their order.
-
-    Raises:
-        TextError: a sequence is longer than that, or scored from place 0, which nothing precedes.
-        ModelError: the model's head cannot be run on its own.
-        ResourceError: a single sequence does not fit the memory.
-    """
+    """Return log p(token | all earlier tokens) for the tokens of each sequence from a given place on."""
     runtime = causal_runtime(model, tokenizer)
     inputs = [_input(ids, first, index, runtime.max_length) for index, (ids, first) in enumerate(sequences)]
 
@@ -111,23 +92,6 @@ def continuation_logprobs(
 
     What is too long for the model's context loses tokens at the left end of its prefix, after the special
     tokens that begin a text, and only then at the end of its continuation.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer, a fast one.
-        pairs: prefix and continuation. After an empty prefix the continuation starts from the beginning token;
-            a tokenizer without one leaves the first token unscored.
-        with_prefix: score the tokens of the prefixes too.
-        states: as in ``sequence_logprobs``.
-        batch_tokens: as in ``sequence_logprobs``.
-        show: as in ``sequence_logprobs``.
-
-    Returns:
-        One result a pair, in their order.
-
-    Raises:
-        TextError: a continuation has no character but white space, or a text is not valid Unicode.
-        ModelError: the tokenizer is not a fast one, or the model's head cannot be run on its own.
     """
     splits = _split_pairs(model, tokenizer, pairs)
     sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
@@ -152,21 +116,6 @@ def continuation_certainty(
 
     The divergence of the even distribution over the vocabulary from the model's prediction, in nats: 0 where all
     tokens are as likely as each other. What the token is plays no part.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer, a fast one.
-        pairs: as in ``continuation_logprobs``.
-        states: as in ``sequence_logprobs``.
-        batch_tokens: as in ``sequence_logprobs``.
-        show: as in ``sequence_logprobs``.
-
-    Returns:
-        One float32 array a pair, in their order.
-
-    Raises:
-        TextError: as in ``continuation_logprobs``.
-        ModelError: as in ``continuation_logprobs``.
     """
     sequences = [(item.ids, item.split) for item in _split_pairs(model, tokenizer, pairs)]
     return sequence_logprobs(
@@ -175,11 +124,7 @@ def continuation_certainty(
 
 
 def causal_runtime(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> EncoderRuntime:
-    """Return what runs batches through the untouched model.
-
-    Raises:
-        UnsupportedModelError: an encoder of its own reads the text, so that nothing is a continuation of it.
-    """
+    """Return what runs batches through the untouched model."""
     demand_decoder_only(model, "say how probable a text is")
     plan = AttentionPlan("causal").resolve(len(decoder_layers(model)))
     return EncoderRuntime(model, tokenizer, EncoderConfig(), plan, sends_plan=False)
@@ -195,24 +140,7 @@ def token_logprobs(
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return the log-probabilities of the tokens that are asked for, each read off the state before it.
-
-    Args:
-        runtime: the model, and how large a batch may be.
-        texts: what the model reads; None is passed over.
-        wanted: for the index of a text the places (1 or later) that are scored, and the tokens that stand there.
-        states: runs a batch.
-        read: what is read off the head in the place of log-probabilities.
-        batch_tokens: as in ``sequence_logprobs``.
-        show: as in ``sequence_logprobs``.
-
-    Returns:
-        One float32 array a text, empty where the text is None.
-
-    Raises:
-        ModelError: the model's head cannot be run on its own, or what it gives is not finite.
-        ResourceError: a single text does not fit the memory.
-    """
+    """Return the log-probabilities of the tokens that are asked for, each read off the state before it."""
     head = TokenHead(runtime.model)
     read = read or TokenHead.logprobs
     results = [np.zeros(0, dtype=np.float32) for _ in texts]
@@ -337,27 +265,6 @@ def span_logprobs(
     A text is tokenised whole. A token that holds any character of a span belongs to the span, so that nothing
     of the span is left in its context. The output at each token's predecessor predicts it, also the first one of
     a span, whose predecessor is the last token on its left.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer, a fast one.
-        texts: texts with one or more spans.
-        mode: ``infill``, under MAGNET's hybrid mask (section 3.1): tokens of the context see all of the context,
-            tokens of a span see the context and their own span so far, never another span. ``causal``: the
-            untouched model, which sees whatever stands on the left, earlier spans included.
-        batch_tokens: tokens a batch, padding included; None chooses by device.
-        show: whether to show progress; None only on a terminal.
-        adapter: the name of the one that is active while both sides are seen, as MAGNET trains it for that; the
-            mode ``causal`` is always that of the untouched model.
-
-    Returns:
-        For each text one float32 array of natural logarithms a span.
-
-    Raises:
-        TextError: a span is empty, outside its text, out of order, touches another one, or has nothing before it
-            to be predicted from; or a text is longer than the model's context.
-        UnsupportedModelError: the hybrid mask does not reach every layer of the model.
-        ModelError: the tokenizer is not a fast one, or the model's head cannot be run on its own.
     """
     one_of("mode of span log-probabilities", mode, ["infill", "causal"])
     for index, text in enumerate(texts):
@@ -380,11 +287,7 @@ def span_logprobs(
 
 
 def verified_hybrid(runtime: EncoderRuntime) -> ResolvedPlan:
-    """Return the hybrid plan for a model, after verifying once that it reaches every layer.
-
-    Raises:
-        UnsupportedModelError: it does not.
-    """
+    """Return the hybrid plan for a model, after verifying once that it reaches every layer."""
     plan = AttentionPlan("hybrid").resolve(runtime.n_layers)
     attach(runtime.model)
     verify_once(runtime.model, plan)
@@ -477,22 +380,7 @@ NAN = float("nan")
 def prompt_logprobs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]], *, top: int = 0
 ) -> list[list[TokenLogprob]]:
-    """Return how likely the unmodified model finds each token of each prompt after those before it.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer.
-        prompts: token ids.
-        top: how many of the most likely tokens of each place are returned too.
-
-    Returns:
-        For each prompt one item per token. The log-probability of the first is NaN: nothing precedes it.
-
-    Raises:
-        UnsupportedModelError: an encoder reads the prompts, so no token of theirs is predicted.
-        TextError: a prompt is longer than the model's context.
-        ModelError: the model's head cannot be run on its own.
-    """
+    """Return how likely the unmodified model finds each token of each prompt after those before it."""
 
     def read(head: TokenHead, states_ND: Tensor, tokens_N: Tensor) -> np.ndarray:
         return head.alternatives(states_ND, tokens_N, top)

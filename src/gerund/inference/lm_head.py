@@ -29,12 +29,6 @@ class TokenHead:
     Architectures scale or cap their logits in ways of their own, all of which stand in ``forward`` behind the
     decoder. So ``forward`` runs with a stand-in for the decoder that returns states which are known already:
     a few rows at a time, and only those that are asked for. No parameter is copied, the model is not touched.
-
-    Args:
-        model: a causal language model.
-
-    Raises:
-        ModelError: that gives other logits than the whole model; found out once a model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -80,19 +80,7 @@ def encode_texts(
     parses_control: bool = False,
     most: int | None = None,
 ) -> list[TextIds]:
-    """Tokenize texts; a ``Rendered`` one by the rule of this module.
-
-    Args:
-        tokenizer: the tokenizer.
-        texts: any texts.
-        specials: whether the tokenizer adds its special tokens to what is not ``Rendered``.
-        offsets: whether to return the characters of each token.
-        parses_control: parse the control tokens in plain texts too, for texts that were made of token ids.
-        most: how many tokens are wanted. The end of a longer text may be left out, where that cannot change them.
-
-    Raises:
-        ModelError: offsets are asked for and the tokenizer is not a fast one.
-    """
+    """Tokenize texts; a ``Rendered`` one by the rule of this module."""
     if not texts:
         return []
     if offsets and not tokenizer.is_fast:
@@ -111,11 +99,7 @@ def encode_texts(
 
 
 def beginnings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], most: int) -> list[str]:
-    """Return as much of each text's beginning as has at most so many tokens, special ones not counted.
-
-    Raises:
-        ModelError: the tokenizer is not a fast one.
-    """
+    """Return as much of each text's beginning as has at most so many tokens, special ones not counted."""
     found = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)
     return [
         text[: one.offsets[most - 1][1]] if len(one.ids) > most else text
@@ -128,9 +112,6 @@ def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
     Tokenizers of the SentencePiece kind put a space before whatever begins a text, and a space more before
     " home". So the text is read behind a short one from which a token boundary divides it.
-
-    Raises:
-        ModelError: the tokenizer is not a fast one.
     """
     if not text:
         return []

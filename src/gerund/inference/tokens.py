@@ -107,17 +107,6 @@ def tokenize(
     A text is empty when it has no character but white space, or none that the tokenizer has a token for. Tokens of the
     prompt are told from those of the text by their character offsets: a token that holds any character of the text
     belongs to the text. Control tokens in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
-
-    Args:
-        tokenizer: the tokenizer.
-        texts: the texts.
-        input_format: prompt, lengths, and what is done with empty and over-long texts.
-        offsets: whether to note the characters of each token.
-        warn: whether to warn of texts that were cut; ``Tokens.is_cut`` says so in any case.
-
-    Raises:
-        TextError: a text is empty, or too long with ``overflow="error"``, or a rendered one has a prompt.
-        ConfigError: the prompt alone fills the model's length.
     """
     if input_format.normalizes:
         return _in_normal_form(tokenizer, texts, input_format, offsets=offsets, warn=warn)
@@ -357,11 +346,6 @@ def rotary_side(tokens: int, room: int, limit: int | None) -> int:
 
     A text that grows over the limit shares it only with those that do so at the same token.
 
-    Args:
-        tokens: how long the text is.
-        room: how many tokens may be written behind it.
-        limit: the ``rotary_limit``.
-
     >>> [rotary_side(tokens, 10, 32) for tokens in (5, 22, 23, 32, 33, 90)]
     [0, 0, 23, 32, 33, 33]
     """
@@ -369,13 +353,7 @@ def rotary_side(tokens: int, room: int, limit: int | None) -> int:
 
 
 def keep_end(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
-    """Return the end of a text that has at most so many tokens, special ones not counted; a short one is unchanged.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        text: the text, not blank.
-        most: how many tokens, at least 1.
-    """
+    """Return the end of a text that has at most so many tokens, special ones not counted; a short one is unchanged."""
     text = cut_start(tokenizer, text, most)
     [tokens] = tokenize(tokenizer, [text], InputFormat(), offsets=True)
     assert tokens is not None
@@ -397,16 +375,6 @@ def token_batches(
     """Group texts, longest first, so that rows times longest row stays within ``budget``.
 
     Longest first: if memory runs out, it does so at once. A text longer than the budget is a batch of its own.
-
-    Args:
-        lengths: tokens of each text.
-        budget: tokens of a batch, padding included.
-        min_tokens: a batch below this size is filled up even with padding.
-        limit: the ``rotary_limit``: no batch holds longer texts and others.
-        most: texts of a batch at most; None sets no limit.
-
-    Returns:
-        Lists of indices into ``lengths``; every index once.
 
     >>> token_batches([3, 9, 3, 8, 3], budget=18, min_tokens=1)
     [[1], [3], [0, 2, 4]]

@@ -20,7 +20,7 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from gerund.errors import ConfigError, MissingDependencyError
-from gerund.inference.generate.prompts import demand_template
+from gerund.inference.generate.prompts import require_chat_template
 from gerund.integrations.shared import Model, Request, facts, index_of, model_of, most_relevant, request, vectors
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
@@ -191,7 +191,7 @@ class GerundChatGenerator(_WithModel):
         Raises:
             ModelError: it has no chat template.
         """
-        demand_template(self.lm.tokenizer)
+        require_chat_template(self.lm.tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the component as Haystack stores it."""

@@ -10,7 +10,7 @@ import numpy as np
 from gerund.entry import load
 from gerund.errors import ConfigError, unknown_name
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
-from gerund.inference.generate.prompts import demand_template
+from gerund.inference.generate.prompts import require_chat_template
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index, open_index
@@ -61,7 +61,7 @@ def chat_model_of(given: Model) -> LanguageModel:
         ModelError: it has no chat template.
     """
     lm = model_of(given)
-    demand_template(lm.tokenizer)
+    require_chat_template(lm.tokenizer)
     return lm
 
 

@@ -372,12 +372,12 @@ class KeptSources:
 
     def _read(self, ids: list[int], known: "Session") -> "Kept":
         """Return a chunk as the model has read it behind the instructions: now, or some time before."""
-        from gerund.inference.generate.session import cache_key, load_kept, save_kept
+        from gerund.inference.generate.session import cache_key, load_session_state, save_session_state
 
         key = cache_key(self.lm, known.token_ids, ids)
         if (found := self.cache.get(key)) is not None:
             try:
-                kept = load_kept(found, self.lm)
+                kept = load_session_state(found, self.lm)
             except (DataError, FingerprintError):
                 self.cache.drop(key)
             else:
@@ -385,7 +385,7 @@ class KeptSources:
                     return kept
         kept = known.read(ids).tail(len(known.token_ids))
         try:
-            self.cache.put(key, lambda folder: save_kept(kept, folder))
+            self.cache.put(key, lambda folder: save_session_state(kept, folder))
         except GerundError as error:
             warnings.warn(f"what was read of a chunk is not kept: {error}", stacklevel=2)
         return kept

@@ -16,7 +16,7 @@ import numpy as np
 from gerund.checks import one_of, place
 from gerund.data.passages import sentence_bounds
 from gerund.errors import unknown_name
-from gerund.inference.generate.config import demand_room
+from gerund.inference.generate.config import require_new_tokens
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
 from gerund.retrieval.hybrid_search import check_query, convex
@@ -192,7 +192,7 @@ class Asked:
         given = cls(question, k, **options)  # type: ignore[arg-type, misc]
         if given.method is not None:
             one_of("method", given.method, METHODS)
-        demand_room(given.max_new_tokens)
+        require_new_tokens(given.max_new_tokens)
         if given.approximate_cache is not None and not isinstance(given.approximate_cache, DiskCache):
             place("the cache", given.approximate_cache)
         if given.history == ():

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 from gerund import ConfigError, EncoderConfig
 from gerund.attention.cache_names import CACHE
 from gerund.inference.generate import kv_cache as module
-from gerund.inference.generate.kv_cache import cache_for, preallocated_cache, to_write_on, turns_of
+from gerund.inference.generate.kv_cache import cache_for, key_rotations, preallocated_cache, to_write_on
 from gerund.language_model import LanguageModel
 from tests.tiny import CONFIGS, GIVEN, LATENT, ODD, RECURRENT, byte_tokenizer, tiny
 
@@ -175,19 +175,19 @@ def test_a_tail_is_what_reading_it_at_its_new_place_gives(kind):
 
 
 def test_each_layer_turns_as_it_does():
-    assert {turn.is_interleaved for turn in turns_of(reader("cohere").model)} == {True}
-    assert {turn.is_interleaved for turn in turns_of(reader("llama").model)} == {False}
+    assert {turn.is_interleaved for turn in key_rotations(reader("cohere").model)} == {True}
+    assert {turn.is_interleaved for turn in key_rotations(reader("llama").model)} == {False}
     model = tiny("smollm3", no_rope_layers=[1, 0, 1, 1])  # the second layer knows no places
-    assert [turn.frequency_F is None for turn in turns_of(model)] == [False, True, False, False]
+    assert [turn.frequency_F is None for turn in key_rotations(model)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bloom", "mamba"])
 def test_what_cannot_be_moved_is_refused(kind):
     with pytest.raises(ConfigError, match="cannot be moved"):
-        turns_of(tiny(kind))
+        key_rotations(tiny(kind))
 
 
 def test_what_turns_by_the_length_of_the_text_is_refused():
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ConfigError, match="depends on the text's length"):
-        turns_of(tiny("llama", rope_parameters=rope))
+        key_rotations(tiny("llama", rope_parameters=rope))

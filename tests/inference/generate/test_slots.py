@@ -11,10 +11,10 @@ import torch
 from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import SideBySide
 from gerund.inference.generate import reproducibility
-from gerund.inference.generate.batch_decoder import BLOCK, Prefixes
-from gerund.inference.generate.compiled_step import bare
+from gerund.inference.generate.batch_decoder import BLOCK, PrefixCache
+from gerund.inference.generate.compiled_step import without_hooks
 from gerund.inference.generate.reproducibility import check_batching
-from gerund.inference.generate.slots import Slots, unfit
+from gerund.inference.generate.slots import Slots, unsupported_reason
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 
@@ -38,7 +38,7 @@ def logits_alone(model, ids: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("alone", [True, False])
 def test_rows_that_join_and_leave_get_what_a_pass_over_their_text_gives(kind, alone) -> None:
     model = model_of(kind)
-    assert unfit(model) is None
+    assert unsupported_reason(model) is None
     slots = Slots(model, 3, 40, alone=alone, at_least=2)
     texts = [[5, 6, 7], [9], [11, 12, 13, 14, 15]]
     live: list[list[int]] = []
@@ -94,7 +94,7 @@ def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bu
     slots = found.slots(bundled.model, 2, room, by_blocks=True)
     ids = [5 + 17 * place % 8000 for place in range(max(lengths))]
     for first in lengths:
-        kept = Prefixes(room, reproducibility.LEAST_READ)
+        kept = PrefixCache(room, reproducibility.LEAST_READ)
         slots.read(ids[:first])
         kept.keep(slots, ids[:first])
         for second in lengths:
@@ -121,7 +121,7 @@ def test_activations_that_compute_the_end_of_a_text_otherwise_are_found_out() ->
 @pytest.mark.parametrize("kind", UNFIT)
 def test_models_that_keep_something_else_are_not_fit_and_the_proof_says_so(kind) -> None:
     model = model_of(kind)
-    assert unfit(model)
+    assert unsupported_reason(model)
     found = check_batching(model, byte_tokenizer(), 4, 64)
     assert (found.fits, found.promise) == (False, "bits of generate")
 
@@ -182,11 +182,11 @@ def test_a_bare_model_computes_the_same_and_hooks_of_others_stay(bundled) -> Non
     handle = own.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
         for model in (bundled.model, own):
-            assert torch.equal(bare(model)(ids).logits, model(ids).logits)
+            assert torch.equal(without_hooks(model)(ids).logits, model(ids).logits)
     handle.remove()
     assert len(seen) == 2
     assert "lora" in str(bundled.model).lower()
-    assert "lora" not in str(bare(bundled.model)).lower()
+    assert "lora" not in str(without_hooks(bundled.model)).lower()
 
 
 # ----------------------------------------------------------------------------------------------------------- prefixes
@@ -195,7 +195,7 @@ def test_a_bare_model_computes_the_same_and_hooks_of_others_stay(bundled) -> Non
 def test_beginnings_are_shared_by_blocks_and_the_least_useful_go() -> None:
     model = model_of("llama", max_position_embeddings=512)
     slots = Slots(model, 2, 200)
-    kept = Prefixes(4 * BLOCK, least=4)
+    kept = PrefixCache(4 * BLOCK, least=4)
     first = [3 + number % 50 for number in range(3 * BLOCK + 5)]
     other = [*first[: 2 * BLOCK], *([7] * 20)]
     whole_V = slots.read(first)

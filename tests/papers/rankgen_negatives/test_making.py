@@ -10,7 +10,7 @@ import pytest
 import gerund
 from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError
-from gerund.inference.generate.generation import fitting
+from gerund.inference.generate.generation import fit_prefix
 from gerund.jobs import engine
 from gerund.jobs.engine import LocalEngine
 from gerund.papers import rankgen_negatives as negative_passages
@@ -115,13 +115,13 @@ class TestNegatives:
 
 def test_long_prefixes_lose_their_start(lm):
     prefix = " ".join(SENTENCES[:10])
-    kept = fitting(lm.model, lm.tokenizer, prefix, 20)
+    kept = fit_prefix(lm.model, lm.tokenizer, prefix, 20)
     assert prefix.endswith(kept)
     assert 40 <= len(lm.tokenizer(kept)["input_ids"]) <= 44
     assert len(lm.generate(kept, 20)[0].token_ids) >= 1
-    assert fitting(lm.model, lm.tokenizer, "He left.", 20) == "He left."
+    assert fit_prefix(lm.model, lm.tokenizer, "He left.", 20) == "He left."
     with pytest.raises(ConfigError, match="leave no prefix in a context of 64"):
-        fitting(lm.model, lm.tokenizer, prefix, 64)
+        fit_prefix(lm.model, lm.tokenizer, prefix, 64)
 
 
 def test_texts_are_cut_at_sentences():

@@ -11,17 +11,7 @@ from gerund.poolings import pool
 
 
 class TextClassifier(nn.Module):
-    """Labels of texts by their vectors; it is called as transformers' ``...ForSequenceClassification`` is.
-
-    Args:
-        runtime: the model and how it is read, with its adapter. Its weights are trained with the rest unless they are
-            frozen.
-        num_labels: how many labels there are.
-        dropout: of the vector, while training.
-
-    Raises:
-        ConfigError: fewer than two labels.
-    """
+    """Labels of texts by their vectors; it is called as transformers' ``...ForSequenceClassification`` is."""
 
     def __init__(self, runtime: EncoderRuntime, num_labels: int, *, dropout: float = 0.1) -> None:
         super().__init__()
@@ -42,15 +32,7 @@ class TextClassifier(nn.Module):
         labels: Tensor | None = None,
         pooled: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``.
-
-        Args:
-            input_ids: tokens ``(B, T)``, padded on the right.
-            attention_mask: 1 for tokens and 0 for padding ``(B, T)``; None for no padding.
-            labels: the right ones.
-            pooled: True for the tokens that make the vector ``(B, T)``, so that a prompt can be read and left out;
-                None for all of them.
-        """
+        """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``."""
         real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         with active_adapter(self.adapter):
             hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)

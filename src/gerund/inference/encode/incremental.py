@@ -52,11 +52,7 @@ class _Known:
 
 
 class IncrementalEncoder:
-    """An encoder that remembers the texts of its last call.
-
-    Args:
-        runtime: the model; its plan has to be causal, see ``can_encode_incrementally``.
-    """
+    """An encoder that remembers the texts of its last call."""
 
     def __init__(self, runtime: EncoderRuntime) -> None:
         self._runtime = runtime
@@ -64,11 +60,7 @@ class IncrementalEncoder:
         self._limit = rotary_limit(runtime.model.config)
 
     def encode(self, texts: Sequence[Tokens]) -> np.ndarray:
-        """Return the vectors ``(n, D)`` float32, not normalised, of texts.
-
-        Raises:
-            ResourceError: a single text does not fit the memory.
-        """
+        """Return the vectors ``(n, D)`` float32, not normalised, of texts."""
         vectors = np.zeros((len(texts), self._runtime.width), dtype=np.float32)
 
         def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:

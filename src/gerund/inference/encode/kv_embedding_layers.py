@@ -44,16 +44,7 @@ def intrinsic_dimension(states_ND: Tensor) -> float:
 
 
 def layer_dimensions(runtime: EncoderRuntime, texts: Sequence[Tokens], *, show: bool | None = None) -> list[float]:
-    """Return the intrinsic dimension of tokens' states behind each layer.
-
-    Args:
-        runtime: the model and its plan.
-        texts: a sample; of their tokens at most 2000 are taken, evenly.
-        show: whether to show progress; None only on a terminal.
-
-    Raises:
-        DataError: the texts have fewer than 50 tokens.
-    """
+    """Return the intrinsic dimension of tokens' states behind each layer."""
     total = sum(len(text) for text in texts)
     if total < _FEWEST_STATES:
         raise DataError(f"{total} tokens say nothing of a dimension; give more texts")

@@ -88,13 +88,8 @@ _STREAMS = (
 )
 
 
-class Beside:
-    """One pass; ``after_layer`` is what ``BoundPlan.beside`` calls.
-
-    Args:
-        n_layers: of the model.
-        config: its ``layers`` and ``prepend`` are read.
-    """
+class LayerMixing:
+    """One pass; ``after_layer`` is what ``BoundPlan.beside`` calls."""
 
     def __init__(self, n_layers: int, config: EncoderConfig) -> None:
         self._numbers = layer_numbers(config.layers, n_layers)
@@ -108,14 +103,7 @@ class Beside:
         texts: Sequence[Tokens],
         begin_B: Tensor,
     ) -> dict[str, Tensor]:
-        """Return a model's inputs with embeddings in the place of ids, the placeholder's among them.
-
-        Args:
-            embed: the model's embeddings.
-            inputs: what it would be called with.
-            texts: the batch's.
-            begin_B: where each begins.
-        """
+        """Return a model's inputs with embeddings in the place of ids, the placeholder's among them."""
         device = begin_B.device
         self._row_B = torch.arange(len(texts), device=device)
         self._place_B = begin_B + torch.tensor([text.placeholder or 0 for text in texts], device=device)
@@ -260,12 +248,7 @@ class EncoderRuntime:
 
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Run one batch.
-
-        Returns:
-            Last hidden states ``(B, T, D)`` after the final norm, and where each text begins ``(B,)``: row b
-            has its tokens at ``begin[b] : begin[b] + len(texts[b])``.
-        """
+        """Run one batch."""
         batch = self.batch(texts)
         plan = BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None
         if not self.config.reads_beside:
@@ -275,7 +258,7 @@ class EncoderRuntime:
         if rerouted := rerouted_layers(self.config.reroute, self.n_layers):
             last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
             plan.rerouting = Rerouting(frozenset(number - 1 for number in rerouted), last_B)
-        beside = Beside(self.n_layers, self.config)
+        beside = LayerMixing(self.n_layers, self.config)
         if self.config.prepend:
             inputs = beside.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
             batch = replace(batch, inputs=inputs)
@@ -337,15 +320,7 @@ class EncoderRuntime:
 
 
 def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
-    """Return last hidden states ``(B, T, D)`` of texts that are padded on the right, with their gradients.
-
-    Args:
-        model: the model; of one with an encoder of its own that encoder reads.
-        input_ids_BT: tokens.
-        real_BT: True for tokens.
-        plan: the attention plan; None sends none: plain causal attention, to which padding on the right is nothing, or
-            the encoder's own.
-    """
+    """Return last hidden states ``(B, T, D)`` of texts that are padded on the right, with their gradients."""
     if is_encoder_decoder(model):
         states_BTD: Tensor = encoder_of(model)(input_ids=input_ids_BT, attention_mask=real_BT.long()).last_hidden_state
         return states_BTD
@@ -378,19 +353,7 @@ def encode(
     show: bool | None = None,
     kept: EncodingPass | None = None,
 ) -> np.ndarray:
-    """Encode texts into vectors, not normalised.
-
-    Args:
-        runtime: the model and how it is read.
-        texts: token ids; None gives a zero vector.
-        batch_tokens: tokens a batch, padding included; None chooses by device.
-        batch_size: texts per batch at most; None sets no limit.
-        show: whether to show progress; None only on a terminal.
-        kept: where finished batches are kept, and those that are there are not run again; None keeps none.
-
-    Returns:
-        ``(n, D)`` float32 in the order of ``texts``.
-    """
+    """Encode texts into vectors, not normalised."""
     vectors = np.zeros((len(texts), runtime.width), dtype=np.float32)
     done = frozenset() if kept is None else kept.fill(vectors)
 
@@ -412,11 +375,7 @@ def encode_tokens(
     batch_size: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return the state of every token of each text, special tokens included, prompt and padding left out.
-
-    Returns:
-        One ``(n_tokens, D)`` float32 array a text, in their order; None gives an array without rows.
-    """
+    """Return the state of every token of each text, special tokens included, prompt and padding left out."""
     states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
@@ -468,23 +427,7 @@ def in_batches(
     label: str = "encoding",
     done: frozenset[int] = frozenset(),
 ) -> None:
-    """Run texts in batches of like length, dividing those that do not fit the memory.
-
-    Args:
-        runtime: says how large a batch may be.
-        texts: token ids; None is passed over.
-        states: runs a batch.
-        keep: called with the batch's places in ``texts``, its texts, and what ``states`` returned.
-        batch_tokens: tokens a batch, padding included; None chooses by device.
-        batch_size: texts per batch at most; None sets no limit.
-        show: whether to show progress; None only on a terminal.
-        label: what the progress bar calls it.
-        done: places in ``texts`` that are done; a batch of nothing else is passed over. Batches are those of all texts,
-            so that the others come out as they would have.
-
-    Raises:
-        ResourceError: a single text does not fit the memory.
-    """
+    """Run texts in batches of like length, dividing those that do not fit the memory."""
     if batch_tokens is not None and whole_number("batch_tokens", batch_tokens) < 1:
         raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
     if batch_size is not None and whole_number("batch_size", batch_size) < 1:
@@ -582,15 +525,7 @@ def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
 
 
 def in_int8(runtime: EncoderRuntime, name: str) -> EncoderRuntime:
-    """Return what computes in 8 bits.
-
-    Args:
-        runtime: a model on a processor that ``cpu_has_int8``.
-        name: the model's.
-
-    Raises:
-        ModelError: its vectors would be too far from what they are.
-    """
+    """Return what computes in 8 bits."""
     if not _fills_spans(runtime) and not (value := int8_cosine(runtime)) >= ENOUGH_IN_INT8:
         raise ModelError(
             f"{name} does not bear 8 bits: on a few texts the cosine to its own vectors falls to {value:.3f} (at least "

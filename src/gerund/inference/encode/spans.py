@@ -17,11 +17,7 @@ Span = tuple[int, int]
 
 
 def check_spans(spans: Any, texts: Sequence[str]) -> list[list[Span]]:
-    """Return the stretches of each text, refusing what is none.
-
-    Raises:
-        TextError: a text has no list of them, or one does not lie in its text.
-    """
+    """Return the stretches of each text, refusing what is none."""
     if not is_listing(spans) or len(spans) != len(texts):
         raise TextError("give a list of stretches for each text, such as [[(0, 5), (6, 20)]]")
     checked = []
@@ -65,16 +61,6 @@ def encode_spans(
     """Encode texts once each, and pool every stretch from the states of its own tokens.
 
     Pooling, projection head and transform are the encoder's, so the vectors can be compared with those of whole texts.
-
-    Args:
-        runtime: the model and how it is read.
-        texts: token ids with their offsets; None for an empty text.
-        spans: the stretches of each text, (first character, the one behind the last).
-        batch_tokens: tokens a batch, padding included; None chooses by device.
-        show: whether to show progress; None only on a terminal.
-
-    Returns:
-        For each text ``(stretches, D)`` float32, not normalised; zeros for a stretch that has no token.
     """
     vectors = [np.zeros((len(own), runtime.width), dtype=np.float32) for own in spans]
 
@@ -110,11 +96,7 @@ WordPooling = Literal["mean", "first"]
 
 
 def check_words(sentences: Any) -> list[list[str]]:
-    """Return the sentences as lists of words, refusing whatever is not a list of words.
-
-    Raises:
-        TextError: a sentence is a string or empty, or a word is empty, holds only white space, or is no string.
-    """
+    """Return the sentences as lists of words, refusing whatever is not a list of words."""
     if not is_listing(sentences):
         kind = "a string" if isinstance(sentences, str) else type(sentences).__name__
         raise TextError(f"give lists of words, such as [['EU', 'rejects']], not {kind}")
@@ -134,13 +116,6 @@ def check_words(sentences: Any) -> list[list[str]]:
 
 def word_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return for each word which tokens hold any of its characters.
-
-    Args:
-        words: the words, joined by single spaces in the text.
-        offsets: (start, end) characters of each token in that text.
-
-    Returns:
-        For each word the indices into ``offsets``; none for a word that was cut off.
 
     >>> word_tokens(["EU", "rejects"], [(0, 2), (2, 6), (6, 10)])
     [[0], [1, 2]]
@@ -175,18 +150,7 @@ def word_token_states(words: Sequence[str], tokens: Tokens, states_TD: np.ndarra
 def word_vectors(
     words: Sequence[str], tokens: Tokens, states_TD: np.ndarray, *, pooling: WordPooling = "mean", shift: bool = False
 ) -> np.ndarray:
-    """Turn token states into word vectors.
-
-    Args:
-        words: the words of one sentence.
-        tokens: its tokens, with offsets.
-        states_TD: states of special and text tokens, as ``encode_tokens`` gives them.
-        pooling: ``mean`` over the word's tokens, or its ``first`` token.
-        shift: read the output *before* each token, which predicts it (MAGNET, section 3.2).
-
-    Returns:
-        ``(n_words, D)`` float32; a word that was cut off has a zero vector.
-    """
+    """Turn token states into word vectors."""
     one_of("word pooling", pooling, ["mean", "first"])
     back = int(flag("shift", shift))
     vectors = np.zeros((len(words), states_TD.shape[1]), dtype=np.float32)

@@ -29,18 +29,6 @@ def encode_each(
     """Encode texts under every runtime's plan and pooling, not normalised.
 
     The runtimes share model, tokenizer, prompt and length; their plans and poolings differ.
-
-    Args:
-        runtimes: one a plan.
-        texts: token ids; None gives zero vectors.
-        show: whether to show progress; None only on a terminal.
-        kept: where finished batches are kept, and those that are there are not run again; None keeps none.
-
-    Returns:
-        ``(len(runtimes), n, D)`` float32: what ``encoding.encode`` gives for each runtime.
-
-    Raises:
-        ConfigError: the runtimes do not share a model, or a plan reads another text (``echo``, ``hybrid``).
     """
     vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
     passes = [] if kept is None else [kept.encoding_pass(place, len(runtimes)) for place in range(len(runtimes))]
@@ -62,15 +50,7 @@ def encode_tokens_each(
     *,
     show: bool | None = None,
 ) -> None:
-    """Hand over the token states of every text under every runtime's plan.
-
-    Args:
-        runtimes: one a plan; see ``encode_each``.
-        texts: token ids; None is passed over.
-        keep: called with the index of the runtime, that of the text, and its states ``(n_tokens, D)`` float32 as
-            ``encoding.encode_tokens`` gives them.
-        show: whether to show progress; None only on a terminal.
-    """
+    """Hand over the token states of every text under every runtime's plan."""
 
     def keep_batch(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         for row, states in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):

@@ -17,19 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.ragged_batch import BLOCK
 from gerund.inference.generate.reproducibility import LEAST_READ, check_batching
-from gerund.inference.generate.sequence import Fail, Row, advance
-from gerund.inference.generate.slots import Kept, Slots, unfit
-from gerund.inference.generate.transformers_loop import Asked, Cancelled
+from gerund.inference.generate.sequence import Fail, SequenceState, advance
+from gerund.inference.generate.slots import Kept, Slots, unsupported_reason
+from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
 from gerund.inference.tokens import context_length, rotary_limit
 
 
-class Prefixes:
-    """A bounded store of beginnings.
-
-    Args:
-        tokens: how many are kept at most.
-        least: tokens of a prompt that are read in any case.
-    """
+class PrefixCache:
+    """A bounded store of beginnings."""
 
     def __init__(self, tokens: int, least: int) -> None:
         self._most, self._least = tokens // BLOCK, max(1, least)
@@ -81,18 +76,12 @@ def _names(ids: Sequence[int]) -> Iterator[bytes]:
         yield so_far.digest()
 
 
-class Writers:
-    """Rows and their slots.
+class BatchDecoder:
+    """Rows and their slots."""
 
-    Args:
-        slots: the slots.
-        prefixes: beginnings of prompts that are kept; None keeps none.
-        portion: tokens of a prompt that are read at a time while rows are being written; None reads it at once.
-    """
-
-    def __init__(self, slots: Slots, prefixes: Prefixes | None = None, portion: int | None = None) -> None:
+    def __init__(self, slots: Slots, prefixes: PrefixCache | None = None, portion: int | None = None) -> None:
         self.slots, self.prefixes, self.portion = slots, prefixes, portion
-        self.rows: list[Row] = []
+        self.rows: list[SequenceState] = []
         self._last: list[int] = []  # the token of each row that the model has not read yet
 
     @property
@@ -101,12 +90,7 @@ class Writers:
         return self.slots.count - len(self.rows)
 
     def together(self, lengths: Iterable[int], budget: int) -> int:
-        """Return how many prompts to read in one pass, of those that wait.
-
-        Args:
-            lengths: their tokens, in their order.
-            budget: tokens that several may have together.
-        """
+        """Return how many prompts to read in one pass, of those that wait."""
         most = min(self.free, self.slots.readers if self.slots.by_blocks else 1)
         count = tokens = 0
         for length in islice(lengths, most):
@@ -138,19 +122,13 @@ class Writers:
             read += self.portion
         return self.slots.read(ids, read)
 
-    def begin(self, row: Row, length: int, logits_V: Tensor, fail: Fail | None = None, *, reader: int = 0) -> None:
-        """Write the first token behind a prompt that was read last; let the row join unless that was all.
+    def begin(
+        self, row: SequenceState, length: int, logits_V: Tensor, fail: Fail | None = None, *, reader: int = 0
+    ) -> None:
+        """Write the first token behind a prompt that was read last; let the row join unless that was all."""
+        failed: list[SequenceState] = []
 
-        Args:
-            row: a row of that prompt.
-            length: tokens of the prompt.
-            logits_V: what reading it gave.
-            fail: as for ``advance``.
-            reader: which of those that were read together.
-        """
-        failed: list[Row] = []
-
-        def note(row: Row, error: Exception) -> None:
+        def note(row: SequenceState, error: Exception) -> None:
             if fail is None:
                 raise error
             failed.append(row)
@@ -162,17 +140,13 @@ class Writers:
             self.rows.append(row)
             self._last.append(token)
 
-    def step(self, fail: Fail | None = None) -> list[Row]:
-        """Write one token into every row; return the rows that are done, which have left.
-
-        Args:
-            fail: as for ``advance``; a row that failed has left.
-        """
+    def step(self, fail: Fail | None = None) -> list[SequenceState]:
+        """Write one token into every row; return the rows that are done, which have left."""
         if not self.rows:
             return []
         failed: set[int] = set()
 
-        def note(row: Row, error: Exception) -> None:
+        def note(row: SequenceState, error: Exception) -> None:
             if fail is None:
                 raise error
             failed.add(id(row))
@@ -184,7 +158,7 @@ class Writers:
             self.drop(row)
         return [row for row in over if id(row) not in failed]
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: SequenceState) -> None:
         """Let a row leave."""
         place = next(place for place, own in enumerate(self.rows) if own is row)
         self.slots.leave(place)
@@ -202,30 +176,18 @@ _ROUNDS = 2
 _LEAST_ROOM = 64
 
 
-def write_in_turn(
+def decode_continuously(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     read: Sequence[tuple[list[int], int]],
-    rows: Sequence[Row],
+    rows: Sequence[SequenceState],
     at_once: int,
-    cancelled: Asked | None = None,
+    cancelled: CancelFlag | None = None,
 ) -> bool:
-    """Write rows to their ends, as many at a time as there are slots; or do nothing, and return False.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        read: for each row its prompt, and how many tokens it may have. Rows of one prompt stand together.
-        rows: the rows.
-        at_once: rows in one pass.
-        cancelled: ends the work within a token once it is set.
-
-    Raises:
-        Cancelled: ``cancelled`` was set before the end.
-    """
+    """Write rows to their ends, as many at a time as there are slots; or do nothing, and return False."""
     if len(rows) < _ROUNDS * at_once or sum(room for _, room in read) < _WORTHWHILE or at_once < 2:
         return False
-    if unfit(model) is not None:
+    if unsupported_reason(model) is not None:
         return False
     longest = max(len(ids) + room for ids, room in read)
     limits = [one for one in (context_length(model.config, tokenizer), rotary_limit(model.config)) if one is not None]
@@ -235,13 +197,16 @@ def write_in_turn(
     good_enough = ("bits of generate",) if model.dtype in HALF else ("bits of generate", "same text under any load")
     if not found.fits or found.promise not in good_enough:
         return False
-    _write(Writers(found.slots(model, at_once, room)), read, rows, cancelled)
+    _write(BatchDecoder(found.slots(model, at_once, room)), read, rows, cancelled)
     return True
 
 
 @torch.no_grad()
 def _write(
-    writers: Writers, read: Sequence[tuple[list[int], int]], rows: Sequence[Row], cancelled: Asked | None
+    writers: BatchDecoder,
+    read: Sequence[tuple[list[int], int]],
+    rows: Sequence[SequenceState],
+    cancelled: CancelFlag | None,
 ) -> None:
     waiting = deque(zip((ids for ids, _ in read), rows, strict=True))
     last: list[int] | None = None

@@ -43,12 +43,7 @@ _functions = WeakIdKeyDictionary()
 
 
 def rows_together(device: torch.device, count: int) -> tuple[int, int]:
-    """Return how many rows go through a compiled step together, at least and at most; more go in turn.
-
-    Args:
-        device: where it computes.
-        count: how many there are at most.
-    """
+    """Return how many rows go through a compiled step together, at least and at most; more go in turn."""
     if device.type != "cpu":
         return count, count
     most = min(count, _MOST_OF_A_CPU)
@@ -59,13 +54,6 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
     """Return a function that torch compiles when it is called; it is called without gradients.
 
     Weights that are changed in place between two calls have it compiled anew: the code of a CPU holds their values.
-
-    Args:
-        step: a method that is to be compiled.
-        model: what computes in it.
-        shapes: what tensors the step gets and works on, but for the dimensions that ``any_length`` is said of. Only
-            those are looked at in a call: torch would look at everything that a model consists of, in each, which
-            takes a fifth of a small model's step.
     """
     first = next(model.parameters())
     kind = first.dtype, first.device, torch.get_num_threads(), shapes
@@ -134,7 +122,7 @@ def any_length(tensor: Tensor, dim: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
-def bare(model: PreTrainedModel) -> PreTrainedModel:
+def without_hooks(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model with the same tensors, without adapters and without the hooks of attention plans.
 
     It computes the same to the bit. Where a module's forward was replaced, as accelerate does, it is the model itself:

@@ -161,7 +161,7 @@ class GenerationConfig:
         if not isinstance(self.constraint, Constraint | None):
             raise ConfigError(f"constraint is a Constraint, not {self.constraint!r}")
         checked = {
-            "max_new_tokens": demand_room(self.max_new_tokens),
+            "max_new_tokens": require_new_tokens(self.max_new_tokens),
             "sampling": sampling,
             "n": n,
             "stop": _stop_strings(self.stop),
@@ -243,12 +243,8 @@ class GenerationConfig:
                 raise ConfigError(f"{name} is of no use beside rerank, which searches among whole continuations{more}")
 
 
-def demand_room(max_new_tokens: int) -> int:
-    """Return how much to write at most, as Python's own number.
-
-    Raises:
-        ConfigError: it is no positive whole number.
-    """
+def require_new_tokens(max_new_tokens: int) -> int:
+    """Return how much to write at most, as Python's own number."""
     count = whole_number("max_new_tokens", max_new_tokens)
     if count < 1:
         raise ConfigError(f"max_new_tokens={count} writes nothing; give at least 1")

@@ -24,20 +24,8 @@ from gerund.inference.generate.detokenizing import vocabulary_bytes
 _ENDLESS = "NoExtensionBias"
 
 
-class Form:
-    """A form, ready to be followed by any number of texts at once.
-
-    Args:
-        constraint: the form.
-        tokenizer: a fast tokenizer.
-        size: how many tokens the model chooses from.
-        ends: the tokens that end a text.
-
-    Raises:
-        ConfigError: there is no such form: a schema that is none, a regular expression that cannot be read.
-        MissingDependencyError: llguidance is not installed.
-        ModelError: the tokenizer is not a fast one.
-    """
+class CompiledConstraint:
+    """A form, ready to be followed by any number of texts at once."""
 
     def __init__(
         self, constraint: Constraint, tokenizer: PreTrainedTokenizerBase, size: int, ends: Sequence[int]
@@ -52,9 +40,9 @@ class Form:
         if matcher.get_error():
             raise ConfigError(_reason(constraint.kind, matcher))
 
-    def follower(self) -> "Follower":
+    def follower(self) -> "ConstraintState":
         """Return what follows one text."""
-        return Follower(self._library.LLMatcher(self._tokenizer, self._grammar, log_level=0), self._kind)
+        return ConstraintState(self._library.LLMatcher(self._tokenizer, self._grammar, log_level=0), self._kind)
 
     def _read(self, constraint: Constraint) -> str:
         matcher = self._library.LLMatcher
@@ -68,7 +56,7 @@ class Form:
         return grammar
 
 
-class Follower:
+class ConstraintState:
     """One text on its way through a form."""
 
     def __init__(self, matcher: Any, kind: str) -> None:
@@ -80,12 +68,7 @@ class Follower:
         return bool(self._matcher.is_stopped())
 
     def allowed(self, size: int) -> Tensor:
-        """Return which of so many tokens may follow ``(V,)`` bool.
-
-        Raises:
-            ModelError: none may.
-            ConfigError: the form turns out to be impossible.
-        """
+        """Return which of so many tokens may follow ``(V,)`` bool."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         found = np.unpackbits(bits, bitorder="little")[:size].astype(bool)
@@ -94,11 +77,7 @@ class Follower:
         return torch.from_numpy(np.pad(found, (0, size - len(found))))
 
     def put(self, token: int) -> None:
-        """Take the token that was chosen.
-
-        Raises:
-            ConfigError: the form turns out to be impossible.
-        """
+        """Take the token that was chosen."""
         self._matcher.consume_token(token)
         self._check()
 
@@ -147,17 +126,7 @@ _LIMITING = ("allowed_token_ids", "bad_words", "min_tokens")
 
 
 class TokenLimits:
-    """The limits of one request.
-
-    Args:
-        settings: what is asked for.
-        tokenizer: the tokenizer.
-        size: how many tokens the model chooses from.
-        ends: the tokens that end a text.
-
-    Raises:
-        ConfigError: no token may be the first one.
-    """
+    """The limits of one request."""
 
     def __init__(
         self, settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase, size: int, ends: Collection[int]
@@ -196,17 +165,13 @@ class TokenLimits:
         verb = "leave" if len(every) > 1 else "leaves"
         return ConfigError(f"{' and '.join(every)} {verb} no token that could follow; allow more")
 
-    def follower(self) -> "LimitFollower":
+    def follower(self) -> "TokenLimitState":
         """Return the limits of one text."""
-        return LimitFollower(self)
+        return TokenLimitState(self)
 
 
-class LimitFollower:
-    """The limits of one text as it grows.
-
-    Args:
-        limits: those of its request.
-    """
+class TokenLimitState:
+    """The limits of one text as it grows."""
 
     def __init__(self, limits: TokenLimits) -> None:
         self._limits, self._count, self._end = limits, 0, b""
@@ -214,14 +179,7 @@ class LimitFollower:
         self._longest = max((len(word) for word in limits.words), default=1) - 1
 
     def allowed(self, form_V: Tensor | None) -> Tensor:
-        """Return which tokens may follow ``(V,)`` bool.
-
-        Args:
-            form_V: those that the form of the text allows; None without a form.
-
-        Raises:
-            ConfigError: none may.
-        """
+        """Return which tokens may follow ``(V,)`` bool."""
         own = self._limits
         is_early = self._count < own.least
         allowed_V = own.early_V if is_early else own.always_V
@@ -257,11 +215,7 @@ class LimitFollower:
 
 
 class SpelledVocabulary:
-    """What all tokens spell, and quick answers to which of them contain something.
-
-    Args:
-        pieces: the bytes of each token.
-    """
+    """What all tokens spell, and quick answers to which of them contain something."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces

@@ -17,11 +17,7 @@ _PARTIAL = "\ufffd"
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-    """Return the text of token ids.
-
-    Raises:
-        ModelError: the tokenizer fails on them.
-    """
+    """Return the text of token ids."""
     with without_panics("the model's tokenizer fails on token ids"):
         text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
     return text
@@ -46,13 +42,6 @@ class TextTail:
     """The text of tokens that come one by one, given out as soon as it is certain.
 
     What might be the beginning of a stop string is held back until it is known to be one or not.
-
-    Args:
-        tokenizer: the tokenizer.
-        prompt: what the tokens stand behind.
-        stop: strings before which the text ends. The one that is complete first ends it, and of those that are
-            complete at the same character the longest, whatever the tokens are.
-        includes_stop: whether the text ends behind the string instead.
     """
 
     def __init__(
@@ -72,12 +61,7 @@ class TextTail:
         self.stopped: str | None = None
 
     def put(self, token: int, *, may_stop: bool = True) -> str:
-        """Take a token and return what is certain now.
-
-        Args:
-            token: the token.
-            may_stop: whether the text may end here already; a stop string that begins before is none.
-        """
+        """Take a token and return what is certain now."""
         self._ids.append(token)
         return self._take(last=False, may_stop=may_stop)
 

@@ -17,12 +17,12 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from gerund.checks import whole_number
 from gerund.errors import ConfigError
-from gerund.inference.generate.batch_decoder import write_in_turn
+from gerund.inference.generate.batch_decoder import decode_continuously
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import request_seeds, sample_seed
-from gerund.inference.generate.sequence import Emit, Row, Vocabulary, Writing, advance
-from gerund.inference.generate.transformers_loop import Asked, Cancelled, end_ids, transformers_loop
+from gerund.inference.generate.sequence import Emit, RequestSettings, SequenceState, Vocabulary, advance
+from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled, end_ids, transformers_loop
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import context_length, keep_end, rotary_limit, rotary_side
 from gerund.models.architectures import is_encoder_decoder
@@ -38,68 +38,35 @@ def generate(
     *,
     batch_size: int = 16,
     emit: Emit | None = None,
-    cancelled: Asked | None = None,
+    cancelled: CancelFlag | None = None,
 ) -> list[Generation]:
-    """Continue each prompt.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        prompts: any number of texts, token ids or conversations, of any lengths.
-        settings: how much is written, how tokens are chosen, and so on. A continuation depends on its prompt, its
-            seed and the number of the sample, and on nothing that is generated beside it.
-        batch_size: continuations in one pass. Where there are many more, and texts were verified not to depend on
-            what is written beside them, one that ends makes room for the next.
-        emit: takes the texts as they come; called in this thread.
-        cancelled: ends the work within a token once it is set.
-
-    Returns:
-        The results in the order of the prompts, ``settings.n`` of them a prompt.
-
-    Raises:
-        TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
-        ConfigError: ``batch_size`` is no positive whole number, there are not as many seeds as prompts, or the
-            settings do not fit the model.
-        Cancelled: ``cancelled`` was set before the end.
-    """
+    """Continue each prompt."""
     if whole_number("batch_size", batch_size) < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
-    writing = writing_of(model, tokenizer, settings)
+    writing = request_settings(model, tokenizer, settings)
     limit = None if is_encoder_decoder(model) else context_length(model.config, tokenizer)
-    rows: list[Row] = []
+    rows: list[SequenceState] = []
     read: list[tuple[list[int], int]] = []
     for own, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
         room = room_after(len(own), settings.max_new_tokens, limit)
-        rows += rows_of(model, writing, own, room, seed, index=len(rows), emit=emit)
+        rows += new_sequences(model, writing, own, room, seed, index=len(rows), emit=emit)
         read += [(own, room)] * settings.n
-    if not write_in_turn(model, tokenizer, read, rows, batch_size, cancelled):
-        write_rows(model, tokenizer, read, rows, batch_size=batch_size, cancelled=cancelled)
+    if not decode_continuously(model, tokenizer, read, rows, batch_size, cancelled):
+        decode_in_batches(model, tokenizer, read, rows, batch_size=batch_size, cancelled=cancelled)
     return [row.result() for row in rows]
 
 
-def write_rows(
+def decode_in_batches(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     read: Sequence[tuple[list[int], int]],
-    rows: Sequence[Row],
+    rows: Sequence[SequenceState],
     *,
     batch_size: int = 16,
-    cancelled: Asked | None = None,
+    cancelled: CancelFlag | None = None,
 ) -> None:
-    """Write rows to their ends through transformers' own loop, those of about the same length together.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        read: for each row its prompt, and how many tokens it may have.
-        rows: the rows.
-        batch_size: rows in one pass.
-        cancelled: ends the work within a token once it is set; it is asked after each.
-
-    Raises:
-        Cancelled: ``cancelled`` was set before the end.
-    """
+    """Write rows to their ends through transformers' own loop, those of about the same length together."""
     order = sorted(range(len(rows)), key=lambda number: len(read[number][0]))
     limit = rotary_limit(model.config)
     alike = [(room, rotary_side(len(ids), room, limit)) for ids, room in read]
@@ -121,62 +88,40 @@ def continue_read(
     emit: Emit | None = None,
     cancelled: threading.Event | None = None,
 ) -> Generation:
-    """Continue one prompt that the model has read already; the result is that of ``generate``.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        ids: the prompt, from ``prompt_ids``.
-        decode: a loop that transformers calls in place of its own (``custom_generate``), which would read the
-            prompt again.
-        settings: how much is written, how tokens are chosen, and so on.
-        emit: takes the text as it comes.
-        cancelled: ends the work within a token once it is set.
-
-    Raises:
-        Cancelled: ``cancelled`` was set before the end.
-    """
+    """Continue one prompt that the model has read already; the result is that of ``generate``."""
     room = room_after(len(ids), settings.max_new_tokens, context_length(model.config, tokenizer))
     [seed] = request_seeds(settings.sampling, 1)
-    [row] = rows_of(model, writing_of(model, tokenizer, settings), ids, room, seed, emit=emit)
+    [row] = new_sequences(model, request_settings(model, tokenizer, settings), ids, room, seed, emit=emit)
     _run(model, tokenizer, [ids], [row], room=room, cancelled=cancelled, decode=decode)
     return row.result()
 
 
-def writing_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig) -> Writing:
+def request_settings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig
+) -> RequestSettings:
     """Return settings, read for this model."""
     head = model.get_output_embeddings()
     # A model without a head says so when it is asked for its first token.
     size = int((head if hasattr(head, "weight") else model.get_input_embeddings()).weight.shape[0])
-    return Writing(Vocabulary(tokenizer, size, tuple(end_ids(model, tokenizer))), settings)
+    return RequestSettings(Vocabulary(tokenizer, size, tuple(end_ids(model, tokenizer))), settings)
 
 
-def rows_of(
+def new_sequences(
     model: PreTrainedModel,
-    writing: Writing,
+    writing: RequestSettings,
     ids: list[int],
     room: int,
     seed: int,
     *,
     index: int = 0,
     emit: Emit | None = None,
-) -> list[Row]:
-    """Return the continuations of a prompt before anything is written, as many as ``settings.n`` says.
-
-    Args:
-        model: the language model.
-        writing: what is asked for.
-        ids: the prompt.
-        room: tokens that each may have.
-        seed: what the prompt's random numbers begin with.
-        index: the number of the first of them.
-        emit: takes the texts as they come.
-    """
+) -> list[SequenceState]:
+    """Return the continuations of a prompt before anything is written, as many as ``settings.n`` says."""
     # A decoder with an encoder beside it begins with a token of its own instead of the prompt.
     before = [] if is_encoder_decoder(model) else ids
     generators = (torch.Generator().manual_seed(sample_seed(seed, sample)) for sample in range(writing.settings.n))
     return [
-        Row(writing, before, room, generator, prompt_tokens=len(ids), index=index + sample, emit=emit)
+        SequenceState(writing, before, room, generator, prompt_tokens=len(ids), index=index + sample, emit=emit)
         for sample, generator in enumerate(generators)
     ]
 
@@ -185,10 +130,10 @@ def _run(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[int]],
-    rows: list[Row],
+    rows: list[SequenceState],
     *,
     room: int,
-    cancelled: Asked | None = None,
+    cancelled: CancelFlag | None = None,
     decode: Callable[..., Tensor] | None = None,
 ) -> None:
     """Write rows to their ends, all in one batch."""
@@ -206,7 +151,7 @@ def _run(
 class _Chooser(LogitsProcessor):
     """Lets rows choose, and leaves of the scores what they chose."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[SequenceState]) -> None:
         self.rows = rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -223,7 +168,7 @@ class _Chooser(LogitsProcessor):
 class _Done(StoppingCriteria):
     """Ends rows where they end themselves, and all of them when nobody waits for them any more."""
 
-    def __init__(self, rows: Sequence[Row], cancelled: Asked) -> None:
+    def __init__(self, rows: Sequence[SequenceState], cancelled: CancelFlag) -> None:
         self.rows, self.cancelled = rows, cancelled
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
@@ -254,20 +199,7 @@ def continuations_of_length(
     batch_size: int,
     key: Sequence[int],
 ) -> list[str]:
-    """Return a continuation of each prefix: as many tokens as its example, and some more for a sentence to end.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        prefixes: any texts; of one that leaves no room in the model's context the end is continued.
-        examples: for each prefix a text of the length that is wanted.
-        sampling: how tokens are chosen; its seed is not read.
-        batch_size: prefixes in one pass, those with examples of like length together.
-        key: the seed; each prefix has one of its own, made of this key and its number.
-
-    Raises:
-        ConfigError: the context has no room for a prefix beside such an example.
-    """
+    """Return a continuation of each prefix: as many tokens as its example, and some more for a sentence to end."""
     lengths = [len(text_ids(tokenizer, text, specials=False)) for text in examples]
     order = sorted(range(len(lengths)), key=lambda place: lengths[place])
     texts = [""] * len(lengths)
@@ -278,7 +210,7 @@ def continuations_of_length(
         found = generate(
             model,
             tokenizer,
-            [fitting(model, tokenizer, prefixes[row], room) for row in rows],
+            [fit_prefix(model, tokenizer, prefixes[row], room) for row in rows],
             GenerationConfig(room, replace(sampling, seed=seeds)),
             batch_size=batch_size,
         )
@@ -287,12 +219,8 @@ def continuations_of_length(
     return texts
 
 
-def fitting(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prefix: str, room: int) -> str:
-    """Return as much of a prefix's end as leaves ``room`` tokens in the model's context.
-
-    Raises:
-        ConfigError: the context has no room for anything else.
-    """
+def fit_prefix(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prefix: str, room: int) -> str:
+    """Return as much of a prefix's end as leaves ``room`` tokens in the model's context."""
     limit = context_length(model.config, tokenizer)
     if limit is None:
         return prefix

@@ -130,7 +130,7 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class KeyRotation:
     """How the keys of a layer change with their place.
 
     Attributes:
@@ -156,22 +156,18 @@ class Turn:
         return torch.cat([turned.to(keys_BHTD.dtype), rest], dim=-1)
 
 
-_known: "WeakKeyDictionary[PreTrainedModel, list[Turn]]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[PreTrainedModel, list[KeyRotation]]" = WeakKeyDictionary()
 
 
-def turns_of(model: PreTrainedModel) -> list[Turn]:
-    """Return how the keys of each layer turn, found by trial once a model.
-
-    Raises:
-        ConfigError: they turn in no way that is known, or the model keeps something else than keys and values.
-    """
+def key_rotations(model: PreTrainedModel) -> list[KeyRotation]:
+    """Return how the keys of each layer turn, found by trial once a model."""
     if model not in _known:
         _known[model] = _found(model)
     return _known[model]
 
 
 @torch.no_grad()
-def _found(model: PreTrainedModel) -> list[Turn]:
+def _found(model: PreTrainedModel) -> list[KeyRotation]:
     kind = model.config.model_type
     by_length = [one for one in model.modules() if any(name in str(_rope_type(one)) for name in _BY_LENGTH)]
     if by_length or not takes_positions(model):
@@ -187,7 +183,7 @@ def _found(model: PreTrainedModel) -> list[Turn]:
     frequencies = {
         tuple(one.tolist()): one for name, one in model.named_buffers() if name.endswith("inv_freq") and one.ndim == 1
     }
-    known = [Turn(), *(Turn(one, way) for one in frequencies.values() for way in (False, True))]
+    known = [KeyRotation(), *(KeyRotation(one, way) for one in frequencies.values() for way in (False, True))]
     turns = []
     for number, (first, second) in enumerate(zip(here.layers, there.layers, strict=True)):
         fitting = [

@@ -69,20 +69,8 @@ def render(
     *,
     parses_control: bool = False,
 ) -> Rendered:
-    """Return what a model continues to write the next turn of a conversation.
-
-    Args:
-        tokenizer: the tokenizer, with the chat template.
-        messages: the conversation so far.
-        options: how the template renders it.
-        parses_control: let control tokens in the messages steer the model, instead of being text.
-
-    Raises:
-        ModelError: the model has no chat template.
-        TextError: a message is malformed, or the template refuses the conversation.
-        ConfigError: a variable has a name that the template uses otherwise, or spells a control token.
-    """
-    demand_template(tokenizer)
+    """Return what a model continues to write the next turn of a conversation."""
+    require_chat_template(tokenizer)
     checked = [_checked(number, message) for number, message in enumerate(messages)]
     tokens = _control_tokens(tokenizer)
     _check_variables(tokenizer, options.variables, tokens)
@@ -99,12 +87,8 @@ def render(
     return _unmarked(_filled(tokenizer, marked, options), start, end, letters)
 
 
-def demand_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a model that was not trained to chat, before anybody types a message.
-
-    Raises:
-        ModelError: it has no chat template.
-    """
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model that was not trained to chat, before anybody types a message."""
     if not tokenizer.chat_template:
         raise ModelError(
             "this model has no chat template, so how it reads a conversation is not known; take one that was trained "
@@ -154,11 +138,7 @@ def _content(number: int, content: Any) -> str:
 def _check_variables(
     tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], control_tokens: Sequence[str]
 ) -> None:
-    """Refuse variables that would replace what the template is given anyway, or let a control token in.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse variables that would replace what the template is given anyway, or let a control token in."""
     if not variables:
         return
     taken = {"messages", *tokenizer.special_tokens_map, *signature(tokenizer.apply_chat_template).parameters}
@@ -243,9 +223,6 @@ messages of a conversation, which the model's chat template turns into a text.""
 def check_prompts(prompts: Any) -> list[Prompt]:
     """Return prompts as a list; a list of token ids or of messages is one prompt.
 
-    Raises:
-        TextError: something in there is no prompt; the message names its index.
-
     >>> check_prompts("a text"), check_prompts([5, 7]), check_prompts(["a", [5, 7]])
     (['a text'], [[5, 7]], ['a', [5, 7]])
     """
@@ -262,11 +239,7 @@ def check_prompts(prompts: Any) -> list[Prompt]:
 
 
 def check_conversation(messages: Any) -> Sequence[Mapping[str, Any]]:
-    """Return the messages of one conversation as a list.
-
-    Raises:
-        TextError: it is no list of messages.
-    """
+    """Return the messages of one conversation as a list."""
     listed = _listed(messages) if not isinstance(messages, Mapping) else None
     if listed is None or not all(map(is_message, listed)):
         raise TextError(
@@ -327,24 +300,7 @@ def prompt_ids(
     last: int | None = None,
     is_read_only: bool = False,
 ) -> list[int]:
-    """Return the token ids that generation continues.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        prompt: the text to continue: plain, in which control tokens are text, or ``Rendered``; or token ids; or
-            messages.
-        what: what to call it in messages.
-        index: its number, where there are several.
-        template: how a conversation is rendered.
-        last: keep so many tokens of its end at most; None refuses a prompt that is too long.
-        is_read_only: whether nothing is written behind it, so that it may fill the model's context.
-
-    Raises:
-        TextError: it fills the model's context, is empty for a model without a beginning token, holds a token id that
-            the model does not have, or a message that is none.
-        ModelError: it is a conversation, and the model has no chat template.
-    """
+    """Return the token ids that generation continues."""
 
     def refused(reason: str) -> TextError:
         return TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)

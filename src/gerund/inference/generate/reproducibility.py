@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from gerund.attention.ragged_batch import BLOCK
 from gerund.errors import GerundError
 from gerund.inference.generate.compiled_step import quiet_compiler, rows_together
-from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unfit
+from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unsupported_reason
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.tokens import rotary_limit
 from gerund.types import Promise
@@ -77,15 +77,7 @@ class Reproducibility:
 def check_batching(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, *, recalling: bool = True
 ) -> Reproducibility:
-    """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        count: how many texts at a time.
-        room: tokens of each.
-        recalling: whether to find out about ``recalls`` too, which takes about as long as reading 2000 tokens.
-    """
+    """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads."""
     key = (count, room, recalling, torch.get_num_threads(), model.dtype)
     known = _known.setdefault(model, {})
     if key not in known:
@@ -99,13 +91,13 @@ _known: WeakKeyDictionary[PreTrainedModel, dict[object, Reproducibility]] = Weak
 def _checked(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
 ) -> Reproducibility:
-    reason, limit = unfit(model), rotary_limit(model.config)
+    reason, limit = unsupported_reason(model), rotary_limit(model.config)
     if reason is None and limit is not None and room > limit:
         kind = model.config.model_type
         reason = f"this {kind} model reads all texts of a step otherwise where one has more than {limit} tokens"
     if reason is None:
         try:
-            with evaluating(model):
+            with evaluation_mode(model):
                 return _tried(model, tokenizer, count, room, recalling)
         except (GerundError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"this {model.config.model_type} model cannot be written with in slots ({error})"
@@ -152,20 +144,12 @@ def _tried(
 def check_compiled_batching(
     found: Reproducibility, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False
 ) -> tuple[Slots, Reproducibility]:
-    """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled.
-
-    Args:
-        found: what was found out about the plain step.
-        model: the language model.
-        count: how many texts at a time.
-        room: tokens of each.
-        by_blocks: as in ``Slots``.
-    """
+    """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled."""
     words = model.get_input_embeddings().weight
     slots = Slots(model, count, room, compiled=rows_together(words.device, count), by_blocks=by_blocks)
     size = int(words.shape[0])
     try:
-        with evaluating(model), quiet_compiler():
+        with evaluation_mode(model), quiet_compiler():
             slots.read(_tokens(3, size))
             steady = _is_steady(slots, size)
     except Exception as error:  # whatever a compiler and what it calls raise
@@ -347,7 +331,7 @@ def _recalled(slots: Slots, ids: list[int]) -> bool:
 
 
 @contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
     """Let a model compute without dropout until the block ends."""
     training = model.training
     model.eval()

@@ -20,7 +20,7 @@ from gerund.attention.interface import FUSED
 from gerund.attention.ragged_batch import Branches, Trunk
 from gerund.errors import ConfigError, GerundError, ModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
-from gerund.inference.generate.config import demand_room
+from gerund.inference.generate.config import require_new_tokens
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.generation import room_after
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
@@ -44,15 +44,7 @@ from gerund.types import Candidate, Ranked, Usage
 
 
 class BranchPass:
-    """Prompts in a KV cache, and continuations of them that grow token by token, all by as many tokens.
-
-    Args:
-        runtime: the model; its plan is not read.
-        prompts: token ids, of any lengths.
-
-    Raises:
-        ModelError: the model's head cannot be run on its own.
-    """
+    """Prompts in a KV cache, and continuations of them that grow token by token, all by as many tokens."""
 
     def __init__(self, runtime: EncoderRuntime, prompts: Sequence[Sequence[int]]) -> None:
         self._runtime = runtime
@@ -239,25 +231,6 @@ def search(
     was kept; one that has ended competes on as it is. Equal ones count once. The first sample of a continuation
     goes on with its random numbers, so that one beam of one sample is plain sampling. Continuations that are ranked
     only when they are finished are written some at a time, however many there are; others all at once.
-
-    Args:
-        model: the language model, which is read causally, without an adapter.
-        tokenizer: its tokenizer.
-        prompts: any number of texts, token ids or conversations.
-        judge: scores texts so far; a blank one is not scored and comes last.
-        rerank: how many are sampled and kept, and how often.
-        max_new_tokens: how much to write at most.
-        sampling: how tokens are chosen; a result depends on its prompt, its seed and nothing else.
-        cancelled: ends the work within a token once it is set.
-
-    Returns:
-        One result a prompt, in their order. Its usage counts the tokens of all that competed.
-
-    Raises:
-        TextError: a prompt fills the model's context, or is empty for a model without a beginning token.
-        ConfigError: ``max_new_tokens`` is not positive, or several continuations are to be written greedily.
-        ModelError: a score is not a number.
-        Cancelled: ``cancelled`` was set before the end.
     """
     results: dict[int, Ranked] = {}
     for run in _started(model, tokenizer, prompts, judge, rerank, max_new_tokens, sampling, cancelled):
@@ -281,11 +254,6 @@ def stream_search(
     """Continue one prompt as ``search`` does and yield its text as far as all that is kept agree on it.
 
     The last piece has the result.
-
-    Raises:
-        TextError: as in ``search``.
-        ConfigError: as in ``search``.
-        ModelError: as in ``search``.
     """
     [run] = _started(model, tokenizer, [prompt], judge, rerank, max_new_tokens, sampling, cancelled)
     [state] = run.prompts
@@ -299,12 +267,8 @@ def stream_search(
     yield Piece(0, state.beams[0].text[len(given) :], result=state.result())
 
 
-def demand_choice(rerank: Rerank, sampling: Sampling) -> None:
-    """Refuse to rank what is always the same.
-
-    Raises:
-        ConfigError: several continuations are to be written greedily.
-    """
+def require_sampling(rerank: Rerank, sampling: Sampling) -> None:
+    """Refuse to rank what is always the same."""
     if sampling.is_greedy and rerank.width > 1:
         raise ConfigError(
             "greedy continuations of one prompt are all the same, so there is nothing to rank; "
@@ -328,8 +292,8 @@ def _started(
     cancelled: Event | None,
 ) -> Iterator["_Search"]:
     """Yield searches, each of a few prompts, after checking all of them."""
-    max_new_tokens = demand_room(max_new_tokens)
-    demand_choice(rerank, sampling)
+    max_new_tokens = require_new_tokens(max_new_tokens)
+    require_sampling(rerank, sampling)
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
     seeds = request_seeds(sampling, len(ids))
     limit = context_length(model.config, tokenizer)

@@ -48,9 +48,6 @@ class NucleusFilter(LogitsProcessor):
 
     A token stays where all likelier ones together have less than ``top_p``. The nucleus is nearly always among a few
     hundred tokens, which are found faster than everything is sorted.
-
-    Args:
-        top_p: above 0 and below 1.
     """
 
     def __init__(self, top_p: float) -> None:
@@ -76,12 +73,7 @@ class NucleusFilter(LogitsProcessor):
 
 
 def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | None) -> Tensor:
-    """Return a token of each row ``(B,)``: sampled from the softmax of its scores, or without generators the likeliest.
-
-    Args:
-        scores_BV: filtered scores; minus infinity for what may not be chosen.
-        generators: one for each row, on the CPU; each gives one number.
-    """
+    """Sample a token per row ``(B,)`` from the softmax of filtered scores; without generators take the most likely."""
     if generators is None:
         return scores_BV.argmax(dim=-1)
     # Sums of float32 would lose what is unlikely beside what is likely; MPS has nothing longer.
@@ -95,14 +87,7 @@ def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | Non
 
 
 def penalised(sampling: Sampling, logits_V: Tensor, counts_V: Tensor, seen_V: Tensor | None = None) -> Tensor:
-    """Return logits after the bias and the penalties.
-
-    Args:
-        sampling: the settings.
-        logits_V: the model's logits, which stay as they are.
-        counts_V: how often the text so far has each token.
-        seen_V: which tokens the prompt or the text so far have; None where repetition is not penalised.
-    """
+    """Return logits after the bias and the penalties."""
     scores_V = logits_V.clone()
     for token, bias in sampling.logit_bias.items():
         scores_V[token] += bias
@@ -121,9 +106,6 @@ def counts_of(tokens: Sequence[int], like_V: Tensor) -> Tensor:
 
 def request_seeds(sampling: Sampling, count: int) -> list[int]:
     """Return one seed for each of ``count`` prompts: the one that was given, its own, or a fresh one.
-
-    Raises:
-        ConfigError: several seeds were given, and not as many as there are prompts.
 
     >>> request_seeds(Sampling(temperature=1.0, seed=7), 2), request_seeds(Sampling(temperature=1.0, seed=[3, 4]), 2)
     ([7, 7], [3, 4])

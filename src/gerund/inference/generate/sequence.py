@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.constraints import Follower, Form, LimitFollower, TokenLimits
+from gerund.inference.generate.constraints import CompiledConstraint, ConstraintState, TokenLimits, TokenLimitState
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
 from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
 from gerund.settings.sampling import Sampling
@@ -55,13 +55,8 @@ class Vocabulary:
     ends: tuple[int, ...]
 
 
-class Writing:
-    """A ``GenerationConfig``, read for one model: what all rows of a request have in common.
-
-    Raises:
-        ConfigError: a setting names a token that the model does not have, the form cannot be followed, or no token
-            may follow.
-    """
+class RequestSettings:
+    """A ``GenerationConfig``, read for one model: what all rows of a request have in common."""
 
     def __init__(self, vocabulary: Vocabulary, settings: GenerationConfig) -> None:
         self.vocabulary, self.settings = vocabulary, settings
@@ -80,32 +75,22 @@ class Writing:
         self.stop_tokens |= {token: text for text, token in control.items()}
         closing = {*(() if settings.ignore_eos else vocabulary.ends), *control.values()}
         self.ends = closing | self.stop_tokens.keys()
-        self.form: Form | None = None
+        self.form: CompiledConstraint | None = None
         if settings.constraint is not None:
             # Other stop tokens are ordinary ones to the form: "}" may stand in it and still end the text.
-            self.form = Form(settings.constraint, vocabulary.tokenizer, vocabulary.size, sorted(closing))
+            self.form = CompiledConstraint(settings.constraint, vocabulary.tokenizer, vocabulary.size, sorted(closing))
         self.limits = TokenLimits.of(settings, vocabulary.tokenizer, vocabulary.size, self.ends)
         # Rows whose tokens are filtered alike are filtered together.
         self.sampling = replace(settings.sampling, seed=None)
         self.filters = filters_of(settings.sampling)
 
 
-class Row:
-    """One continuation of one prompt.
-
-    Args:
-        writing: what was asked for.
-        prompt: token ids that the continuation stands behind; none where an encoder reads the prompt.
-        room: tokens that it may have.
-        generator: its random numbers.
-        prompt_tokens: how many tokens were read; None for those of ``prompt``.
-        index: its number among those that are written together.
-        emit: takes its text as it comes.
-    """
+class SequenceState:
+    """One continuation of one prompt."""
 
     def __init__(
         self,
-        writing: Writing,
+        writing: RequestSettings,
         prompt: Sequence[int],
         room: int,
         generator: torch.Generator,
@@ -124,8 +109,8 @@ class Row:
         self._given = 0
         self._finished = False
         self._stop_token: int | None = None
-        self._follower: Follower | None = None if writing.form is None else writing.form.follower()
-        self._limited: LimitFollower | None = None if writing.limits is None else writing.limits.follower()
+        self._follower: ConstraintState | None = None if writing.form is None else writing.form.follower()
+        self._limited: TokenLimitState | None = None if writing.limits is None else writing.limits.follower()
         needs_text = emit is not None or bool(writing.stop)
         self._tail: TextTail | None = None
         if needs_text:
@@ -141,11 +126,7 @@ class Row:
         return limited or self.writing.settings.sampling.has_penalties
 
     def adjusted(self, logits_V: Tensor) -> Tensor:
-        """Return logits after bias and penalties, with minus infinity for what the form or a limit does not allow.
-
-        Raises:
-            ConfigError: no token is left.
-        """
+        """Return logits after bias and penalties, with minus infinity for what the form or a limit does not allow."""
         sampling, scores_V = self.writing.settings.sampling, logits_V
         if sampling.has_penalties:
             scores_V = penalised(sampling, logits_V, *self._counted(logits_V))
@@ -234,21 +215,11 @@ class Row:
         )
 
 
-Fail = Callable[[Row, Exception], None]
+Fail = Callable[[SequenceState, Exception], None]
 
 
-def advance(rows: Sequence[Row], logits_BV: Tensor, fail: Fail | None = None) -> list[int]:
-    """Choose the next token of each row and put it there.
-
-    Args:
-        rows: rows that are not done.
-        logits_BV: the model's logits for what comes next, a row each; they stay as they are.
-        fail: called with a row that cannot go on, and why: its form allows nothing, or whoever takes its text raised
-            an exception. The others go on. None raises the first exception.
-
-    Returns:
-        The tokens; that of a row that failed means nothing.
-    """
+def advance(rows: Sequence[SequenceState], logits_BV: Tensor, fail: Fail | None = None) -> list[int]:
+    """Choose the next token of each row and put it there."""
     logits_BV = logits_BV.float()
     plain_BV = torch.log_softmax(logits_BV, dim=-1)
     failed: set[int] = set()
@@ -278,7 +249,7 @@ def advance(rows: Sequence[Row], logits_BV: Tensor, fail: Fail | None = None) ->
     return tokens
 
 
-def _adjusted(rows: Sequence[Row], logits_BV: Tensor, no_longer: Callable[[int, Exception], None]) -> Tensor:
+def _adjusted(rows: Sequence[SequenceState], logits_BV: Tensor, no_longer: Callable[[int, Exception], None]) -> Tensor:
     """Return logits after what each row does to its own."""
     if not any(row.adjusts for row in rows):
         return logits_BV
@@ -292,7 +263,7 @@ def _adjusted(rows: Sequence[Row], logits_BV: Tensor, no_longer: Callable[[int, 
     return torch.stack(scores)
 
 
-def _chosen(rows: Sequence[Row], scores_BV: Tensor) -> list[int]:
+def _chosen(rows: Sequence[SequenceState], scores_BV: Tensor) -> list[int]:
     """Return a token for each row."""
     groups: dict[Sampling, list[int]] = {}
     for place, row in enumerate(rows):

@@ -41,7 +41,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.detokenizing import text_behind
-from gerund.inference.generate.kv_cache import to_write_on, turns_of
+from gerund.inference.generate.kv_cache import key_rotations, to_write_on
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
@@ -105,28 +105,18 @@ class Kept:
 
 
 def written_by(weights: str, model: PreTrainedModel) -> str:
-    """Return what keys and values depend on beside the token ids: the weights, the type and how attention is computed.
-
-    Args:
-        weights: the weights' hash.
-        model: the model.
-    """
+    """Return a hash of what keys and values depend on besides the token ids: weights, dtype and attention kernel."""
     parts = [weights, str(model.dtype), str(model.config._attn_implementation), type(model).__name__]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def cache_key(lm: ReadingModel, *ids: list[int]) -> str:
-    """Return the key under which a cache has what a model read of these token ids.
-
-    Args:
-        lm: the model.
-        ids: what stands before what is kept, where something does, and what is kept.
-    """
+    """Return the key under which a cache has what a model read of these token ids."""
     whole = " ".join([written_by(lm.weights_hash, lm.model), *map(str, ids)])
     return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
 
 
-def save_kept(kept: Kept, folder: Path) -> None:
+def save_session_state(kept: Kept, folder: Path) -> None:
     """Write a session's files into a folder that is there; see ``Session.save``."""
     from safetensors.torch import save_file
 
@@ -145,13 +135,8 @@ def save_kept(kept: Kept, folder: Path) -> None:
     (folder / SETTINGS).write_text(json.dumps({**said, "check": _check(said)}), encoding="utf-8")
 
 
-def load_kept(folder: str | Path, lm: ReadingModel) -> Kept:
-    """Read a session's folder; see ``Session.load``.
-
-    Raises:
-        FingerprintError: it was written by other weights, or in another type.
-        DataError: it is damaged, or something else.
-    """
+def load_session_state(folder: str | Path, lm: ReadingModel) -> Kept:
+    """Read a session's folder; see ``Session.load``."""
     where = place("the folder of a session", folder)
     said = _settings(where)
     model = lm.model
@@ -192,12 +177,8 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _tensors(cache: Cache, logits_BV: Tensor) -> dict[str, Tensor]:
-    """Return keys and values by layer, and the logits.
-
-    Raises:
-        ConfigError: a layer keeps something else.
-    """
-    refuse_other_states(cache)
+    """Return keys and values by layer, and the logits."""
+    require_plain_kv_cache(cache)
     found = {_LOGITS: logits_BV}
     for number, layer in enumerate(cache.layers):
         if layer.is_initialized:  # layers that share another one's keys have none
@@ -205,14 +186,11 @@ def _tensors(cache: Cache, logits_BV: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def refuse_other_states(cache: Cache) -> None:
+def require_plain_kv_cache(cache: Cache) -> None:
     """Refuse what keeps more than keys and values, such as the states of recurrent layers.
 
     Those of some architectures are read on from by one token alone, and a longer text would be read as if nothing stood
     before it.
-
-    Raises:
-        ConfigError: a layer does.
     """
     for layer in getattr(cache, "layers", [None]):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
@@ -299,7 +277,7 @@ class Session:
 
     def save_into(self, folder: Path) -> None:
         """Write the files of ``save`` into a folder that is there."""
-        save_kept(self._kept(), folder)
+        save_session_state(self._kept(), folder)
 
     @classmethod
     def load(cls, folder: str | Path, lm: ReadingModel) -> Self:
@@ -321,7 +299,7 @@ class Session:
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
-        found = load_kept(folder, lm)
+        found = load_session_state(folder, lm)
         return cls(
             found.text,
             found.token_ids,
@@ -347,7 +325,7 @@ class Session:
             TextError: there is none, one that the model does not have, or no room for them.
             ConfigError: the architecture keeps more than keys and values.
         """
-        refuse_other_states(self._cache)
+        require_plain_kv_cache(self._cache)
         try:
             token_ids = [operator.index(one) for one in token_ids]
         except TypeError as error:
@@ -369,7 +347,7 @@ class Session:
         Raises:
             ConfigError: keys of this architecture cannot be turned to another place.
         """
-        turns_of(self._model)
+        key_rotations(self._model)
         cache = _copied(self._cache)
         for layer in cache.layers:
             layer.keys, layer.values = (one[:, :, first:].clone() for one in (layer.keys, layer.values))
@@ -392,7 +370,7 @@ class Session:
             ConfigError: keys of this architecture cannot be turned to another place.
             TextError: there is no room for it.
         """
-        turns = turns_of(self._model)
+        turns = key_rotations(self._model)
         ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *tail.token_ids], "the text")
         cache, by = _copied(self._cache), len(self.token_ids) - start
         for layer, own, turn in zip(cache.layers, tail.cache.layers, turns, strict=True):
@@ -493,14 +471,7 @@ def _one_of(max_new_tokens: int, sampling: Sampling | None, options: GenerationK
 def read_prompt(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, weights: Callable[[], str]
 ) -> Session:
-    """Read a prompt once; see ``LanguageModel.read``.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        prompt: a text, token ids, or a conversation.
-        weights: returns the hash of the model's weights.
-    """
+    """Read a prompt once; see ``LanguageModel.read``."""
     [checked] = check_prompts([prompt])
     ids = prompt_ids(model, tokenizer, checked, "the text")
     cache, logits_BV, _ = _read(model, ids)
@@ -511,21 +482,7 @@ def read_prompt(
 def encode_and_keep(
     runtime: EncoderRuntime, prompt: str, text: str, weights: Callable[[], str]
 ) -> tuple[np.ndarray, Session]:
-    """Read a text once, in the type of the weights; see ``LanguageModel.encode_and_keep``.
-
-    Args:
-        runtime: the model, without an adapter.
-        prompt: put before the text.
-        text: the text.
-        weights: returns the hash of the model's weights.
-
-    Returns:
-        Its vector ``(D,)`` float32 and the session that continues it.
-
-    Raises:
-        ConfigError: the plan is not causal, or reads the text twice.
-        TextError: the text is empty, or too long to be encoded or continued.
-    """
+    """Read a text once, in the type of the weights; see ``LanguageModel.encode_and_keep``."""
     _refuse_plan(runtime)
     if is_template(prompt):
         raise ConfigError(f"the prompt {prompt!r} stands around a text, which ends it: nothing can go on from there")
@@ -580,11 +537,6 @@ def _read(model: PreTrainedModel, ids: list[int], cache: Cache | None = None) ->
 
     It is the pass with which transformers' ``generate`` begins: logits for the last token alone, since those of a
     larger product may differ in their last bits.
-
-    Args:
-        model: the language model.
-        ids: what is read.
-        cache: what was read before it, which is changed.
     """
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=model.device)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:

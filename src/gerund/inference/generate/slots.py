@@ -24,7 +24,7 @@ from gerund.attention.shared_layer_state import hands_on
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
 from gerund.inference.generate import compiled_step
-from gerund.inference.generate.compiled_step import bare
+from gerund.inference.generate.compiled_step import without_hooks
 from gerund.inference.generate.kv_cache import plain_layers
 from gerund.models.architectures import is_encoder_decoder
 
@@ -110,7 +110,7 @@ class _LayerOfTransformers(CacheLayerMixin):
         return self.layer.room
 
 
-class ReadLayer(_LayerOfTransformers):
+class PrefillLayer(_LayerOfTransformers):
     """A layer while prompts are read, some tokens of which are there."""
 
     def __init__(self, layer: SlotLayer, first: int, parts: Sequence[tuple[int, int]], by_blocks: bool) -> None:
@@ -139,7 +139,7 @@ class ReadLayer(_LayerOfTransformers):
         return self.parts[0][0] + query_length, 0
 
 
-class WrittenLayer(_LayerOfTransformers):
+class DecodeLayer(_LayerOfTransformers):
     """A layer while some rows get one token each."""
 
     place_B: Tensor
@@ -152,11 +152,7 @@ class WrittenLayer(_LayerOfTransformers):
         self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def expect(self, first: int, row_B: Tensor, place_B: Tensor, real_B11W: Tensor) -> tuple[Tensor, ...]:
-        """Say which rows, from which one on, where in its slot each one's next token goes, and which keys it sees.
-
-        Returns:
-            Keys and values of these rows where the same tensors were not returned before.
-        """
+        """Say which rows, from which one on, where in its slot each one's next token goes, and which keys it sees."""
         self.row_B, self.place_B, self.real_B11W = row_B, place_B, real_B11W
         part = first, len(place_B)
         known = part in self._parts
@@ -198,7 +194,7 @@ _LEAST_LOGITS = 4
 Kept = list[tuple[Tensor, Tensor]]
 
 
-def unfit(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Say why slots cannot hold what a model keeps of a text; None where nothing is known against it.
 
     Whether a model that they can hold gives what it should is for ``reproducibility.check_batching`` to find out.
@@ -221,20 +217,7 @@ def unfit(model: PreTrainedModel) -> str | None:
 
 
 class Slots:
-    """Room for texts that are written side by side.
-
-    Args:
-        model: a model that ``unfit`` says nothing against.
-        count: how many texts.
-        room: tokens of each.
-        alone: as in ``SideBySide``.
-        at_least: rows of a step at least, empty ones included: some kernels compute few rows another way than many.
-        multiple: rows of a step are a multiple of this: some kernels compute the last rows another way than the others.
-        compiled: let torch compile the step for so many rows, at least and at most, when it is first done; a step with
-            more is done in parts. None leaves it as it is.
-        by_blocks: read prompts so that they may be read in parts, and several together.
-        shared: all layers have the same room: for trials of whether rows depend on each other, which need no text.
-    """
+    """Room for texts that are written side by side."""
 
     def __init__(
         self,
@@ -264,9 +247,9 @@ class Slots:
         layers = [SlotLayer(self._reading + self.readers, whole) for _ in decoder_layers(model)]
         self._layers = layers[:1] * len(layers) if shared else layers
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._writing = Cache(layers=[WrittenLayer(layer) for layer in self._layers])
+        self._writing = Cache(layers=[DecodeLayer(layer) for layer in self._layers])
         # Reading goes through the model's own hooks, which let other work in between two layers.
-        self._bare = bare(model)
+        self._bare = without_hooks(model)
         self._compiled: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
         if compiled:
             self._compiled = compiled_step.compiled(self._one_pass, self._bare, (compiled, whole))
@@ -278,12 +261,7 @@ class Slots:
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int], known: int = 0) -> Tensor:
-        """Read a prompt into the first slot behind the rows, as ``generate`` begins; return its logits ``(V,)``.
-
-        Args:
-            ids: the prompt.
-            known: how many of its tokens are there, read before or by ``recall``: whole blocks, and ``by_blocks`` only.
-        """
+        """Read a prompt into the first slot behind the rows, as ``generate`` begins; return its logits ``(V,)``."""
         if self.by_blocks:
             return self.read_together([ids], [known])[0]
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(ids)], device=self._device)}
@@ -293,15 +271,7 @@ class Slots:
 
     @torch.inference_mode()
     def read_together(self, prompts: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:
-        """Read prompts in one pass, by blocks, each into a slot of its own behind the rows.
-
-        Args:
-            prompts: as many as there are ``readers`` at most.
-            known: as in ``read``, of each.
-
-        Returns:
-            Their logits ``(prompts, V)``.
-        """
+        """Read prompts in one pass, by blocks, each into a slot of its own behind the rows."""
         parts = [(before, len(ids) - before) for ids, before in zip(prompts, known, strict=True)]
         rest = [token for ids, before in zip(prompts, known, strict=True) for token in ids[before:]]
         places = [place for start, length in parts for place in range(start, start + length)]
@@ -321,18 +291,13 @@ class Slots:
         return self._read(inputs, parts)[0, : len(parts)].clone()
 
     def _read(self, inputs: dict[str, Any], parts: Sequence[tuple[int, int]]) -> Tensor:
-        own = Cache(layers=[ReadLayer(layer, self._reading, parts, self.by_blocks) for layer in self._layers])
+        own = Cache(layers=[PrefillLayer(layer, self._reading, parts, self.by_blocks) for layer in self._layers])
         with torch.autocast(self._device.type, enabled=False):
             logits: Tensor = self.model(**inputs, **{CACHE: own}, use_cache=True).logits
         return logits
 
     def join(self, length: int, reader: int = 0) -> int:
-        """Make a row of a prompt that was read last; return its number. It may be done several times.
-
-        Args:
-            length: its tokens.
-            reader: which of those that were read together.
-        """
+        """Make a row of a prompt that was read last; return its number. It may be done several times."""
         row = self.live
         for layer in self._layers:
             layer.copy(self._reading + reader, row, length)

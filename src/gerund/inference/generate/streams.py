@@ -169,11 +169,7 @@ def _start(work: Work, put: Callable[[Any], None], stop: threading.Event) -> thr
 
 
 async def in_thread(work: Callable[[threading.Event], Result]) -> Result:
-    """Await work that runs in a thread; where the task is cancelled, it ends within a token.
-
-    Args:
-        work: takes an event that is set when nobody waits any more.
-    """
+    """Await work that runs in a thread; where the task is cancelled, it ends within a token."""
     stop = threading.Event()
     try:
         return await asyncio.to_thread(work, stop)

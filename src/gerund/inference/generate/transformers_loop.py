@@ -33,7 +33,7 @@ _KEPT = (
 _LEARNED = ("_compiled_call", "_last_compile_config", "_previous_max_cache_length")
 
 
-class Asked(Protocol):
+class CancelFlag(Protocol):
     """What is asked after each token whether to end, as a ``threading.Event`` is."""
 
     def is_set(self) -> bool:
@@ -56,18 +56,7 @@ def transformers_loop(
     decode: Callable[..., Tensor] | None = None,
     ignore_eos: bool = False,
 ) -> None:
-    """Continue prompts, all in one batch.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        prompts: token ids.
-        choose: takes the logits ``(B, V)`` and leaves of each row what it chose.
-        stop: says which rows are over.
-        room: tokens to write at most.
-        decode: a loop that transformers calls in place of its own (``custom_generate``).
-        ignore_eos: leave the end of each row to ``stop`` alone; the model's end tokens end nothing.
-    """
+    """Continue prompts, all in one batch."""
     width = max(len(ids) for ids in prompts)
     ends = end_ids(model, tokenizer)
     pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))

@@ -55,13 +55,6 @@ class Query:
         """Find a query's words, and those that are to be kept, wherever they stand; capitals make no difference.
 
         Words are compared in their normal form; ``words`` are places in the text as it is.
-
-        Args:
-            text: the query.
-            keep: words, or several of them together, as they stand in the query; a single text is one of them.
-
-        Raises:
-            TextError: the query has no word, or what is to be kept is not in it or no text.
         """
         aligned = Alignment(text)
         forms = _word_forms(aligned.text)
@@ -84,12 +77,6 @@ class Query:
         So many words are masked as the fraction comes to, rounded, at least one; never those that are kept, and never
         all. Masked words with nothing but white space between them share a blank. Where no word may be masked, the
         blank is put before the query or behind it.
-
-        Args:
-            rng: chooses them.
-            fraction: of the words.
-            blank: what marks a gap.
-            begins: whether the prompt may begin with a blank.
 
         >>> query = Query.of("How high is a welding platform?", ["platform"])
         >>> query.masked(np.random.default_rng(0), fraction=0.5, blank="[blank]")
@@ -128,26 +115,8 @@ def expand(
     A query that has blanks is an artificial prompt and is filled as it is; any other is masked at random, anew for each
     filling. What says the same as the query or an earlier expansion, in normal form, capitals and white space
     apart, is left out, and what has grown together with a word beside a mask, or holds half of a character.
-
-    Args:
-        fill: fills the gaps of a text with one sampled filling.
-        query: the query.
-        count: how many expansions at most; there are fewer where the model finds no more.
-        keep: words of the query that are never masked.
-        fraction: fraction of its words that is masked.
-        blank: what marks a gap.
-        sampling: how tokens are chosen; its seed determines the masks too.
-        begins: whether the model can fill a gap that nothing precedes.
-
-    Returns:
-        The expansions, the one with the most probable fillings first, each on one line. A warning says when they are
-        fewer than ``count``.
-
-    Raises:
-        TextError: the query is empty or too long, or a word that is to be kept is not in it.
-        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
-    masked = demand_possible(query, count, keep=keep, fraction=fraction, blank=blank)
+    masked = validate_expansion(query, count, keep=keep, fraction=fraction, blank=blank)
     found: dict[str, tuple[float, str]] = {}
     known = _folded(query)
     mask = None if masked is None else partial(masked.masked, fraction=fraction, blank=blank, begins=begins)
@@ -168,16 +137,12 @@ def expand(
     return [text for _, text in sorted(found.values(), key=lambda one: -one[0])]
 
 
-def demand_possible(
+def validate_expansion(
     query: str, count: int, *, keep: Sequence[str] = (), fraction: float = FRACTION, blank: str
 ) -> Query | None:
     """Return the query whose words are masked; None for one that has blanks of its own.
 
     The arguments are those of ``expand``, whose first step this is.
-
-    Raises:
-        TextError: the query is empty, or a word that is to be kept is not in it.
-        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
     """
     if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
         raise ConfigError(f"count is a whole number from 1 to {MOST_AT_ONCE}, not {count!r}")

@@ -52,12 +52,7 @@ class BlankedText:
 
     @classmethod
     def of(cls, text: Any, blank: Any) -> "BlankedText":
-        """Split a text at its blanks.
-
-        Raises:
-            TextError: it is no string, has no blank or nothing else, or two blanks stand next to each other.
-            ConfigError: the blank is no text.
-        """
+        """Split a text at its blanks."""
         if not isinstance(text, str):
             raise TextError(f"the text to fill is a string, not {type(text).__name__}")
         if not isinstance(blank, str) or not blank.strip():
@@ -173,27 +168,7 @@ def infill(
     shots: int = 0,
     adapter: str | None = None,
 ) -> Infill:
-    """Fill the gaps of a text; see ``LanguageModel.infill``.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer, a fast one.
-        text: the text, with ``blank`` where something is missing.
-        blank: what marks a gap.
-        max_tokens: the longest length that is tried when ``lengths`` is None.
-        lengths: the lengths that are tried.
-        sampling: how tokens are chosen.
-        beams: how many spans of each length are followed at a time.
-        samples: how many spans of each length are sampled.
-        method: one of ``config.INFILL_METHODS``.
-        shots: solved examples in the prompt of a prompting method.
-        adapter: the name of the one that is active while both sides are seen.
-
-    Raises:
-        TextError: the text cannot be filled, or is too long.
-        ConfigError: a setting is impossible, or of no use to the method.
-        UnsupportedModelError: the hybrid mask does not reach every layer.
-    """
+    """Fill the gaps of a text; see ``LanguageModel.infill``."""
     sampling = sampling_or(sampling)
     text_ = BlankedText.of(text, blank)
     search = planned(method, lengths, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
@@ -218,14 +193,6 @@ def fill(
     context. Later gaps are still empty: nothing is shown of them, but the pieces behind them stand where they would
     if every later gap had the middle one of the candidate lengths, as in MAGNET's training, where a span is hidden
     from other spans and keeps its room.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        text: the text.
-        search: how fillings are looked for.
-        strict: whether every candidate length has to fit the model's context, rather than one.
-        adapter: the name of the one that is active while both sides are seen.
     """
     runtime = causal_runtime(model, tokenizer)
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
@@ -276,11 +243,7 @@ def planned(
     samples: int = 1,
     shots: int = 0,
 ) -> Search:
-    """Return how fillings are looked for; the arguments are those of ``infill``.
-
-    Raises:
-        ConfigError: a setting is impossible, or of no use to the method.
-    """
+    """Return how fillings are looked for; the arguments are those of ``infill``."""
     one_of("way to infill", method, INFILL_METHODS)
     if method in _WRITTEN_HERE and sampling.has_penalties:
         raise ConfigError("penalties and logit_bias are for texts that are continued; gaps are filled without them")
@@ -303,9 +266,6 @@ def planned(
 
 def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> list[int]:
     """Return the lengths of a gap that are tried, ascending.
-
-    Raises:
-        ConfigError: one of them is not a positive whole number, or there is none.
 
     >>> candidate_lengths(None, 10), candidate_lengths([5, 3, 5], 1), candidate_lengths(40, 1)
     ([1, 2, 3, 4, 6, 8, 10], [3, 5], [40])
@@ -494,11 +454,7 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def each(fill: Callable[[str], Infill], texts: str | Sequence[str]) -> Any:
-    """Return what ``fill`` gives for a text, or a list of it for several; an error says which of them it is about.
-
-    Raises:
-        TextError: as ``fill``.
-    """
+    """Return what ``fill`` gives for a text, or a list of it for several; an error says which of them it is about."""
     if not is_listing(texts) or isinstance(texts, str):
         return fill(texts)  # type: ignore[arg-type]
     found = []
@@ -520,11 +476,7 @@ _OPTIONS = names_of(InfillKeywords)
 
 
 def infill_sampling(given: Sampling | None, options: InfillKeywords, default: Sampling = GREEDY) -> Sampling:
-    """Return how tokens are chosen; see ``sampling_from``.
-
-    Raises:
-        ConfigError: a setting is unknown, impossible, or given twice.
-    """
+    """Return how tokens are chosen; see ``sampling_from``."""
     for name in options:
         if name not in _OPTIONS:
             raise unknown_name("setting", name, _OPTIONS)

@@ -96,23 +96,6 @@ def fill(
 
     Gaps are filled from left to right, and each answer becomes context of the next. Later gaps are left out of the
     context, and are shown as missing lines by ``line-by-line``.
-
-    Args:
-        model: the language model.
-        tokenizer: its tokenizer.
-        pieces: the n + 1 texts around n gaps.
-        method: one of ``PROMPT_METHODS``.
-        shots: how many solved examples precede, 0 to 5; ``contextual`` has none in the paper and takes none.
-        max_tokens: how much is written for a gap at most.
-        sampling: how tokens are chosen.
-
-    Returns:
-        One answer a gap: the first sentence of the continuation's first line, without quotes and white space
-        around it; empty when the model wrote nothing.
-
-    Raises:
-        ConfigError: an unknown method, or an impossible number.
-        TextError: there is no gap or no text, or the prompt is too long for the model's context.
     """
     check_prompting(method, shots, max_tokens)
     texts = check_texts(pieces)
@@ -134,14 +117,7 @@ def fill(
 
 
 def prompt(before: str, behind: Sequence[str], method: str, shots: int) -> str:
-    """Return what the model is asked.
-
-    Args:
-        before: what stands before the gap.
-        behind: what stands behind it, and behind each later gap.
-        method: one of ``PROMPT_METHODS``.
-        shots: how many solved examples precede.
-    """
+    """Return what the model is asked."""
     ask = {
         "blank": _blank,
         "contextual": _contextual,
@@ -240,11 +216,7 @@ def _ended(text: str) -> str:
 
 
 def check_prompting(method: str, shots: int, max_tokens: int) -> None:
-    """Refuse settings that no prompt can be made with.
-
-    Raises:
-        ConfigError: an unknown method, an impossible number, or examples for a method that takes none.
-    """
+    """Refuse settings that no prompt can be made with."""
     if method not in PROMPT_METHODS:
         raise unknown_name("prompt for infilling", method, PROMPT_METHODS)
     if type(shots) is not int or not 0 <= shots <= len(STORIES):

@@ -47,11 +47,7 @@ class Gapped:
 
     @classmethod
     def of(cls, text: str, blank: str) -> "Gapped":
-        """Cut a text at its gaps.
-
-        Raises:
-            TextError: there is no gap, nothing else, two gaps next to each other, or the text is not valid Unicode.
-        """
+        """Cut a text at its gaps."""
         check_unicode("the text", text)
         if not blank:
             raise ConfigError("blank is empty; it marks the gaps, such as [blank]")
@@ -65,11 +61,7 @@ class Gapped:
         return cls([*(piece.rstrip(" ") for piece in pieces[:-1]), pieces[-1]])
 
     def with_sentinels(self, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-        """Return the text with a sentinel in each gap; a sentinel in the text itself is text.
-
-        Raises:
-            ModelError: the tokenizer has fewer sentinels than there are gaps.
-        """
+        """Return the text with a sentinel in each gap; a sentinel in the text itself is text."""
         ids = sentinel_ids(tokenizer)
         if len(ids) < len(self.pieces) - 1:
             told = "no sentinels (<extra_id_0>, ...)" if not ids else f"{len(ids)} sentinels"
@@ -115,25 +107,7 @@ def fill(
     sampling: Sampling,
     samples: int = 1,
 ) -> list[Infill]:
-    """Fill the gaps of a text so many times, the most probable filling first.
-
-    Args:
-        model: an encoder-decoder model.
-        tokenizer: its tokenizer.
-        text: the text.
-        blank: what marks a gap in it.
-        max_tokens: tokens of a filling at most.
-        sampling: how tokens are chosen.
-        samples: how many fillings; above 1 they are sampled.
-
-    Returns:
-        ``samples`` fillings. A gap that the model passed over holds the empty text, with a score of 0.
-
-    Raises:
-        TextError: the text has no gap or nothing else, or fills the model's context.
-        ModelError: the tokenizer has no sentinels.
-        ConfigError: several greedy fillings, which would be the same.
-    """
+    """Fill the gaps of a text so many times, the most probable filling first."""
     if max_tokens < 1 or samples < 1:
         raise ConfigError(f"max_tokens={max_tokens} and samples={samples}: both are at least 1")
     if samples > 1 and sampling.is_greedy:

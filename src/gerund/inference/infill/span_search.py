@@ -46,17 +46,7 @@ class Context:
 
 
 class SpanPass:
-    """Contexts in a KV cache, each with the span that is being written into its gap.
-
-    Args:
-        runtime: the model, and the adapter that is active; its plan is not read.
-        contexts: one a row, of any lengths.
-        sees_right: True for MAGNET's hybrid mask; False for the untouched causal model, which has no right side.
-
-    Raises:
-        UnsupportedModelError: it takes no positions, keeps states or has indexers, or its cache drops tokens.
-        ModelError: the model's head cannot be run on its own.
-    """
+    """Contexts in a KV cache, each with the span that is being written into its gap."""
 
     def __init__(self, runtime: EncoderRuntime, contexts: Sequence[Context], *, sees_right: bool) -> None:
         if keeps_states(runtime.model):
@@ -117,15 +107,7 @@ class SpanPass:
         plan: BoundPlan | None,
         real_BT: Tensor | None = None,
     ) -> Tensor:
-        """Return the log-probabilities ``(B, V)`` of what follows each row, float32.
-
-        Args:
-            ids_BT: the tokens that are read.
-            position_BT: their positions.
-            cache: what was read before; what is read now is added to it.
-            plan: which token attends to which; None for the model's own causal mask.
-            real_BT: without a plan, which tokens of the cache and these are real; None for all.
-        """
+        """Return the log-probabilities ``(B, V)`` of what follows each row, float32."""
         runtime = self._runtime
         extra: dict[str, Any] = {}
         if self._takes_positions:
@@ -203,12 +185,6 @@ def sampled(sampling: Sampling, banned: Sequence[int], place: int, *, not_first:
 
     The samples of a path depend on the seed, ``place``, its length and its number, and on nothing that is written
     beside it.
-
-    Args:
-        sampling: how tokens are chosen.
-        banned: tokens that never occur in a span.
-        place: which gap of the text it is.
-        not_first: tokens that no span begins with.
     """
     filters = filters_of(sampling)
     [seed] = request_seeds(sampling, 1)
@@ -283,20 +259,7 @@ def write(
     chunk: int,
     rows_each: int = 1,
 ) -> list[Path]:
-    """Write spans until each has its length.
-
-    Args:
-        runtime: the model.
-        context: what stands around a gap of a given length, after the tokens of it that are on the left already.
-        paths: the spans, empty.
-        choose: how tokens are chosen.
-        sees_right: as in ``SpanPass``.
-        chunk: how many tokens are written before they become context for what follows them.
-        rows_each: how many rows one of ``paths`` may grow into.
-
-    Returns:
-        The finished spans, shorter ones first.
-    """
+    """Write spans until each has its length."""
     finished: list[Path] = []
     for group in _groups(paths, lambda path: rows_each * (len(context(path.length, ())) + path.length)):
         growing = group

@@ -17,10 +17,10 @@ from gerund.inference.generate.prompts import (
     Prompt,
     TemplateOptions,
     check_prompts,
-    demand_template,
     plain_text,
     prompt_ids,
     prompt_text,
+    require_chat_template,
 )
 from gerund.inference.infill.infilling import BLANK, untrained_to_fill
 from gerund.inference.likelihood import prompt_logprobs
@@ -51,7 +51,7 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
     service.demand_model(body.model)
     conversation, template = body.conversation(), body.template
     try:
-        demand_template(service.lm.tokenizer)
+        require_chat_template(service.lm.tokenizer)
         most = body.asked_tokens or service.settings.max_new_tokens
         settings = body.settings(most, body.asked_logprobs)
     except Exception as error:
