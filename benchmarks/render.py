@@ -1,7 +1,8 @@
-"""Renders `docs/benchmarks.md` from the result files: `python benchmarks/render.py`, or `make benchmark-page`.
+"""Renders the result files as two pages: `python benchmarks/render.py`, or `make benchmark-page`.
 
-The same files always give the same page; a test compares it with the one on the disk. The order of the page stands in
-`PAGE`, everything else in the files. Knows the layout of `results.py`, and imports nothing that is not Python's own.
+`docs/benchmarks.md` is for readers of the documentation, with the short tables of `headlines.py`.
+`benchmarks/TABLES.md` has every table, in the order of `PAGE`. The same files always give the same pages; a test
+compares them with those on the disk. Knows the layout of `results.py`, and imports nothing that is not Python's own.
 """
 
 import sys
@@ -9,11 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import results
+from headlines import HEADLINES, Headline
 from results import BY_SCRIPT, Cell, Column, Result, Row, Table
 
-DESTINATION = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs" / "benchmarks.md"
+TABLES = ROOT / "benchmarks" / "TABLES.md"
 
-HEAD = """# Benchmarks
+DOCS_HEAD = """# Benchmarks
+
+The headline figures. Every one comes from a JSON file in `benchmarks/results/` with its command, machine, date and
+library versions; `benchmarks/TABLES.md` in the repository shows all tables with their spread and what they mean, and
+`benchmarks/LOG.md` what was tried and didn't pay.
+
+Systems that are compared give the same result within a stated tolerance before anything is timed, and take turns on one
+thread. Time is CPU time, and a ratio above 1 means faster than the system that it names; tables show medians. "±" is
+the standard deviation over trainings with different seeds. Most figures are from models of 8 to 16 million parameters,
+on two cores without a GPU; they don't carry over to larger models."""
+
+HEAD = """# Benchmarks: all tables
 
 Every table of this page is rendered by `make benchmark-page` from a JSON file in `benchmarks/results/`. A file holds
 the figures with their units, the command, the machine, the date, the commit and the versions of the libraries; scripts
@@ -66,9 +81,9 @@ PAGE = (
         ("quality:vectors", "quality:likelihoods", "quality:seeds", "quality:fine-tuning", "quality-bundled"),
     ),
     Section("### Short and long prefixes", ("decoding:prefix-lengths",)),
-    Section("### Queries written anew", ("quality:expansions",)),
+    Section("### Query expansion", ("quality:expansions",)),
     Section("### Another encoder's vectors", ("alignment",)),
-    Section("## One model, or one for each step", ("stack",)),
+    Section("## One model or four", ("stack",)),
     Section("## Encoding", ("encode",)),
     Section("## What a plan costs", ("plan_overhead",)),
     Section("## Memory", ("memory",)),
@@ -80,27 +95,45 @@ PAGE = (
     Section("### Recurrent layers read both ways", ("hybrids",)),
     Section("## Methods without training", ("training_free",)),
     Section("## Evaluation", ("quality-evaluation",)),
-    Section("## Searching one's own documents", ("index",)),
-    Section("### Answers out of documents", ("quality:answers",)),
+    Section("## Search", ("index",)),
+    Section("### Answers from documents", ("quality:answers",)),
     Section("### What an index costs", ("index_cost", "kept_chunks")),
     Section("### Documents ranked by relevance", ("relevance",)),
     Section(
         "## Training for both",
         ("vocabulary_loss", "cached_contrastive", "shared_pass", "compiled_layers", "pairs_by_length"),
     ),
-    Section("### What the trainings bring", ("training",)),
-    Section("## Writing guided by a score", ("guided_search",)),
-    Section("## Many callers at once", ("engine",)),
+    Section("### What training brings", ("training",)),
+    Section("## Guided generation", ("guided_search",)),
+    Section("## Engine", ("engine",)),
     Section("## Scorers of continuations", ("scorers",)),
-    Section("### Writing by a scorer", ("decoding:writing", "decoding:sentence-ends")),
+    Section("### Generation ranked by a scorer", ("decoding:writing", "decoding:sentence-ends")),
     Section("## Mining pairs", ("mining",)),
     Section("## Bulk work", ("bulk",)),
-    Section("## Language modelling and pairs in one model (GUR)", ("gur",)),
+    Section("## GUR", ("gur",)),
 )
 
 
+def headlines(folder: Path = results.RESULTS) -> str:
+    """Return the documentation's page."""
+    return "\n\n".join([DOCS_HEAD, *(_headline(headline, folder) for headline in HEADLINES)]) + "\n"
+
+
+def _headline(headline: Headline, folder: Path) -> str:
+    name, _, table_id = headline.table.partition(":")
+    table = next(table for table in results.read(folder / f"{name}.json").tables if table.id == table_id)
+    columns = [next(column for column in table.columns if column.key == key) for key in headline.columns]
+    rows = [table.rows[number] for number in headline.rows] or table.rows
+    # Without spread and without blanks around the cells, which would double the page.
+    lines = [[title(column) for column in columns], ["---"] * len(columns)]
+    lines += [[written(row.get(column.key), column).partition(" (")[0] for column in columns] for row in rows]
+    date = f" ({table.run.date})" if table.run else ""
+    cells = "\n".join(f"|{'|'.join(line)}|" for line in lines)
+    return f"{headline.heading}\n\n{headline.text}{date}\n\n{cells}"
+
+
 def page(folder: Path = results.RESULTS) -> str:
-    """Return the whole page.
+    """Return the page of all tables.
 
     Raises:
         ValueError: a table stands nowhere in `PAGE`, or twice.
@@ -213,11 +246,11 @@ def printed(result: Result) -> str:
 
 
 def main() -> None:
-    """Write the page, and say whether it changed."""
-    text = page()
-    before = DESTINATION.read_text(encoding="utf-8") if DESTINATION.is_file() else ""
-    DESTINATION.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"docs/benchmarks.md: {'as it was' if text == before else 'written'}\n")
+    """Write both pages, and say which changed."""
+    for file, text in ((DOCS, headlines()), (TABLES, page())):
+        before = file.read_text(encoding="utf-8") if file.is_file() else ""
+        file.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{file.relative_to(ROOT)}: {'unchanged' if text == before else 'written'}\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import render  # noqa: E402
 import results  # noqa: E402
 from results import BY_SCRIPT, CARRIED, Column, Result, Run, Table  # noqa: E402
 
-LIBRARY = {"harness", "inputs", "mixed_requests", "render", "results", "servers", "study"}
+LIBRARY = {"harness", "headlines", "inputs", "mixed_requests", "render", "results", "servers", "study"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
@@ -66,8 +66,10 @@ def small_table(**changes: object) -> Table:
 # ------------------------------------------------------------------------------------------------ files and the page
 
 
-def test_the_page_is_what_the_result_files_say() -> None:
-    assert render.DESTINATION.read_text(encoding="utf-8") == render.page(), "run `make benchmark-page`"
+def test_the_pages_are_what_the_result_files_say() -> None:
+    assert render.TABLES.read_text(encoding="utf-8") == render.page(), "run `make benchmark-page`"
+    assert render.DOCS.read_text(encoding="utf-8") == render.headlines(), "run `make benchmark-page`"
+    assert len(render.headlines().split()) <= 3000
 
 
 def test_every_script_has_a_result_file_and_every_result_file_a_script_or_commands() -> None:
