@@ -143,7 +143,7 @@ def once(lm: Any, task: Writing, seed: int, sampled: dict[int, "Sampled"]) -> di
         if seed not in sampled:
             sampled[seed] = Sampled.by(lm, task, prefixes, settings)
             start = time.perf_counter()
-        written = sampled[seed].best(find_scorer(task.rerank, lm, own=lm.scorer, seed=seed), prefixes)
+        written = sampled[seed].best(find_scorer(task.rerank, lm, seed=seed), prefixes)
         start -= sampled[seed].seconds
     else:
         written = task.write(lm, prefixes, settings)

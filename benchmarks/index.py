@@ -244,7 +244,7 @@ def reranked(options: Any) -> Table:
     """Measure what a new order of the first hits brings."""
     rows = []
     lm = gerund.load(options.model)
-    measures = [one for one in RELEVANCE_MEASURES if one != "own" or lm.scorer is not None]
+    measures = [one for one in RELEVANCE_MEASURES if one != "model" or lm.scorer is not None]
     for name in options.sets.split(","):
         own = Set.read(name, options)
         own = replace(own, judgements=dict(list(own.judgements.items())[: options.reranked_queries]))

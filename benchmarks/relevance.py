@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="only the first so many queries of a collection")
     options = harness.parse(parser, argv, quick={"collections": ["medline"], "limit": 2, "candidates": 5})
     lm = gerund.load(options.model)
-    measures = [by for by in RELEVANCE_MEASURES if by != "own" or lm.scorer is not None]
+    measures = [by for by in RELEVANCE_MEASURES if by != "model" or lm.scorer is not None]
     rows: list[Row] = []
     difference = 0.0
     for name in options.collections:

@@ -156,9 +156,9 @@ def load(
         if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)
     if spec.scorer is not None and spec.scorer != NO_ADAPTER:
-        lm.scorer = DualScorer.beside(lm, loading.settings_folder(find(spec.scorer)), apart=True)
+        lm.scorer = DualScorer.of_folder(lm, loading.settings_folder(find(spec.scorer)), is_other=True)
     elif spec.scorer is None and opened.settings is not None and _keeps_scorer(lm, spec, opened.settings):
-        lm.scorer = DualScorer.beside(lm, opened.settings)
+        lm.scorer = DualScorer.of_folder(lm, opened.settings)
     if texts is None:
         return lm
     if lm.encoder.transform == NO_TRANSFORM:

@@ -292,7 +292,7 @@ class GenerativeModel(TextEncoder):
             prefixes: any number of texts.
             continuations: for each prefix its candidates, as they follow it: with the space that begins them.
             scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``;
-                ``own``, this model's, if it was trained to be one; ``default``, the bundled model's; a scorer's
+                ``model``, this model's, if it was trained to be one; ``default``, the bundled model's; a scorer's
                 folder or hub id; or an object with a ``score`` method. None takes its own if it has one, else ``pmi``.
 
         Returns:
@@ -311,7 +311,7 @@ class GenerativeModel(TextEncoder):
         True
         """
         checked, texts = check_candidates(prefixes, continuations)
-        found = find_scorer(scorer, self, own=self.scorer)
+        found = find_scorer(scorer, self)
         if isinstance(found, LikelihoodScorer) and found.reads_model:
             for index, prefix in enumerate(checked):
                 if prefix:
@@ -327,9 +327,9 @@ class GenerativeModel(TextEncoder):
             query: what is looked for.
             documents: any number of texts.
             top_k: keep only so many, the most relevant ones.
-            by: ``vectors``, the cosine of what ``encode`` gives; ``own``, the model's own scorer, where it was trained
-                to be one; or ``likelihood``, how probable the untouched model finds the query behind the document
-                (UPR, Sachan et al. 2022). None takes ``vectors``.
+            by: ``vectors``, the cosine of what ``encode`` gives; ``model``, the model's own scorer, where it was
+                trained to be one; or ``likelihood``, how probable the untouched model finds the query behind the
+                document (UPR, Sachan et al. 2022). None takes ``vectors``.
 
         Raises:
             TextError: a text is no string or blank.
@@ -341,7 +341,7 @@ class GenerativeModel(TextEncoder):
         [1]
         """
         asked, texts = check_relevance(query, documents, top_k, by)
-        return relevance.rank(self, asked, texts, by=by or DEFAULT_MEASURE, own=self.scorer, top_k=top_k)
+        return relevance.rank(self, asked, texts, by=by or DEFAULT_MEASURE, scorer=self.scorer, top_k=top_k)
 
     def rank(
         self,

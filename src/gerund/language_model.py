@@ -85,7 +85,7 @@ class LanguageModel(GenerativeModel):
         if not isinstance(rerank, Rerank):
             raise ConfigError(f"rerank is a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
         seed = sampling.seed if isinstance(sampling.seed, int) else 0
-        scorer = find_scorer(rerank.scorer, self, own=self.scorer, seed=seed)
+        scorer = find_scorer(rerank.scorer, self, seed=seed)
         # Likelihoods are those behind a conversation as the model reads it; other scorers know no templates.
         as_text = prompt_text if isinstance(scorer, LikelihoodScorer) else plain_text
         prefixes = [as_text(self.tokenizer, prompt) for prompt in prompts]

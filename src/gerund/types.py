@@ -1,6 +1,6 @@
 """Frozen results: what the verbs give back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -320,3 +320,59 @@ class Scorer(Protocol):
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""
+
+
+class TextModel(Protocol):
+    """What encodes texts, as scorers and indices need it; ``LanguageModel`` is one."""
+
+    @property
+    def job(self) -> str:
+        """Whose adapter is active while texts are read."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+
+    @property
+    def encoder(self) -> Any:
+        """The encoder config."""
+
+    @property
+    def runtime(self) -> Any:
+        """What computes the vectors."""
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of a vector."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Maximum tokens of a text; None for no limit."""
+
+    @property
+    def encode(self) -> Callable[..., Any]:
+        """Returns vectors ``(n, D)``, or ``(D,)`` for a single text."""
+
+    @property
+    def encode_spans(self) -> Callable[..., Any]:
+        """Returns the vectors of spans, an array per text."""
+
+    @property
+    def tokens(self) -> Callable[..., Any]:
+        """Returns the tokens of each text as ``encode`` reads them."""
+
+    @property
+    def fingerprint(self) -> Callable[..., str]:
+        """Returns the encoder's fingerprint."""
+
+    @property
+    def for_job(self) -> Callable[..., Any]:
+        """Returns the same model with another encoder config, and another job's adapter."""

@@ -93,7 +93,7 @@ def test_other_ways_to_ask_join_the_query(index, bundled, monkeypatch):
     assert index.search("zzz", 1, mode="vectors", expand=2)[0].source == "birds"
 
 
-@pytest.mark.parametrize("by", [None, "likelihood", "own", "vectors"])
+@pytest.mark.parametrize("by", [None, "likelihood", "model", "own", "vectors"])
 def test_the_model_puts_the_first_into_a_new_order(index, bundled, by):
     plain = index.search("bread", 4)
     found = index.search("bread", 4, rerank=3, rerank_by=by)

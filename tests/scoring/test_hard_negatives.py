@@ -65,7 +65,7 @@ def test_vectors_are_kept_within_their_room(texts, room):
     order = sorted(range(len(texts)), key=lambda place: -scores[place])
     for _ in range(2):
         assert finder.of("prefix", texts, 10) == [texts[place] for place in order[:10]]
-        assert len(finder._known) * 12 <= room
+        assert len(finder._cache) * 12 <= room
     different = len({one.text for one in texts})
     if room == 2**20:
         assert len(encoded) == different  # the second time nothing is encoded anew

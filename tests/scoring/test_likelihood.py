@@ -130,9 +130,9 @@ def test_texts_that_grow_have_the_same_scores(tiny_folder, measure):
     for texts in ROUNDS:
         for own, other in zip(growing.score(prefixes, texts), plain.score(prefixes, texts), strict=True):
             assert own == pytest.approx(other, abs=2e-5)
-    assert {key[0] for key in growing._known} == set(prefixes)
+    assert {key[0] for key in growing._states} == set(prefixes)
     growing.score(["a tin"], [[" inn"]])
-    assert {key[0] for key in growing._known} == {"a tin"}
+    assert {key[0] for key in growing._states} == {"a tin"}
 
 
 def test_a_prefix_is_read_once_for_many_candidates(tiny_folder, monkeypatch):

@@ -73,15 +73,15 @@ def test_prompts_for_queries_and_documents(tiny_folder):
     assert one == pytest.approx(float(lm.encode("tin", prompt="the ") @ lm.encode("cat", prompt="in ")), abs=1e-5)
 
 
-def test_by_its_own_scorer(bundled):
+@pytest.mark.parametrize("by", ["model", "own"])
+def test_by_its_trained_scorer(bundled, lm, by):
     documents = ["Trains run on rails.", "Bread is baked of flour and water."]
-    if bundled.scorer is None:
-        with pytest.raises(ConfigError, match="was not trained to score"):
-            bundled.rerank("how to bake bread", documents, by="own")
-        return
     [expected] = bundled.scorer.score(["how to bake bread"], [documents])
-    found = bundled.rerank("how to bake bread", documents, by="own")
+    found = bundled.rerank("how to bake bread", documents, by=by)
+    assert found.by == by
     assert found.scores == pytest.approx(sorted(expected, reverse=True))
+    with pytest.raises(ConfigError, match="was not trained to score"):
+        lm.rerank("how to bake bread", documents, by=by)
 
 
 def test_a_t5_ranks_by_vectors(tmp_path):
@@ -98,7 +98,7 @@ def test_a_t5_ranks_by_vectors(tmp_path):
     [
         (("", ["a"]), TextError, "the query is empty"), ((3, ["a"]), TextError, "the query is not a string"),
         (("a", "b"), TextError, "documents are a list"), (("a", ["b", ""]), TextError, "document 1 is empty"),
-        (("a", ["b", None]), TextError, "document 1 is not a text"), (("a", ["b"], 0), ConfigError, "top_k=0"),
+        (("a", ["b", None]), TextError, "document 1 is not a text"), (("a", ["b"], 0), ConfigError, "`top_k` must be"),
         (("a", ["b\udcff"]), TextError, "document 0 is not valid Unicode"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs gerund[serve]")
 
-from gerund.scoring.names import MEASURE_NAMES, OWN
+from gerund.scoring.names import MEASURE_NAMES, MODEL_NAMES
 from gerund.server.openai_format import Form
 from gerund.server.schemas.generation import ScorerName
 from gerund.types import Generation, TokenLogprob
@@ -27,7 +27,7 @@ def test_offsets_of_characters_that_several_tokens_spell() -> None:
 
 
 def test_scorers_are_those_of_the_library() -> None:
-    assert set(get_args(ScorerName)) == {OWN, *MEASURE_NAMES}
+    assert set(get_args(ScorerName)) == {*MODEL_NAMES, *MEASURE_NAMES}
 
 
 def test_impossible_logprobs_are_json() -> None:

@@ -138,7 +138,7 @@ def command(
 
         lm = load(for_scoring(spec, rerank))
         # A scorer's folder is read once, not for every chunk.
-        ranked = replace(ranked, scorer=find_scorer(rerank, lm, own=lm.scorer, seed=seed or 0))
+        ranked = replace(ranked, scorer=find_scorer(rerank, lm, seed=seed or 0))
     if expansion is not None:
         if max_new_tokens is not None:
             expansion["max_tokens"] = max_new_tokens

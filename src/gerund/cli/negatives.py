@@ -176,11 +176,12 @@ def _elsewhere(machines: "JobEngine", load: "_Loading") -> "Elsewhere":
 
 
 def _judge(scorer: str | None, lm: "LanguageModel | None", seed: int) -> "Scorer | None":
+    from gerund.entry import load
     from gerund.scoring.registry import find_scorer, fixed_scorer
 
     if scorer is None:
         return None
-    return fixed_scorer(scorer) if lm is None else find_scorer(scorer, lm, seed=seed)
+    return fixed_scorer(scorer, load) if lm is None else find_scorer(scorer, lm, seed=seed)
 
 
 @dataclass(frozen=True)

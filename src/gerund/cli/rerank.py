@@ -28,7 +28,7 @@ def command(
     by: Annotated[
         str | None,
         typer.Option(
-            help="vectors, own (the model's own scorer) or likelihood (of the query behind the document). "
+            help="vectors, model (the model's own scorer) or likelihood (of the query behind the document). "
             "[default: vectors]",
             show_default=False,
         ),

@@ -79,7 +79,7 @@ def command(
     from gerund.scoring.registry import find_scorer, for_scoring
 
     lm = load(for_scoring(spec, scorer))
-    found = _scored(lm, pairs, find_scorer(scorer, lm, own=lm.scorer))  # a scorer's folder is read once
+    found = _scored(lm, pairs, find_scorer(scorer, lm))  # a scorer's folder is read once
     if file is None and output is None and not as_json:
         [(_, texts, _)] = pairs
         scores = next(found)["scores"]

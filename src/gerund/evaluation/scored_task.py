@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gerund.evaluation.task import FileTask
-from gerund.scoring.names import OWN
+from gerund.scoring.names import MODEL_NAMES
 
 DEPTHS = (1, 3, 5, 10, 50)
 """How many of the first candidates a recall is about."""
@@ -30,7 +30,7 @@ class ScoredTask(FileTask):
     @property
     def reads_scorer(self) -> bool:
         """Whether no other scorer was named."""
-        return self.scorer in ("", OWN)
+        return self.scorer in ("", *MODEL_NAMES)
 
     @property
     def also_read(self) -> tuple[Path, ...]:

@@ -290,7 +290,7 @@ class GerundRanker(_WithModel):
         Args:
             model: a model in memory, or what ``gerund.load`` takes; None for the bundled one.
             top_k: how many documents are kept; None for all that have a text.
-            by: how relevance is measured: ``vectors``, ``own`` or ``likelihood``; see ``lm.rerank``.
+            by: how relevance is measured: ``vectors``, ``model`` or ``likelihood``; see ``lm.rerank``.
         """
         self.model, self.top_k, self.by = model, top_k, by
 

@@ -361,7 +361,7 @@ class GerundReranker(BaseDocumentCompressor):
     top_n: int | None = 3
     """How many documents are kept; None for all that have a text."""
     by: str | None = None
-    """How relevance is measured: ``vectors``, ``own`` or ``likelihood``; see ``lm.rerank``."""
+    """How relevance is measured: ``vectors``, ``model`` or ``likelihood``; see ``lm.rerank``."""
 
     _load = field_validator("lm", mode="before")(model_of)
 

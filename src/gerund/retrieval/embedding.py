@@ -19,7 +19,7 @@ from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.indexing import Embed
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.templates import templates_around
-from gerund.text_encoder import TextEncoder
+from gerund.types import TextModel
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Embedder:
         ConfigError: a chunk does not fit the model's longest text, or the model cannot embed stretches of a text.
     """
 
-    def __init__(self, lm: TextEncoder, chunking: Chunking) -> None:
+    def __init__(self, lm: TextModel, chunking: Chunking) -> None:
         self.lm = lm
         self.chunking = chunking
         self._prompts = {job: job if job in lm.encoder.prompts else None for job in (QUERY, DOCUMENT)}
@@ -159,7 +159,7 @@ class Window:
         return cls(text, spans, repeated)
 
 
-def largest_chunk(lm: TextEncoder) -> int | None:
+def largest_chunk(lm: TextModel) -> int | None:
     """Return how many tokens a chunk may have at most; None where there is no limit."""
     return _room(lm, DOCUMENT if DOCUMENT in lm.encoder.prompts else None)
 

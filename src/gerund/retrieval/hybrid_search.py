@@ -114,8 +114,9 @@ def _best_first(scores: Mapping[Document, float]) -> dict[Document, float]:
 Mode = Literal["hybrid", "words", "vectors"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-MEASURES = ("likelihood", "own", "vectors")
-"""By which a new order may be made, as in ``lm.rerank``; the first where nothing is said."""
+RERANK_BY = "likelihood"
+"""The default measure of relevance for re-ranking hits."""
+
 # Chunks of the documents found by vectors in which a phrase is looked for.
 _MOST_WITH_PHRASE = 100_000
 

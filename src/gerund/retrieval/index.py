@@ -16,7 +16,7 @@ from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.filters import check_filter
-from gerund.retrieval.hybrid_search import MEASURES, MODES, Mode, check_query, joined, reranked, sides
+from gerund.retrieval.hybrid_search import MODES, RERANK_BY, Mode, check_query, joined, reranked, sides
 from gerund.retrieval.indexing import Embed, IndexSummary, Writer, about_of, all_failed, difference, migrate_index
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
@@ -32,6 +32,7 @@ from gerund.retrieval.question_answering import (
     sources_of,
 )
 from gerund.retrieval.store import About, VectorStore
+from gerund.scoring.names import check_measure
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Hit
@@ -249,7 +250,7 @@ class Index(Asking):
             expand: how many other ways to ask, written by the model, join the query (``lm.expand``).
             rerank: how many of the first hits the model puts into a new order.
             rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query behind the chunk, which None is too;
-                ``own``, the model's own scorer; or ``vectors``.
+                ``model``, the model's own scorer; or ``vectors``.
             aliases: ``top_k`` is another name for ``k``.
 
         Returns:
@@ -289,8 +290,7 @@ class Index(Asking):
         """
         del aliases  # replaced by what they stand for
         one_of("mode", mode, MODES)
-        if rerank_by is not None:
-            one_of("measure of relevance", rerank_by, MEASURES)
+        check_measure(rerank_by)
         for name, number, least in (("k", k, 1), ("expand", expand, 0), ("rerank", rerank, 0)):
             if not least <= whole_number(name, number) <= MOST_HITS:
                 raise ConfigError(f"{name}={number} is not a number from {least} to {MOST_HITS}")
@@ -308,7 +308,7 @@ class Index(Asking):
         pairs = zip(asked, vectors_ND, strict=True)
         found = [joined(*sides(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
         if rerank:
-            by = rerank_by or MEASURES[0]
+            by = rerank_by or RERANK_BY
             found = [reranked(one, hits, rerank, self.lm, by) for one, hits in zip(checked, found, strict=True)]
         return [hits[:k] for hits in found]
 

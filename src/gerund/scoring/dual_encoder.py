@@ -1,11 +1,9 @@
-"""A decoder-only model as a scorer: the weights that write also turn prefixes and continuations into vectors.
+"""Dual-encoder scorers: the dot product of a prefix's and a continuation's vector.
 
-RankGen, section 2.2, with our encoder in the place of T5: a marker before each text, one encoder for both sides, a
-linear map without bias, the dot product. The model's folder has ``scorer.json`` and ``scorer.safetensors`` beside its
-other files; without them it is the same language model and encoder. A scorer has the encoder's plan, pooling
-and adapter, or, where ``scorer.json`` has an ``encoder``, its own.
-
-Knows: markers, where long texts are cut, the folder. Does not know: how texts become vectors.
+RankGen, section 2.2, with a decoder-only model as the encoder instead of T5: a marker before each text, one encoder for
+prefixes and continuations, and a linear map without bias. A model's folder stores its scorer in ``scorer.json`` and
+``scorer.safetensors``. The scorer has the encoder's plan, pooling and adapter unless ``scorer.json`` has an
+``encoder``, which replaces them.
 """
 
 import hashlib
@@ -28,27 +26,25 @@ from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_i
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
 from gerund.models.encoder_settings import default_encoder_config, read_saved, saved_fields, settings_from
-from gerund.models.loading import open_model
 from gerund.models.vectors import unit
-from gerund.seq2seq_encoder import Seq2SeqEncoder
 from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
-from gerund.settings.model_spec import EncoderSpec, ModelSpec
+from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.templates import PromptText
-from gerund.text_encoder import TextEncoder
+from gerund.types import TextModel
 
-# Prefixes that are remembered, so that a search encodes its prompts once.
-_REMEMBERED = 1024
+SETTINGS_FILE = "scorer.json"
+WEIGHTS_FILE = "scorer.safetensors"
+_PROJECTION = "projection.weight"
+SIMILARITIES = ("dot", "cosine")
+
+# Prefix vectors in the cache, so that a search encodes its prompts once.
+_CACHED_PREFIXES = 1024
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 class VectorScorer:
-    """The dot product of two encoders' vectors, not normalised.
-
-    Args:
-        name: what results call it.
-        prefixes: encodes prefixes, ``(n, D)``.
-        continuations: encodes continuations, ``(n, D)``.
+    """The dot product of two encoders' vectors ``(n, D)``, not normalized.
 
     >>> lengths = lambda texts: np.array([[len(text), 1.0] for text in texts])
     >>> VectorScorer("lengths", lengths, lengths).score(["ab"], [["c", "def"]])
@@ -59,15 +55,11 @@ class VectorScorer:
         self.name = name
         self._encode_prefixes = prefixes
         self._encode_continuations = continuations
-        self._known: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._prefix_cache: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return a score for each continuation of each prefix; higher is better.
-
-        Raises:
-            TextError: a prefix or a continuation is blank; of nothing there is no vector.
-        """
+        """Return a score for each continuation of each prefix; higher is better."""
         for index, prefix in enumerate(prefixes):
             if not prefix.strip():
                 raise TextError.about(
@@ -77,47 +69,41 @@ class VectorScorer:
                 )
         refuse_blank(continuations)
         prefix_ND = self.prefix_vectors(prefixes)
-        texts = list(dict.fromkeys(text for own in continuations for text in own))
+        texts = list(dict.fromkeys(text for candidates in continuations for text in candidates))
         if not texts:
             return [[] for _ in continuations]
-        place = {text: index for index, text in enumerate(texts)}
-        text_ND = np.asarray(self._encode_continuations(texts), dtype=np.float64)
+        row = {text: index for index, text in enumerate(texts)}
+        text_ND = self.continuation_vectors(texts)
         return [
-            (text_ND[[place[text] for text in own]] @ vector_D).tolist() if own else []
-            for vector_D, own in zip(prefix_ND, continuations, strict=True)
+            (text_ND[[row[text] for text in candidates]] @ vector_D).tolist() if candidates else []
+            for vector_D, candidates in zip(prefix_ND, continuations, strict=True)
         ]
 
     def prefix_vectors(self, prefixes: Sequence[str]) -> np.ndarray:
-        """Return the vectors of prefixes, ``(n, D)`` float64; those that were encoded lately are not encoded anew."""
-        known = self._known
+        """Return the vectors of prefixes, ``(n, D)`` float64, from the cache where they are in it."""
+        cache = self._prefix_cache
         with self._lock:
-            found = {prefix: known[prefix] for prefix in prefixes if prefix in known}
-        missing = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in found]
+            vectors = {prefix: cache[prefix] for prefix in prefixes if prefix in cache}
+        missing = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in vectors]
         if missing:
-            vectors = np.asarray(self._encode_prefixes(missing), dtype=np.float64)
-            found |= dict(zip(missing, vectors, strict=True))
+            new_ND = np.asarray(self._encode_prefixes(missing), dtype=np.float64)
+            vectors |= dict(zip(missing, new_ND, strict=True))
         with self._lock:
-            for prefix, vector in found.items():
-                known[prefix] = vector
-                known.move_to_end(prefix)
-            while len(known) > _REMEMBERED:
-                known.popitem(last=False)
-        return np.array([found[prefix] for prefix in prefixes])
+            for prefix, vector in vectors.items():
+                cache[prefix] = vector
+                cache.move_to_end(prefix)
+            while len(cache) > _CACHED_PREFIXES:
+                cache.popitem(last=False)
+        return np.array([vectors[prefix] for prefix in prefixes])
 
     def continuation_vectors(self, continuations: Sequence[str]) -> np.ndarray:
         """Return the vectors of continuations, ``(n, D)`` float64."""
         return np.asarray(self._encode_continuations(continuations), dtype=np.float64)
 
 
-SETTINGS_FILE = "scorer.json"
-WEIGHTS_FILE = "scorer.safetensors"
-_PROJECTION = "projection.weight"
-SIMILARITIES = ("dot", "cosine")
-
-
 @dataclass(frozen=True)
 class ScorerConfig:
-    """How the two sides are read."""
+    """How a dual-encoder scorer encodes prefixes and continuations."""
 
     prefix: str = "pre "
     """Put before every prefix."""
@@ -126,10 +112,10 @@ class ScorerConfig:
     """Put before every continuation."""
 
     prefix_tokens: int = 512
-    """Tokens of a prefix at most, without marker and special tokens; of a longer one the end is kept."""
+    """Maximum tokens of a prefix, without marker and special tokens; a longer prefix is truncated at its start."""
 
     continuation_tokens: int = 128
-    """Tokens of a continuation at most; of a longer one the beginning is kept."""
+    """Maximum tokens of a continuation; a longer one is truncated at its end."""
 
     similarity: str = "dot"
     """``dot``, or ``cosine``: the dot product of vectors of length 1."""
@@ -139,32 +125,22 @@ class ScorerConfig:
             raise unknown_name("similarity", self.similarity, list(SIMILARITIES))
         for name in ("prefix_tokens", "continuation_tokens"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} leaves no text")
+                raise ConfigError(f"`{name}` must be at least 1, got {getattr(self, name)}")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ScorerConfig":
-        """Read settings back.
-
-        Raises:
-            ConfigError: an unknown field, or a value that is not valid.
-        """
-        valid = {item.name: type(item.default) for item in fields(cls)}
+        """Read settings back; raises ``ConfigError`` for an unknown field or a value of another type."""
+        types = {item.name: type(item.default) for item in fields(cls)}
         for key, value in data.items():
-            if key not in valid:
-                raise unknown_name(f"field in {SETTINGS_FILE}", key, list(valid))
-            if type(value) is not valid[key]:
+            if key not in types:
+                raise unknown_name(f"field in {SETTINGS_FILE}", key, list(types))
+            if type(value) is not types[key]:
                 raise ConfigError(f"{SETTINGS_FILE}: {key} cannot be {value!r}")
         return cls(**data)
 
 
 class DualScorer(VectorScorer):
-    """The product of two vectors of one encoder.
-
-    Args:
-        encoder: reads both sides, under its own plan and pooling.
-        settings: markers and lengths.
-        projection_DD: the linear map of both vectors; None for none.
-        name: what results call it; left out, the model's name.
+    """The dot product of two vectors of one encoder, projected by ``projection_DD`` where there is one.
 
     Attributes:
         has_own_config: whether ``encoder`` is the model under an encoder config of the scorer's own.
@@ -172,55 +148,31 @@ class DualScorer(VectorScorer):
 
     def __init__(
         self,
-        encoder: TextEncoder,
+        encoder: TextModel,
         settings: ScorerConfig | None = None,
         projection_DD: np.ndarray | None = None,
         name: str | None = None,
     ) -> None:
         self.has_own_config = encoder.job == "score"
-        own = settings or ScorerConfig()
-        sides = _Sides(encoder, own, projection_DD)
-        super().__init__(name or encoder.name, sides.prefixes, sides.continuations)
-        self.encoder, self.settings, self.projection_DD = encoder, own, projection_DD
-        self._sides = sides
+        settings = settings or ScorerConfig()
+        vectors = _Vectors(encoder, settings, projection_DD)
+        super().__init__(name or encoder.name, vectors.of_prefixes, vectors.of_continuations)
+        self.encoder, self.settings, self.projection_DD = encoder, settings, projection_DD
+        self._vectors = vectors
         self._is_incremental: bool | None = None
 
     @classmethod
-    def load(cls, model: str | Path, *, dtype: str = "auto", device: str = "auto") -> "DualScorer":
-        """Load the scorer of a folder or hub id.
+    def of_folder(cls, encoder: TextModel, folder: Path | None, *, is_other: bool = False) -> "DualScorer":
+        """Return the scorer that is stored in a model's folder, around a model that is in memory already.
 
-        Args:
-            model: where it is.
-            dtype: as in ``gerund.load``.
-            device: as in ``gerund.load``.
-
-        Raises:
-            ModelError: no such model.
-            DataError: it has no scorer, or a broken one.
-        """
-        opened = open_model(ModelSpec.of(model, dtype=dtype, device=device))
-        kind = Seq2SeqEncoder if opened.is_seq2seq else TextEncoder
-        encoder = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
-        return cls.beside(encoder, opened.settings)
-
-    @classmethod
-    def beside(cls, encoder: TextEncoder, folder: Path | None, *, apart: bool = False) -> "DualScorer":
-        """Return the scorer whose files lie in a model's folder, around the model that is in memory already.
-
-        Args:
-            encoder: the model.
-            folder: where the files lie.
-            apart: whether the folder is that of another training on the same weights, so that the scorer reads as
-                the encoder there does.
-
-        Raises:
-            DataError: there are none, or broken ones.
+        With ``is_other`` the folder is that of another training on the same weights, and its encoder config is used.
+        Raises ``DataError`` where the folder has no scorer, or a broken one.
         """
         if folder is None or not has_scorer(folder):
-            name = encoder.name if folder is None or not apart else folder
+            name = folder if folder is not None and is_other else encoder.name
             raise DataError(f"{name} has no {SETTINGS_FILE}: it was not trained to score continuations")
         settings, projection_DD = read_scorer(folder)
-        saved = read_scorer_config(folder) or (read_saved(folder) if apart else None)
+        saved = read_scorer_config(folder) or (read_saved(folder) if is_other else None)
         if saved is not None:
             encoder = encoder.for_job("score", saved.applied_to(default_encoder_config(encoder.model.config)))
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
@@ -228,60 +180,59 @@ class DualScorer(VectorScorer):
         return cls(encoder, settings, projection_DD)
 
     def incremental(self) -> "DualScorer":
-        """Return this scorer for a search, which extends its continuations: it reads what is new of them and no more.
+        """Return this scorer for a search that extends its continuations: only new tokens are encoded.
 
-        Where the encoder's plan is not causal, so that a beginning looks different with every word that follows, it is
-        this scorer itself.
+        Where the plan is not causal, every new token changes the states before it, so it is this scorer unchanged.
         """
         if self._is_incremental is None:
             self._is_incremental = can_encode_incrementally(self.encoder.runtime)
         if not self._is_incremental:
             return self
-        own = DualScorer(self.encoder, self.settings, self.projection_DD, self.name)
-        own._is_incremental, own._known = True, self._known
-        own._encode_continuations = partial(own._sides.incremental, IncrementalEncoder(self.encoder.runtime))
-        return own
+        other = DualScorer(self.encoder, self.settings, self.projection_DD, self.name)
+        other._is_incremental, other._prefix_cache = True, self._prefix_cache
+        other._encode_continuations = partial(other._vectors.incremental, IncrementalEncoder(self.encoder.runtime))
+        return other
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the scores depend on beside the model's encoder."""
+        """Hash of what the scores depend on in addition to the model's encoder."""
         projection = b"" if self.projection_DD is None else np.ascontiguousarray(self.projection_DD).tobytes()
         settings = json.dumps(asdict(self.settings), sort_keys=True).encode()
-        own = self.encoder.fingerprint().encode() if self.has_own_config else b""
-        return hashlib.blake2b(settings + projection + own, digest_size=8).hexdigest()
+        encoder = self.encoder.fingerprint().encode() if self.has_own_config else b""
+        return hashlib.blake2b(settings + projection + encoder, digest_size=8).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the scorer's own files into a model's folder."""
+        """Write the scorer's files into a model's folder."""
         config = self.encoder.encoder if self.has_own_config else None
         write_scorer(folder, self.settings, self.projection_DD, config)
 
 
 @dataclass(frozen=True)
-class _Sides:
-    """What both sides' vectors are made of; it does not hold the scorer, whose memory is then freed with it."""
+class _Vectors:
+    """Encodes prefixes and continuations. It has no reference to the scorer, whose memory is then freed with it."""
 
-    encoder: TextEncoder
+    encoder: TextModel
     settings: ScorerConfig
     projection_DD: np.ndarray | None
 
-    def prefixes(self, texts: Sequence[str]) -> np.ndarray:
-        most = self.settings.prefix_tokens
-        kept = [keep_end(self.encoder.tokenizer, text, most) if text.strip() else text for text in texts]
-        return self._encode(kept, self.settings.prefix)
+    def of_prefixes(self, texts: Sequence[str]) -> np.ndarray:
+        limit = self.settings.prefix_tokens
+        ends = [keep_end(self.encoder.tokenizer, text, limit) if text.strip() else text for text in texts]
+        return self._encode(ends, self.settings.prefix)
 
-    def continuations(self, texts: Sequence[str]) -> np.ndarray:
-        return self._encode(self._cut(texts), self.settings.continuation)
+    def of_continuations(self, texts: Sequence[str]) -> np.ndarray:
+        return self._encode(self._truncated(texts), self.settings.continuation)
 
     def incremental(self, encoder: IncrementalEncoder, texts: Sequence[str]) -> np.ndarray:
-        tokens = self.encoder.tokens(self._cut(texts), PromptText(self.settings.continuation))
-        return self._projected(encoder.encode([one for one in tokens if one is not None]))
+        tokens = self.encoder.tokens(self._truncated(texts), PromptText(self.settings.continuation))
+        return self._projected(encoder.encode([text_tokens for text_tokens in tokens if text_tokens is not None]))
 
-    def _cut(self, texts: Sequence[str]) -> list[str]:
+    def _truncated(self, texts: Sequence[str]) -> list[str]:
         return [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in texts]
 
     def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
-        vectors = self.encoder.encode(texts, prompt=PromptText(marker), normalize=False, show_progress=False)
-        return self._projected(vectors)
+        vectors_ND = self.encoder.encode(texts, prompt=PromptText(marker), normalize=False, show_progress=False)
+        return self._projected(vectors_ND)
 
     def _projected(self, vectors_ND: np.ndarray) -> np.ndarray:
         projected_ND = vectors_ND if self.projection_DD is None else vectors_ND @ self.projection_DD.T
@@ -289,19 +240,13 @@ class _Sides:
 
 
 def has_scorer(folder: Path) -> bool:
-    """Whether a model's folder holds a scorer."""
+    """Whether a model's folder has a scorer."""
     return (folder / SETTINGS_FILE).is_file()
 
 
 def read_scorer(folder: Path) -> tuple[ScorerConfig, np.ndarray | None]:
-    """Return settings and projection ``(D, D)`` of a folder.
-
-    Raises:
-        DataError: the files are broken.
-        ConfigError: they were written by a newer version, or hold unknown fields.
-    """
-    path = folder / SETTINGS_FILE
-    data = read_settings(path, "scorer")
+    """Return settings and projection ``(D, D)`` of a folder."""
+    data = read_settings(folder / SETTINGS_FILE, "scorer")
     weights = folder / WEIGHTS_FILE
     projection_DD = None
     if data.get("projection"):
@@ -313,18 +258,13 @@ def read_scorer(folder: Path) -> tuple[ScorerConfig, np.ndarray | None]:
 
 
 def read_scorer_config(folder: Path) -> EncoderSpec | None:
-    """Return how the scorer in a model's folder reads, where that is not how the encoder does.
-
-    Raises:
-        DataError: the file is broken.
-        ConfigError: it was written by a newer version, or holds unknown fields.
-    """
-    fields = read_settings(folder / SETTINGS_FILE, "scorer").get("encoder")
-    if fields is None:
+    """Return the scorer's own encoder settings; None where it has those of the encoder."""
+    encoder = read_settings(folder / SETTINGS_FILE, "scorer").get("encoder")
+    if encoder is None:
         return None
-    if not isinstance(fields, dict):
-        raise DataError(f"{folder / SETTINGS_FILE}: encoder is how the scorer reads, not {fields!r}")
-    return settings_from(fields)
+    if not isinstance(encoder, dict):
+        raise DataError(f"{folder / SETTINGS_FILE}: `encoder` must be an object, got {encoder!r}")
+    return settings_from(encoder)
 
 
 def write_scorer(
@@ -342,8 +282,8 @@ def write_scorer(
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _keep_start(encoder: TextEncoder, text: str, most: int) -> str:
-    """Return the beginning of a text that has at most so many tokens."""
-    [found] = encode_texts(encoder.tokenizer, [text], specials=False, offsets=True, most=most)
-    ends = [end for _, end in found.offsets]
-    return text if len(ends) <= most else text[: ends[most - 1]]
+def _keep_start(encoder: TextModel, text: str, limit: int) -> str:
+    """Return the first ``limit`` tokens of a text."""
+    [encoded] = encode_texts(encoder.tokenizer, [text], specials=False, offsets=True, most=limit)
+    ends = [end for _, end in encoded.offsets]
+    return text if len(ends) <= limit else text[: ends[limit - 1]]

@@ -1,6 +1,6 @@
-"""Wrong continuations that a scorer takes for right ones (RankGen, appendix C.1).
+"""Find hard negatives: the passages of a document that a scorer ranks highest after a prefix.
 
-Knows: a scorer, texts with places. Does not know: documents.
+RankGen, appendix C.1.
 """
 
 import heapq
@@ -14,14 +14,14 @@ import numpy as np
 from gerund.scoring.dual_encoder import VectorScorer
 from gerund.types import Scorer
 
-# Stretches that are scored at a time.
+# Passages that are scored per batch.
 CHUNK = 256
-# Bytes of the vectors that are kept.
+# Bytes of cached vectors.
 ROOM = 2**28
 
 
 class HasText(Protocol):
-    """Anything that has a text, without the space that would begin it behind a prefix."""
+    """Anything with a text, without the space that would begin it after a prefix."""
 
     @property
     def text(self) -> str:
@@ -32,41 +32,32 @@ AnyText = TypeVar("AnyText", bound=HasText)
 
 
 class Hardest:
-    """Finds the stretches of a document that a scorer likes best, without holding them all.
+    """Finds the passages that a scorer ranks highest, ``chunk`` per batch, without holding them all.
 
-    Stretches are scored some at a time, and only the best so far are kept. Passages of one document ask for the same
-    stretches again and again, so the vectors of the latest are kept, in float32.
-
-    Args:
-        scorer: likes texts.
-        chunk: how many stretches are scored at a time.
-        room: bytes of vectors that are kept.
+    Prefixes of one document need the same passages again and again, so ``room`` bytes of the latest float32 vectors are
+    cached.
     """
 
     def __init__(self, scorer: Scorer, *, chunk: int = CHUNK, room: int = ROOM) -> None:
         self.scorer, self.chunk, self.room = scorer, chunk, room
-        self._known: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
 
-    def of(self, prefix: str, stretches: Iterable[AnyText], count: int) -> list[AnyText]:
-        """Return the ``count`` stretches that the scorer likes best behind a prefix, best first, the first of equals.
-
-        Args:
-            prefix: the prefix.
-            stretches: all that may be taken, each once.
-            count: how many at most.
-        """
-        rest = iter(stretches)
-        scores_of = self._behind(prefix)
+    def of(self, prefix: str, passages: Iterable[AnyText], count: int) -> list[AnyText]:
+        """Return the ``count`` passages with the highest scores after a prefix, best first; ties keep their order."""
+        rest = iter(passages)
+        scores_of = self._scorer_after(prefix)
         best: list[tuple[float, int, AnyText]] = []
         seen = 0
         while chunk := list(islice(rest, self.chunk)):
-            scores = scores_of([f" {one.text}" for one in chunk])
-            ranked = [(score, -seen - place, one) for place, (score, one) in enumerate(zip(scores, chunk, strict=True))]
-            best = heapq.nlargest(count, [*best, *ranked], key=lambda one: one[:2])
+            scores = scores_of([f" {passage.text}" for passage in chunk])
+            ranked = [
+                (score, -number, text) for number, (score, text) in enumerate(zip(scores, chunk, strict=True), seen)
+            ]
+            best = heapq.nlargest(count, [*best, *ranked], key=lambda entry: entry[:2])
             seen += len(chunk)
-        return [one for _, _, one in best]
+        return [passage for _, _, passage in best]
 
-    def _behind(self, prefix: str) -> Callable[[Sequence[str]], list[float]]:
+    def _scorer_after(self, prefix: str) -> Callable[[Sequence[str]], list[float]]:
         """Return what scores continuations of a prefix, which is encoded once."""
         scorer = self.scorer
         if not isinstance(scorer, VectorScorer):
@@ -75,14 +66,13 @@ class Hardest:
         return lambda texts: (self._vectors(scorer, texts) @ prefix_D).tolist()
 
     def _vectors(self, scorer: VectorScorer, texts: Sequence[str]) -> np.ndarray:
-        known = self._known
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        cache = self._cache
+        missing = [text for text in dict.fromkeys(texts) if text not in cache]
         if missing:
-            made_ND = scorer.continuation_vectors(missing).astype(np.float32)
-            known.update(zip(missing, made_ND, strict=True))
+            cache.update(zip(missing, scorer.continuation_vectors(missing).astype(np.float32), strict=True))
         for text in texts:
-            known.move_to_end(text)
-        found_ND = np.stack([known[text] for text in texts])
-        while len(known) * found_ND[0].nbytes > self.room:
-            known.popitem(last=False)
-        return found_ND
+            cache.move_to_end(text)
+        vectors_ND = np.stack([cache[text] for text in texts])
+        while len(cache) * vectors_ND[0].nbytes > self.room:
+            cache.popitem(last=False)
+        return vectors_ND

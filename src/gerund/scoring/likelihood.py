@@ -1,9 +1,7 @@
-"""Scores of continuations by what a causal model's likelihoods tell.
+"""Score continuations by a causal model's likelihoods: PMI, log-probabilities, self-certainty.
 
-RankGen, appendix C.6 and Table 15. A measure takes ``Evidence``, in which whatever several measures need is computed
-once, and gives one array of scores a prefix, higher is better.
-
-Knows: log-probabilities, words. Does not know: data sets, which candidate is right.
+RankGen, appendix C.6 and Table 15. A measure takes ``Evidence``, which computes once what several measures need, and
+returns one array of scores per prefix; higher is better.
 """
 
 import hashlib
@@ -24,17 +22,17 @@ from gerund.inference.likelihood import (
 )
 from gerund.progress import progress
 from gerund.scoring.word_overlap import WORD_MEASURES, OverlapScorer
-from gerund.text_encoder import TextEncoder
+from gerund.types import TextModel
 
-# From so many candidates of a prefix on it is read by itself.
+# From this number of candidates per prefix on, the prefix is read once for all of them.
 _WORTH_SHARING = 4
 
-# What was read of texts that are extended: by the prefix that they belong to and the text that they are read behind.
-Known = dict[tuple[str, str], IncrementalEncoder]
+# States of texts that a search extends, by (prefix, the text that is read before the candidates).
+States = dict[tuple[str, str], IncrementalEncoder]
 
 
 class Evidence:
-    """Prefixes with candidates, and what a model says of them.
+    """Log-probabilities of candidate continuations, each kind computed on first use.
 
     Args:
         lm: the model.
@@ -42,33 +40,27 @@ class Evidence:
         candidates: continuations of each prefix.
         seed: of the random measure.
         show: whether to show progress; None only on a terminal.
-        joint: what stands between prefix and candidate.
-        known: what was read of texts that were extended since, by prefix; kept and added to. None for texts that are
-            scored once.
+        joint: separates prefix and candidate.
+        states: states of texts that a search extends, which is updated; None for texts that are scored once.
     """
 
     def __init__(
         self,
-        lm: TextEncoder,
+        lm: TextModel,
         prefixes: Sequence[str],
         candidates: Sequence[Sequence[str]],
         *,
         seed: int = 0,
         show: bool | None = None,
         joint: str = " ",
-        known: Known | None = None,
+        states: States | None = None,
     ) -> None:
-        self.prefixes = prefixes
-        self.candidates = candidates
-        self.seed = seed
-        self._lm = lm
-        self._show = show
-        self._joint = joint
-        self._known = known
+        self.prefixes, self.candidates, self.seed = prefixes, candidates, seed
+        self._lm, self._show, self._joint, self._states = lm, show, joint, states
 
     @cached_property
     def conditional(self) -> list[list[PairLogprobs]]:
-        """Every candidate after its prefix, the prefix's own tokens included."""
+        """Every candidate after its prefix, the prefix's tokens included."""
         return self._read(partial(continuation_logprobs, with_prefix=True), self.prefixes)
 
     @cached_property
@@ -78,36 +70,36 @@ class Evidence:
 
     @cached_property
     def certainty(self) -> list[list[np.ndarray]]:
-        """For every token of a candidate after its prefix, how far the prediction of it is from none at all."""
+        """Self-certainty of the prediction of each token of every candidate after its prefix."""
         return self._read(continuation_certainty, self.prefixes)
 
     def _read(self, read: Callable[..., list[Any]], before: Sequence[str]) -> list[list[Any]]:
-        """Return what ``read`` gives for every candidate behind the text before it.
+        """Return what ``read`` gives for every candidate after the text before it.
 
-        Where a prefix has several candidates it is read once for all of them, on models where that was found to give
-        the same.
+        A prefix with several candidates is read once for all of them, on models where this gives the same result.
         """
         model, tokenizer = self._lm.model, self._lm.tokenizer
         pairs = [
-            [(text, self._joint + candidate) for candidate in own]
-            for text, own in zip(before, self.candidates, strict=True)
+            [(text, self._joint + candidate) for candidate in candidates]
+            for text, candidates in zip(before, self.candidates, strict=True)
         ]
         many = max(map(len, pairs), default=0) >= _WORTH_SHARING and any(before)
-        if not (many or self._known is not None) or not _can_share(model, tokenizer):
-            rest = iter(read(model, tokenizer, [pair for own in pairs for pair in own], show=self._show))
-            return [[next(rest) for _ in own] for own in pairs]
+        if not (many or self._states is not None) or not _can_share(model, tokenizer):
+            values = iter(read(model, tokenizer, [pair for group in pairs for pair in group], show=self._show))
+            return [[next(values) for _ in group] for group in pairs]
         runtime = causal_runtime(model, tokenizer)
-        found = []
+        results = []
         with progress(len(pairs), "scoring", show=self._show) as advance:
-            for prefix, text, own in zip(self.prefixes, before, pairs, strict=True):
+            for prefix, text, group in zip(self.prefixes, before, pairs, strict=True):
                 incremental = IncrementalEncoder(runtime)
-                if self._known is not None:
-                    incremental = self._known.setdefault((prefix, text), incremental)
-                # A character is a token at most, or nearly.
-                states, room = incremental.states, incremental.room(max((len(a) + len(b) for a, b in own), default=0))
-                found.append(read(model, tokenizer, own, states=states, batch_tokens=room, show=False) if own else [])
+                if self._states is not None:
+                    incremental = self._states.setdefault((prefix, text), incremental)
+                # A character is at most one token, or nearly.
+                room = incremental.room(max((len(a) + len(b) for a, b in group), default=0))
+                settings = {"states": incremental.states, "batch_tokens": room, "show": False}
+                results.append(read(model, tokenizer, group, **settings) if group else [])
                 advance(1)
-        return found
+        return results
 
 
 Measure = Callable[[Evidence], list[np.ndarray]]
@@ -115,53 +107,51 @@ Measure = Callable[[Evidence], list[np.ndarray]]
 
 def conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
     """Return log P(continuation | prefix)."""
-    return [_array(_sum(one.continuation) for one in own) for own in evidence.conditional]
+    return [_array(_sum(pair.continuation) for pair in pairs) for pairs in evidence.conditional]
 
 
 def average_conditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
     """Return log P(continuation | prefix) / tokens of the continuation."""
-    return [_array(_mean(one.continuation) for one in own) for own in evidence.conditional]
+    return [_array(_mean(pair.continuation) for pair in pairs) for pairs in evidence.conditional]
 
 
 def average_unconditional_likelihood(evidence: Evidence) -> list[np.ndarray]:
     """Return log P(prefix + continuation) / tokens of both."""
     return [
-        _array(_mean(np.concatenate([one.prefix, one.continuation])) for one in own) for own in evidence.conditional
+        _array(_mean(np.concatenate([pair.prefix, pair.continuation])) for pair in pairs)
+        for pairs in evidence.conditional
     ]
 
 
 def pointwise_mutual_information(evidence: Evidence) -> list[np.ndarray]:
     """Return log P(continuation | prefix) - log P(continuation).
 
-    Without a beginning token nothing precedes the first token of a continuation that stands alone, so it counts in
-    neither.
+    Without a BOS token nothing precedes the first token of a continuation alone, so that token counts in neither.
     """
     return [
-        _array(_information(given.continuation, alone.continuation) for given, alone in zip(*own, strict=True))
-        for own in zip(evidence.conditional, evidence.unconditional, strict=True)
+        _array(_information(given.continuation, alone.continuation) for given, alone in zip(*pairs, strict=True))
+        for pairs in zip(evidence.conditional, evidence.unconditional, strict=True)
     ]
 
 
 def self_certainty(evidence: Evidence) -> list[np.ndarray]:
-    """Return the mean divergence of the even distribution from the predictions (Kang et al. 2025, equation 8).
+    """Return the mean divergence of the uniform distribution from the predictions (Kang et al. 2025, equation 8).
 
-    -1/(n V) times the sum of log(V p(token)) over all V tokens of the vocabulary and the n places of the
-    continuation: how sure the model is, whatever stands there.
+    -1/(n V) times the sum of log(V p(token)) over all V tokens of the vocabulary and the n tokens of the continuation.
     """
-    return [_array(_mean(one) for one in own) for own in evidence.certainty]
+    return [_array(_mean(certainty) for certainty in candidates) for candidates in evidence.certainty]
 
 
 def shared_words(name: str, evidence: Evidence) -> list[np.ndarray]:
     """Return a measure of ``WORD_MEASURES`` for each candidate."""
-    scores = OverlapScorer(name).score(evidence.prefixes, evidence.candidates)
-    return [_array(own) for own in scores]
+    return [_array(scores) for scores in OverlapScorer(name).score(evidence.prefixes, evidence.candidates)]
 
 
 def chance(evidence: Evidence) -> list[np.ndarray]:
-    """Return random numbers; that of a candidate depends on the seed, its prefix and itself alone."""
+    """Return random numbers; a candidate's depends only on the seed, its prefix and itself."""
     return [
-        _array(_random_number(evidence.seed, prefix, candidate) for candidate in own)
-        for prefix, own in zip(evidence.prefixes, evidence.candidates, strict=True)
+        _array(_random_number(evidence.seed, prefix, candidate) for candidate in candidates)
+        for prefix, candidates in zip(evidence.prefixes, evidence.candidates, strict=True)
     ]
 
 
@@ -177,12 +167,9 @@ MEASURES: Mapping[str, Measure] = {
 
 
 class LikelihoodScorer:
-    """A measure as a scorer of continuations as they stand, the space that begins them included.
+    """A measure of ``MEASURES`` as a scorer of continuations, which bring the space that begins them.
 
-    Args:
-        lm: the model whose likelihoods are read; its encoder plays no part.
-        measure: a name of ``MEASURES``.
-        seed: of the random measure.
+    The likelihoods are those of ``lm``; its encoder has no effect.
 
     >>> import gerund
     >>> scorer = LikelihoodScorer(gerund.load(), "overlap")
@@ -190,30 +177,29 @@ class LikelihoodScorer:
     [[0.5, 0.0]]
     """
 
-    def __init__(self, lm: TextEncoder, measure: str, *, seed: int = 0) -> None:
-        self.name = measure
-        self._lm = lm
-        self._seed = seed
-        self._known: Known | None = None
+    def __init__(self, lm: TextModel, measure: str, *, seed: int = 0) -> None:
+        self.name, self._lm, self._seed = measure, lm, seed
+        self._states: States | None = None
 
     @property
     def reads_model(self) -> bool:
-        """Whether the model reads the texts; shared words and chance need none."""
+        """Whether the model reads the texts; shared words and chance need no model."""
         return self.name not in (*WORD_MEASURES, "random")
 
     def incremental(self) -> "LikelihoodScorer":
-        """Return this scorer for a search, which extends its continuations: only what is new of them is read."""
-        own = LikelihoodScorer(self._lm, self.name, seed=self._seed)
-        own._known = {}
-        return own
+        """Return this scorer for a search that extends its continuations: only new tokens are read."""
+        other = LikelihoodScorer(self._lm, self.name, seed=self._seed)
+        other._states = {}
+        return other
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""
-        if self._known is not None:
-            # A search goes through its prompts a few at a time, and comes back to none.
-            self._known = {key: texts for key, texts in self._known.items() if key[0] in prefixes}
-        evidence = Evidence(self._lm, prefixes, continuations, seed=self._seed, show=False, joint="", known=self._known)
-        return [own.tolist() for own in MEASURES[self.name](evidence)]
+        if self._states is not None:
+            # A search takes a few prompts at a time and never returns to one.
+            self._states = {key: states for key, states in self._states.items() if key[0] in prefixes}
+        settings = {"seed": self._seed, "show": False, "joint": "", "states": self._states}
+        evidence = Evidence(self._lm, prefixes, continuations, **settings)  # type: ignore[arg-type]
+        return [scores.tolist() for scores in MEASURES[self.name](evidence)]
 
 
 def _random_number(seed: int, prefix: str, candidate: str) -> float:
@@ -226,7 +212,7 @@ def _information(given: np.ndarray, alone: np.ndarray) -> float:
 
 
 def _mean(logprobs: np.ndarray) -> float:
-    # An empty prefix and no beginning token may leave a single token, which nothing precedes.
+    # An empty prefix and no BOS token may leave a single token, which nothing precedes.
     return _sum(logprobs) / max(1, len(logprobs))
 
 

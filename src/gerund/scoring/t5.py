@@ -1,7 +1,4 @@
-"""T5 encoders as scorers: RankGen's published checkpoints, and others of their layout.
-
-Knows: markers, where long texts are cut. Does not know: how a checkpoint is read.
-"""
+"""T5 encoders as scorers: RankGen's published checkpoints, and others of their layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,32 +25,31 @@ _BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Side:
-    """How the texts of one side are read.
-
-    Attributes:
-        marker: put before each.
-        most: tokens at most, marker and end token included.
-        keep: which end of a longer text is kept. ``start`` cuts behind the first tokens, end token and all, as the
-            released code does; ``end`` keeps marker, last tokens and end token.
-    """
+    """How prefixes, or continuations, are tokenized."""
 
     marker: str
-    most: int
+    """Put before each text."""
+
+    limit: int
+    """Maximum tokens, marker and end token included."""
+
     keep: Literal["start", "end"] = "start"
+    """Which end of a longer text is kept. ``start`` keeps the first tokens, and loses the end token too, as the
+    released code does; ``end`` keeps marker, last tokens and end token."""
 
     def read(self, tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         """Return the token ids of a text."""
-        [found] = encode_texts(tokenizer, [self.marker + text], most=self.most if self.keep == "start" else None)
-        ids = found.ids
-        if len(ids) <= self.most:
+        [encoded] = encode_texts(tokenizer, [self.marker + text], most=self.limit if self.keep == "start" else None)
+        ids = encoded.ids
+        if len(ids) <= self.limit:
             return ids
         if self.keep == "start":
-            return ids[: self.most]
+            return ids[: self.limit]
         marker = text_ids(tokenizer, self.marker, specials=False)
-        return [*marker, *ids[len(marker) - self.most :]]
+        return [*marker, *ids[len(marker) - self.limit :]]
 
 
-# Of the released encoder; the paper has special tokens.
+# As the released encoder; the paper has special tokens.
 PREFIX = Side("pre ", 512)
 CONTINUATION = Side("suffi ", 128)
 
@@ -61,13 +57,8 @@ CONTINUATION = Side("suffi ", 128)
 class T5Scorer(VectorScorer):
     """A T5 encoder with a projection, as RankGen published four of them.
 
-    Args:
-        model: the encoder.
-        tokenizer: its tokenizer.
-        name: what results call it.
-        prefix: how prefixes are read.
-        continuation: how continuations are read; the space that begins them is left out.
-        autocast: compute in this type while the weights keep theirs; None computes in theirs.
+    The space that begins a continuation is removed. ``autocast`` is the dtype of computation where it is not that of
+    the weights.
     """
 
     def __init__(
@@ -85,33 +76,24 @@ class T5Scorer(VectorScorer):
             lambda texts: self.encode(texts, prefix),
             lambda texts: self.encode([text.strip() for text in texts], continuation),
         )
-        self.model = model
-        self.tokenizer = tokenizer
-        self.autocast = autocast
+        self.model, self.tokenizer, self.autocast = model, tokenizer, autocast
 
     @classmethod
     def load(cls, model: str | Path, *, dtype: str = "auto", device: str = "auto") -> "T5Scorer":
         """Load a folder or a hub id, such as ``kalpeshk2011/rankgen-t5-base-all``.
 
-        Args:
-            model: where it is.
-            dtype: as in ``gerund.load``: with ``auto``, weights in float32 are read in bfloat16 where that is quick
-                and the vectors hardly change.
-            device: as in ``gerund.load``.
-
-        Raises:
-            ModelError: there is no such checkpoint, or it has another layout.
-            ConfigError: an unknown name, or int8.
+        ``dtype`` and ``device`` are those of ``gerund.load``: with ``auto``, float32 weights are computed in bfloat16
+        where that is quick and the vectors hardly change.
         """
         if dtype == "int8":
-            raise ConfigError(f"{model} is a scorer of T5's encoder, which is not read in 8 bits; take another dtype")
+            raise ConfigError(f"{model} is a scorer with a T5 encoder, which doesn't support int8. Pass another dtype.")
         source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
-        own = cls(loaded.to(where), tokenizer, source.name)
+        scorer = cls(loaded.to(where), tokenizer, source.name)
         quick = where.type == "cuda" or matmul_attention.cpu_has_bfloat16()
-        if dtype == "auto" and quick and loaded.dtype == torch.float32 and own._bfloat16_cosine() >= ENOUGH:
-            own.autocast = torch.bfloat16
-        return own
+        if dtype == "auto" and quick and loaded.dtype == torch.float32 and scorer._bfloat16_cosine() >= ENOUGH:
+            scorer.autocast = torch.bfloat16
+        return scorer
 
     def _bfloat16_cosine(self) -> float:
         """Return the smallest cosine between vectors computed in bfloat16 and in float32."""
@@ -121,11 +103,7 @@ class T5Scorer(VectorScorer):
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Return the vectors of texts, ``(n, D)`` float32.
-
-        Raises:
-            TextError: a text is no string, or blank.
-        """
+        """Return the vectors of texts, ``(n, D)`` float32."""
         checked = check_texts(texts)
         for index, text in enumerate(checked):
             if not text.strip():

@@ -1,8 +1,6 @@
-"""Words of texts, and how many of them a continuation shares with its prefix.
+"""Measure how many words a continuation shares with its prefix.
 
-Words are compared in their normal form, which plain ASCII has already, so that published counts stay what they are.
-
-Knows: white space, English stop words. Does not know: models, scores.
+Words are compared in their normal form, which plain ASCII has already, so that published counts are unchanged.
 """
 
 import re
@@ -31,11 +29,10 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text at white space, as letters stand, punctuation left on its word; Chinese and the like by character.
+    """Split a text at white space, case and punctuation unchanged; Chinese and the like by character.
 
-    Words, not a model's tokens, so that models with different tokenizers can be compared. Human continuations
-    come to a ``rep_window`` of 0.16 to 0.17 so on English books and Wikipedia; RankGen (Table 16) has 0.158 and
-    0.150.
+    Words, not a model's tokens, so that models with different tokenizers can be compared. Human continuations have a
+    ``rep_window`` of 0.16 to 0.17 on English books and Wikipedia this way; RankGen (Table 16) has 0.158 and 0.150.
 
     >>> words_of("To be, or not to be.")
     ['To', 'be,', 'or', 'not', 'to', 'be.']
@@ -54,12 +51,12 @@ def overlap(continuation: Sequence[Hashable], prefix: Sequence[Hashable]) -> flo
     """
     if not continuation:
         return 0.0
-    known = set(prefix)
-    return sum(token in known for token in continuation) / len(continuation)
+    prefix_words = set(prefix)
+    return sum(token in prefix_words for token in continuation) / len(continuation)
 
 
 def content_words(text: str) -> list[str]:
-    """Return the words of a text that are no stop words, in lower case and without ASCII punctuation.
+    """Return the words of a text that are not stop words, in lower case and without ASCII punctuation.
 
     >>> content_words("To be, or not to be: that's the Question.")
     ['thats', 'question']
@@ -69,18 +66,18 @@ def content_words(text: str) -> list[str]:
 
 
 def content_overlap(continuation: str, prefix: str) -> float:
-    """Return the fraction of a continuation's words that its prefix has too, stop words left out.
+    """Return the fraction of a continuation's words that its prefix has too, without stop words.
 
     As RankGen's released code counts for its Tables 1 to 3, 11, 14 and 17: a word counts as often as both texts have
-    it, and two texts without any word agree.
+    it, and two texts without any word have the score 1.
 
     >>> content_overlap("The dog and the dog saw a cat.", "A dog, the CAT!")
     0.5
     """
-    own, before = Counter(content_words(continuation)), Counter(content_words(prefix))
-    if not own:
-        return 0.0 if before else 1.0
-    return (own & before).total() / own.total()
+    words, prefix_words = Counter(content_words(continuation)), Counter(content_words(prefix))
+    if not words:
+        return 0.0 if prefix_words else 1.0
+    return (words & prefix_words).total() / words.total()
 
 
 def word_overlap(continuation: str, prefix: str) -> float:
@@ -92,17 +89,14 @@ def word_overlap(continuation: str, prefix: str) -> float:
     return overlap(words_of(continuation), words_of(prefix))
 
 
-# What needs no model: from continuation and prefix to a score.
+# Functions from continuation and prefix to a score.
 WORD_MEASURES: Mapping[str, Callable[[str, str], float]] = dict(
     zip(WORD_MEASURE_NAMES, (word_overlap, content_overlap), strict=True)
 )
 
 
 class OverlapScorer:
-    """A measure of shared words as a scorer without a model.
-
-    Args:
-        name: a name of ``WORD_MEASURES``.
+    """A measure of ``WORD_MEASURES`` as a scorer, which needs no model.
 
     >>> OverlapScorer().score(["a dog saw the"], [["the dog and the cat", "no"]])
     [[0.6, 0.0]]
@@ -114,4 +108,6 @@ class OverlapScorer:
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""
         measure = WORD_MEASURES[self.name]
-        return [[measure(text, prefix) for text in own] for prefix, own in zip(prefixes, continuations, strict=True)]
+        return [
+            [measure(text, prefix) for text in texts] for prefix, texts in zip(prefixes, continuations, strict=True)
+        ]

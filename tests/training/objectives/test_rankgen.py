@@ -151,7 +151,7 @@ class TestTraining:
         # By its folder it is loaded as it would be for encoding, in bfloat16 where that is near enough.
         [near] = lm.score(["the cat sat in"], [[" the rain", " an end."]], str(folder))
         assert near == pytest.approx(scores, rel=0.05)
-        assert DualScorer.load(folder, dtype="float32").score(["the cat sat in"], [[" the rain"]])[0] == [
+        assert gerund.load(folder, dtype="float32").scorer.score(["the cat sat in"], [[" the rain"]])[0] == [
             pytest.approx(scores[0], rel=1e-4)
         ]
         vectors = lm.encode(["pre the cat sat in", "suffi the rain"], normalize=False)
@@ -180,7 +180,7 @@ class TestTraining:
         sides = (("the cat sat in", "pre "), ("the rain", "suffi "))
         vectors = [lm.scorer.projection_DD @ lm.encode(text, prompt=marker, normalize=False) for text, marker in sides]
         assert own[0] == pytest.approx(vectors[0] @ vectors[1], rel=1e-3)
-        assert DualScorer.load(folder, dtype="float32").score(["the cat sat in"], [texts])[0] == pytest.approx(own)
+        assert gerund.load(folder, dtype="float32").scorer.score(["the cat sat in"], [texts])[0] == pytest.approx(own)
         assert lm.scorer.incremental() is lm.scorer
 
     @pytest.mark.slow
@@ -279,23 +279,23 @@ class TestRefused:
             read_passages([tmp_path])
 
     def test_scorers(self, base, tmp_path):
-        with pytest.raises(DataError, match=r"has no scorer\.json"):
-            DualScorer.load(base)
         lm = gerund.load(base)
+        with pytest.raises(DataError, match=r"has no scorer\.json"):
+            DualScorer.of_folder(lm, base)
         DualScorer(lm, projection_DD=np.eye(32, dtype=np.float32)).save(tmp_path)
         (tmp_path / "scorer.json").write_text('{"format": 1, "scorer": {"prefixx": "a"}}')
         with pytest.raises(ConfigError, match=r"unknown field in scorer\.json 'prefixx'"):
-            DualScorer.beside(lm, tmp_path)
+            DualScorer.of_folder(lm, tmp_path)
         (tmp_path / "scorer.json").write_text('{"format": 9, "scorer": {}}')
         with pytest.raises(ConfigError, match="has format 9"):
-            DualScorer.beside(lm, tmp_path)
+            DualScorer.of_folder(lm, tmp_path)
         (tmp_path / "scorer.json").write_text('{"format": 1, "scorer": {}}')
         DualScorer(lm, projection_DD=np.eye(8, dtype=np.float32)).save(tmp_path)
         with pytest.raises(DataError, match="does not fit vectors of 32 dimensions"):
-            DualScorer.beside(lm, tmp_path)
+            DualScorer.of_folder(lm, tmp_path)
         (tmp_path / "scorer.safetensors").unlink()
         with pytest.raises(DataError, match=r"scorer\.safetensors cannot be read"):
-            DualScorer.beside(lm, tmp_path)
+            DualScorer.of_folder(lm, tmp_path)
 
 
 @pytest.mark.slow

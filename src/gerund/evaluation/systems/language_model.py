@@ -203,7 +203,7 @@ def scorer_of(lm: "LanguageModel", name: str, *, seed: int) -> Scorer | None:
         ConfigError: there is no scorer of this name.
         ModelError: the folder holds no scorer.
     """
-    return find_scorer(name, lm, own=lm.scorer, seed=seed) if name else lm.scorer
+    return find_scorer(name, lm, seed=seed) if name else lm.scorer
 
 
 def adapter_facts(lm: "LanguageModel") -> dict[str, Any]:

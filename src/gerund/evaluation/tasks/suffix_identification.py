@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from gerund.data.passages import Passage, Sentence, cut_passages, inbook_negatives, other_stretches, split_sentences
+from gerund.entry import load
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.scored_task import ScoredTask, files_of
 from gerund.evaluation.sets.choices import FOLDER, Choice, choice_files, read_choices
@@ -191,7 +192,7 @@ class InbookTask(SuffixTask):
 
     def _hardened(self, sampled: "Sequence[_Sampled]", rng: np.random.Generator) -> list[Choice]:
         """Return the same prefixes with the ten stretches of the document that the scorer likes best, shuffled."""
-        finder = Hardest(fixed_scorer(self.hard_by))
+        finder = Hardest(fixed_scorer(self.hard_by, load))
         found: dict[int, Choice] = {}
         # All prefixes of a document after each other: what was computed of its stretches is known then.
         for place, one in sorted(enumerate(sampled), key=lambda numbered: numbered[1].text):

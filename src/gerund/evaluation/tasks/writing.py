@@ -25,7 +25,7 @@ from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Task
 from gerund.evaluation.text_metrics import rep_n, rep_sentences, rep_window, sentences_of
 from gerund.progress import progress
-from gerund.scoring.names import OWN
+from gerund.scoring.names import MODEL_NAMES
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.word_overlap import content_overlap, overlap, words_of
 
@@ -157,7 +157,7 @@ class Writing(FileTask):
     @property
     def reads_scorer(self) -> bool:
         """Whether the model's own scorer ranks."""
-        return self.rerank == OWN
+        return self.rerank in MODEL_NAMES
 
     @property
     def also_read(self) -> tuple[Path, ...]:
@@ -270,7 +270,7 @@ class Writing(FileTask):
         rerank = None
         if self.rerank:
             # Loaded once: a folder would be read anew for every batch.
-            scorer = find_scorer(self.rerank, lm, own=lm.scorer, seed=config.seed)
+            scorer = find_scorer(self.rerank, lm, seed=config.seed)
             rerank = Rerank(self.rerank_samples, self.rerank_beams, self.rerank_every or None, scorer)
         written: list[Generation] = []
         with progress(len(prefixes), self.name, show=config.show_progress) as advance:

@@ -343,7 +343,7 @@ async def _scored(
     seed = asked.settings.sampling.seed
 
     def score() -> list[list[float]]:
-        scorer = find_scorer(asked.scorer, lm, own=lm.scorer, seed=seed if isinstance(seed, int) else 0)
+        scorer = find_scorer(asked.scorer, lm, seed=seed if isinstance(seed, int) else 0)
         # Likelihoods are those behind a conversation as the model reads it; other scorers know no templates.
         if isinstance(scorer, LikelihoodScorer):
             prefixes = [prompt_text(lm.tokenizer, prompt, asked.template) for prompt in asked.prompts]

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gerund.language_model import LanguageModel
-from gerund.scoring.names import DEFAULT, MEASURE_NAMES, OWN, RELEVANCE_MEASURES
+from gerund.scoring.names import DEFAULT, MEASURE_NAMES, MODEL, RELEVANCE_MEASURES
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
@@ -83,7 +83,7 @@ async def about(service: Served) -> dict[str, Any]:
     lm = service.lm
     is_decoder = isinstance(lm, LanguageModel)
     plan = lm.encoder.attention.with_defaults(lm.n_layers).name if is_decoder else ""
-    own = [OWN] if lm.scorer is not None else []
+    own = [MODEL] if lm.scorer is not None else []
     return {
         "model": service.names[0],
         "dimensions": lm.dimensions,
@@ -94,5 +94,5 @@ async def about(service: Served) -> dict[str, Any]:
         "plan": plan,
         "plans": list(PLAN_NAMES) if is_decoder else [],
         "scorers": [*own, DEFAULT, *(one for one in MEASURE_NAMES if one != DEFAULT)],
-        "measures": [one for one in RELEVANCE_MEASURES if one != OWN or own],
+        "measures": [one for one in RELEVANCE_MEASURES if one != MODEL or own],
     }

@@ -100,7 +100,7 @@ class RerankRequest(RequestBody):
     """The same in the words of Voyage and others."""
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
-    by: Literal["vectors", "own", "likelihood"] | None = None
+    by: Literal["vectors", "model", "own", "likelihood"] | None = None
     """How relevance is measured."""
 
     @property

@@ -18,7 +18,7 @@ USUAL_COMPLETION = 16
 # Of a gap all lengths up to the longest are tried.
 MOST_FILLED = 512
 ScorerName = Literal[
-    "own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "content_overlap", "random"
+    "model", "own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "content_overlap", "random"
 ]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]

@@ -1,4 +1,4 @@
-"""``lm.score``, and ``lm.generate`` and ``lm.stream`` with ``rerank``."""
+"""Scorers by name in ``lm.score``, and in ``lm.generate`` and ``lm.stream`` with ``rerank``."""
 
 import sys
 import threading
@@ -43,6 +43,13 @@ class TestScore:
     def test_scorer_of_ones_own(self, lm):
         assert lm.score(["a"], [[" b", " cde"]], Longest()) == [[2.0, 4.0]]
 
+    @pytest.mark.parametrize("name", ["model", "own"])
+    def test_the_models_own_scorer(self, bundled, lm, name):
+        texts = ["the cat sat"], [[" the rain", " a tin"]]
+        assert bundled.score(*texts, name) == bundled.score(*texts)
+        with pytest.raises(ConfigError, match="was not trained to score continuations"):
+            lm.score(*texts, name)
+
     @pytest.mark.slow
     def test_default_is_the_scorer_inside(self, lm, bundled):
         texts = ["the cat sat"], [[" the rain", " a tin"]]
@@ -65,7 +72,7 @@ class TestScore:
             (["a"], [3], None, TextError, "each prefix has a list of continuations, .* and not 3"),
             (["a"], [[3]], None, TextError, "text 0 is not a string"),
             (["a"], [[" b"]], "pmy", ConfigError, "unknown scorer 'pmy'; valid are: avg_cll, cll"),
-            (["a"], [[" b"]], 7, ConfigError, "a scorer is a name or an object with a method score, not 7"),
+            (["a"], [[" b"]], 7, ConfigError, "`scorer` must be a name or an object with a `score` method, got 7"),
         ],
     )
     def test_mistakes(self, lm, prefixes, texts, scorer, error, message):
@@ -143,13 +150,13 @@ def test_a_hub_id_may_be_either_kind(monkeypatch, tmp_path):
     (tmp_path / "scorer.json").write_text("{}")
     for folder, expected in ((tmp_path, "dual"), (tmp_path / "none", "t5"), (None, "t5")):
         monkeypatch.setattr(registry.loading, "settings_folder", lambda source, folder=folder: folder)
-        monkeypatch.setattr(registry.DualScorer, "load", lambda where: ("dual", where))
+        monkeypatch.setattr(registry.DualScorer, "of_folder", lambda lm, _: ("dual", lm))
         monkeypatch.setattr(registry.T5Scorer, "load", lambda where: ("t5", where))
-        assert registry.load_scorer("someone/scorer") == (expected, "someone/scorer")
+        assert registry.load_scorer("someone/scorer", load=lambda where: where) == (expected, "someone/scorer")
 
 
 def test_a_scorer_of_vectors_is_shared_by_threads(monkeypatch):
-    monkeypatch.setattr(dual_encoder, "_REMEMBERED", 4)
+    monkeypatch.setattr(dual_encoder, "_CACHED_PREFIXES", 4)
 
     def encode(texts):
         return np.array([[float(len(text)), 1.0] for text in texts])
