@@ -3,9 +3,8 @@
 Knows: what the user may say. Does not know: which setting wins, or what is done with the model.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, cast
 
 from gerund.checks import read_sample
 from gerund.errors import ConfigError, DataError
@@ -21,109 +20,23 @@ from gerund.models.sources import find, find_spec
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_settings
-from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
-from gerund.settings.plan import AttentionPlan
+from gerund.settings.fields import NO_ADAPTER
+from gerund.settings.model_spec import LoadKeywords, ModelSpec, takes
 from gerund.settings.templates import NO_TRANSFORM
 from gerund.text_encoder import TextEncoder
 
 
+@takes(LoadKeywords)
 def load(
-    model: str | Path | ModelSpec | None = None,
-    *,
-    attention: str | AttentionPlan | None = None,
-    k: int | Literal["auto"] | None = None,
-    k0: int | Literal["auto"] | None = None,
-    sink_tokens: int | None = None,
-    combine: Literal["sum", "mean"] | None = None,
-    variant: Literal["paper", "released"] | None = None,
-    skips: int | None = None,
-    recurrent: Literal["causal", "both"] | None = None,
-    pooling: str | None = None,
-    prompt: str | None = None,
-    prompts: Mapping[str, str] | None = None,
-    pool_prompt: bool | None = None,
-    append_eos: bool | None = None,
-    normalize: bool | None = None,
-    adapter: str | Path | Literal[False] | None = None,
-    infill_adapter: str | Path | Literal[False] | None = None,
-    scorer: str | Path | Literal[False] | None = None,
-    dtype: str | None = None,
-    device: str | None = None,
-    max_length: int | Literal["auto"] | None = None,
-    template: str | None = None,
-    layers: str | None = None,
-    prepend: int | None = None,
-    reroute: str | None = None,
-    transform: str | None = None,
-    pool_bos: str | None = None,
-    text_normalization: str | None = None,
-    fusion: float | Literal["auto"] | None = None,
-    sample: str | Path | None = None,
-    conventions: str | None = None,
-    similarity: str | None = None,
-    revision: str | None = None,
-    token: str | bool | None = None,
+    model: str | Path | ModelSpec | None = None, *, token: str | bool | None = None, **settings: Any
 ) -> LanguageModel:
     """Load a decoder-only language model that also encodes, or a T5.
 
-    What is left out comes from the folder's ``gerund.json``; else from ``modules.json`` and the files beside it, so
-    that a ready-made encoder of sentence-transformers is read as its author means it. Where neither is there the plan
-    is ``mask0-bidir`` with k about 0.45 of the layers (and ``recurrent="both"`` where no layer attends), or ``bidir``
-    where the config says that the model attends in both directions, and the pooling is the mean. A T5 has an encoder
-    of its own, whose plan is ``bidir``.
-
-    Args:
-        model: a folder, a hub id, None (or ``default``) for the bundled model; or a :class:`ModelSpec`, whose settings
-            the others here replace.
-        attention: the name of a plan (``gerund.PLAN_NAMES``) or a plan.
-        k: number of converted layers; ``auto`` for the plan's own fraction of the layers.
-        k0: for ``mask0+bidir``, how many of them hide the first token, or ``auto``.
-        sink_tokens: how many first tokens a ``mask0`` plan hides.
-        combine: how ``inter`` and ``extra`` plans join their two outputs: ``sum`` or ``mean``.
-        variant: ``paper``, or ``released`` for the layout of the authors' code where it differs.
-        skips: residual connections across so many layers, from the first converted one on; 0 for none.
-        recurrent: in models with layers without attention, whether the converted ones of these stay ``causal`` or run
-            on the text and on the text reversed (``both``).
-        pooling: ``mean``, ``weighted-mean``, ``last``, ``first``, ``last-mean`` (half of both), ``max`` or
-            ``mean-sqrt``; of several, such as ``first+mean``, the vectors are concatenated. ``lasttoken``, ``cls`` and
-            sentence-transformers' other names are taken too.
-        prompt: default prompt of ``encode``: the text itself.
-        prompts: prompts by name, for ``encode(..., prompt_name=NAME)``, in the place of the model's own; searches and
-            ``rerank`` take those named ``query`` and ``document``.
-        pool_prompt: whether the prompt's tokens are pooled as well.
-        append_eos: whether an end token is put after every text.
-        normalize: whether vectors have length 1.
-        adapter: a PEFT folder, active while encoding and infilling and never while generating; ``none``, or False,
-            leaves the folder's own ones aside, and with them the head and the scorer that were trained with them.
-        infill_adapter: another one to infill with: a PEFT folder, or a model trained from the same weights, whose
-            adapter is taken, also ``default``; ``none`` infills with the untouched model.
-        scorer: a model trained from the same weights to score continuations, whose adapter and encoder config are
-            taken; also ``default``.
-        dtype: ``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor
-            computes in it and the vectors' cosine to float32 is at least 0.999; or a type by name, for both.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
-        max_length: longest text in tokens; ``auto`` for what the model was made for.
-        template: what is put around a text: ``prompteol``, ``prompteol-few-shot``, ``prompteol-cot``,
-            ``prompteol-knowledge`` or ``metaeol``, which are pooled by their last token unless ``pooling`` says
-            otherwise; ``kv-embedding``, pooled by that and the mean of all tokens; or a text with ``{text}``; ``none``.
-        layers: the layers whose states are averaged: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``.
-        prepend: Token Prepending below this layer, into a template; 0 for none.
-        reroute: KV-Embedding: the layers in which the last token's key and value stand before the text for all tokens
-            to see, such as ``4-5``; ``none``. ``lm.rerouting_layers(texts)`` chooses some.
-        transform: ``whitening`` or ``all-but-the-top``, with ``-`` and a number for the dimensions kept or the
-            directions taken out; ``none``. It is fitted by ``sample``, by ``lm.fitted(texts)``, or was saved so.
-            ``truncate-128`` keeps the first 128 numbers of each vector and needs no sample.
-        pool_bos: whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``.
-        text_normalization: ``nfkc`` encodes texts that read the same alike: in NFKC, without invisible characters and
-            without hyphens at line ends; ``none`` encodes every text as it is.
-        fusion: what the vectors count where a search joins them with words, from 0 to 1; ``auto`` for what is usual.
-        sample: a file of texts, one a line, on which ``transform`` is fitted.
-        conventions: whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers``, as for
-            every ready-made encoder.
-        similarity: how ``lm.similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``.
-        revision: the branch, tag or commit of a model on the hub.
-        token: what the hub is asked with for a private or gated model: a token, or True for the one that
-            ``hf auth login`` has stored. It is saved nowhere, so a spec and other processes do without it.
+    Each setting that is left out comes from the folder's ``gerund.json``; else from ``modules.json`` and the files next
+    to it, so that a ready-made encoder of sentence-transformers is used as its author means it. Where neither is there,
+    the plan is ``mask0-bidir`` with k about 0.45 of the layers (and ``recurrent="both"`` where no layer attends), or
+    ``bidir`` where the config says that the model attends in both directions, and the pooling is the mean. A T5 has an
+    encoder of its own, whose plan is ``bidir``.
 
     Returns:
         The model; that every layer obeys the plan is verified.
@@ -141,9 +54,7 @@ def load(
     >>> gerund.load(lm.spec).fingerprint() == lm.fingerprint()
     True
     """
-    settings = dict(locals())  # by the names of ModelSpec's fields
-    del settings["token"]  # a secret is no part of a spec, which is stored and sent
-    spec = ModelSpec.of(**settings)
+    spec = ModelSpec.of(model, **settings)
     texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec, token)
     # Both have the verbs of `GenerativeModel`. A union as the return type would have everybody who loads a decoder-only

@@ -45,7 +45,7 @@ def test_methods_without_training():
     [
         ("mask-1", "unknown attention plan 'mask-1'"),
         ("causal:poling=last", "unknown setting in 'causal:poling=last' 'poling'; valid are: k, k0"),
-        ("mask0-bidir:k=two", "k is a whole number, not 'two'"),
+        ("mask0-bidir:k=two", "k is a whole number or auto, not 'two'"),
         ("mask0-bidir:k", "'k' has no value"),
         ("causal:append_eos=yes", "true or false"),
         ("causal:pooling=class", "unknown pooling 'class'"),

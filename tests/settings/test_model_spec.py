@@ -1,10 +1,12 @@
 """``ModelSpec``: one value that says which model and how it is read, wherever it comes from and goes to."""
 
+import ast
 import inspect
 import json
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +21,9 @@ from gerund.errors import ConfigError
 from gerund.models.encoder_settings import read_saved, settings_from, settings_text
 from gerund.models.sources import find
 from gerund.settings.encoder import EncoderConfig
-from gerund.settings.model_spec import EncoderSpec, ModelSpec, parse_encoder_spec
+from gerund.settings.model_spec import HELP, EncoderSpec, ModelSpec, parse_encoder_spec
 from gerund.settings.plan import AttentionPlan
+from tests.test_architecture import PACKAGE
 from tests.tiny import N_LAYERS
 
 BUNDLED = find(None).folder
@@ -83,10 +86,10 @@ class TestValue:
         [
             ({"k": True}, "k is a whole number, not True"),
             ({"k": 3.0}, "k is a whole number, not 3.0"),
-            ({"k": -1}, "k=-1 is negative"),
+            ({"k": -1}, "k must be at least 0, got -1"),
             ({"k": [3]}, r"k is a whole number, not \[3\]"),
-            ({"sink_tokens": 0}, "sink_tokens is at least 1"),
-            ({"sink_tokens": 10**30}, "is more than any model has"),
+            ({"sink_tokens": 0}, "sink_tokens must be at least 1, got 0"),
+            ({"sink_tokens": 10**30}, "sink_tokens must be at most 2147483647, got 1000"),
             ({"attention": "bidirr"}, "unknown attention plan 'bidirr'"),
             ({"attention": "bidir", "k": 3}, "takes no k"),
             ({"attention": np.zeros(3)}, "attention is a text, not array"),
@@ -95,10 +98,10 @@ class TestValue:
             ({"pooling": np.zeros(())}, "pooling is a text, not array"),
             ({"prompts": {"a": 1}}, "prompts is"),
             ({"normalize": "yes"}, "normalize is true or false, not 'yes'"),
-            ({"skips": -1}, "skips=-1 is negative"),
+            ({"skips": -1}, "skips must be at least 0, got -1"),
             ({"attention": "inter-bidir", "skips": 3}, "skips belong to plans"),
-            ({"combine": "x"}, "combine is sum or mean, not 'x'"),
-            ({"max_length": 0}, "max_length=0 leaves no room for a text"),
+            ({"combine": "x"}, "unknown combine 'x'; valid are: sum, mean"),
+            ({"max_length": 0}, "max_length must be at least 1, got 0"),
             ({"adapter": 5}, "adapter is a text, not 5"),
             ({"dtype": {}}, "dtype is a text, not {}"),
             ({"device": 2**63}, "device is a text, not 9223372036854775808"),
@@ -166,7 +169,7 @@ class TestSettings:
         [
             ("bidir:k", "'k' has no value; write NAME=VALUE"),
             ("bidir:depth=3", "unknown setting in 'bidir:depth=3' 'depth'"),
-            ("mask0-bidir:k=x", "k is a whole number, not 'x'"),
+            ("mask0-bidir:k=x", "k is a whole number or auto, not 'x'"),
             ("mask0-bidir:append_eos=maybe", "append_eos is true or false, not 'maybe'"),
             ("nothing", "unknown attention plan 'nothing'"),
             ("bidir:k=3", "takes no k"),
@@ -261,8 +264,24 @@ class TestLoading:
             _ = gerund.LanguageModel(lm.model, lm.tokenizer).spec
 
 
-def test_every_setting_is_a_keyword_of_load_and_an_option():
+def test_every_setting_is_declared_once_and_is_a_keyword_of_load_and_an_option():
     from gerund.cli.model_options import OPTIONS
+
+    declarations = [
+        [line.target.id for line in node.body if isinstance(line, ast.AnnAssign)]
+        for path in (PACKAGE / "settings").glob("*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef)
+        and "setting(" in ast.unparse(node)
+        and node.name not in ("Sampling", "Rerank")
+    ]
+    declared = Counter(name for names in declarations for name in names)
+    assert {name: declared[name] for name in ModelSpec.model_fields} == dict.fromkeys(ModelSpec.model_fields, 1)
+    for made in (AttentionPlan, EncoderConfig, EncoderSpec, ModelSpec):
+        assert not set(inspect.get_annotations(made)) & set(ModelSpec.model_fields)
+    assert all(HELP[name] == field.description for name, field in ModelSpec.model_fields.items())
+    written = inspect.getsource(inspect.unwrap(gerund.load)).partition('"""')[0]
+    assert [name for name in ModelSpec.model_fields if f"{name}:" in written] == ["model"]
 
     keywords = inspect.signature(gerund.load).parameters
     # A token is a secret, which no spec stores.

@@ -67,7 +67,7 @@ def test_spellings_that_leave_something_open(spelled, said):
 
 
 def test_more_passes_of_the_last_layer_than_anybody_waits_for():
-    with pytest.raises(ConfigError, match="k=1001 is more than any model has, which is at most 1000"):
+    with pytest.raises(ConfigError, match="k must be at most 1000 for 'extend-bidir', got 1001"):
         AttentionPlan("extend-bidir", k=1001)
 
 
@@ -139,7 +139,7 @@ def test_defaults_are_where_the_papers_curves_peak():
     [
         ({"name": "mask-1"}, "unknown attention plan 'mask-1'; valid are: causal, bidir"),
         ({"name": "causal", "k": 3}, "takes no k"),
-        ({"name": "mask0-bidir", "k": -1}, "negative"),
+        ({"name": "mask0-bidir", "k": -1}, "k must be at least 0, got -1"),
         ({"name": "mask0-bidir", "k": 1.5}, "whole number"),
         ({"name": "mask0-bidir", "k": True}, "whole number"),
         ({"name": "mask0-bidir", "k0": 1}, "k0 belongs to"),
@@ -148,7 +148,7 @@ def test_defaults_are_where_the_papers_curves_peak():
         ({"name": "mask0-for", "sink_tokens": 0}, "at least 1"),
         ({"name": "bidir", "combine": "mean"}, "combine belongs to"),
         ({"name": "inter-back", "combine": "max"}, "valid are: sum, mean"),
-        ({"name": "bidir", "skips": 0}, "skips is at least 1"),
+        ({"name": "bidir", "skips": 0}, "skips must be at least 1, got 0"),
         ({"name": "inter-back", "skips": 3}, "skips belong to plans that run each layer once"),
         ({"name": "hybrid", "skips": 3}, "skips belong to plans that run each layer once"),
         ({"name": "inter-back", "variant": "mine"}, "valid are: paper, released"),

@@ -121,7 +121,7 @@ class TestMistakes:
                 "objectives=[{kind: sscl, pairs: {fils: [a]}}]",
                 r"unknown field 'objectives\.0\.pairs\.fils'; valid are: files, query, .*; did you mean 'files'\?$",
             ),
-            ("encoder.pooling=class", r"encoder: unknown pooling 'class'; valid are: mean"),
+            ("encoder.pooling=class", r"encoder.pooling: unknown pooling 'class'; valid are: mean"),
             ("encoder.atention=bidir", r"unknown field 'encoder\.atention'; valid are: attention, k, k0"),
             ("model.base=x", "a model has either a base or a config"),
             ("model.lora={rank: 3}", "lora adapts a base"),

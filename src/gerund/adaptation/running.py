@@ -51,7 +51,8 @@ from gerund.models.encoder_settings import read_adapters
 from gerund.models.sources import find
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.scoring.dual_encoder import has_scorer
-from gerund.settings.model_spec import NO_ADAPTER, EncoderSpec, ModelSpec
+from gerund.settings.fields import NO_ADAPTER
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.training.recipe import find_recipe, load_recipe, made_by
 from gerund.training.run_folder import newest_checkpoint, step_of
 

@@ -24,7 +24,8 @@ from gerund.models.adapters import count_parameters
 from gerund.models.architectures import demand_decoder_only
 from gerund.models.sources import find
 from gerund.scoring.names import DEFAULT
-from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
+from gerund.settings.fields import NO_ADAPTER
+from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Ranked

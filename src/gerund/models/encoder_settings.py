@@ -22,7 +22,8 @@ from gerund.models.gguf_files import encoder_settings, read_file
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
 from gerund.progress import say_once
 from gerund.settings.encoder import CONFIG_FILE, FORMAT, JOBS, METHODS, READING, EncoderConfig, Job, read_settings
-from gerund.settings.model_spec import EncoderSpec, plainly
+from gerund.settings.fields import plainly
+from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NO_TRANSFORM, transform_parts
 
@@ -308,5 +309,5 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
     for name in _FIELDS:
         if name != "max_length" and name in fields and fields[name] is None:
             raise ConfigError(f"{name} in {CONFIG_FILE} is null")
-    with plainly():
+    with plainly(EncoderSpec):
         return EncoderSpec.model_validate({name: value for name, value in fields.items() if name != _ADAPTER})

@@ -72,7 +72,8 @@ from gerund.models.weights import (
 )
 from gerund.progress import say_once
 from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES, JOBS, EncoderConfig, Job, vectors_alike
-from gerund.settings.model_spec import NO_ADAPTER, ModelSpec
+from gerund.settings.fields import NO_ADAPTER
+from gerund.settings.model_spec import ModelSpec
 from gerund.settings.templates import NO_TRANSFORM
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

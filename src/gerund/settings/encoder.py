@@ -1,19 +1,34 @@
-"""Settings: how a model is read as an encoder, and how it samples.
+"""Encoder settings: ``EncoderConfig``, how a language model is used as an encoder.
 
 Knows: names, ranges, JSON. Does not know: torch.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Generic, Literal, Never, TypeVar, get_args
 
-from gerund.checks import demand_unicode, one_of, read_json
-from gerund.errors import ConfigError, DataError, unknown_name
-from gerund.poolings import CONCATENATED, canonical_pooling, pooling_parts
+from pydantic import BeforeValidator, InstanceOf
+
+from gerund.checks import read_json
+from gerund.errors import ConfigError, DataError
+from gerund.poolings import CONCATENATED, POOLINGS, canonical_pooling, pooling_parts
+from gerund.settings.fields import (
+    Auto,
+    Count,
+    Fraction,
+    Layers,
+    Text,
+    Texts,
+    Unset,
+    check,
+    documented,
+    named,
+    setting,
+)
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import (
     LAST_LAYER,
+    NAMED,
     NO_REROUTE,
     NO_TEMPLATE,
     NO_TRANSFORM,
@@ -36,43 +51,15 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
-POOL_BOS = ("auto", "always", "never")
-TEXT_NORMALIZATIONS = ("nfkc", "none")
 
 Job = Literal["encode", "infill", "score"]
 """What a model does with an adapter active; it generates with none."""
 JOBS: tuple[Job, ...] = get_args(Job)
 
-ST_CONVENTIONS = "sentence-transformers"
-CONVENTIONS = ("gerund", ST_CONVENTIONS)
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+ST_CONVENTIONS: Literal["sentence-transformers"] = "sentence-transformers"
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 
-_TEXT, _FLAG, _NUMBER, _FRACTION, _NOTHING = str, bool, int, float, type(None)
-_WORDS = {
-    _TEXT: "a text",
-    _FLAG: "true or false",
-    _NUMBER: "a whole number",
-    _FRACTION: "a number from 0 to 1",
-    _NOTHING: "nothing",
-}
-_KINDS: dict[str, tuple[type, ...]] = {
-    "pooling": (_TEXT,),
-    "prompt": (_TEXT,),
-    "pool_prompt": (_FLAG,),
-    "append_eos": (_FLAG,),
-    "normalize": (_FLAG,),
-    "max_length": (_NUMBER, _NOTHING),
-    "template": (_TEXT,),
-    "layers": (_TEXT,),
-    "prepend": (_NUMBER,),
-    "reroute": (_TEXT,),
-    "transform": (_TEXT,),
-    "pool_bos": (_TEXT,),
-    "text_normalization": (_TEXT,),
-    "fusion": (_FRACTION, _NOTHING),
-    "conventions": (_TEXT,),
-    "similarity": (_TEXT,),
-}
 METHODS = {
     "template": NO_TEMPLATE,
     "layers": LAST_LAYER,
@@ -88,114 +75,109 @@ READING = {"conventions": "gerund", "similarity": "cosine"}
 """Likewise, of settings that a ready-made encoder brings along and that are no methods."""
 
 
+Plan = TypeVar("Plan")
+PoolingName = Annotated[str, BeforeValidator(lambda name: canonical_pooling(name) if type(name) is str else name)]
+
+
 @dataclass(frozen=True)
-class EncoderConfig:
-    """How a language model is read as an encoder."""
+class EncoderSettings(Generic[Auto, Unset]):
+    """The settings of an encoder but for its attention plan, each declared here alone."""
 
-    attention: AttentionPlan = field(default_factory=AttentionPlan)
-    """Which layers look where."""
+    pooling: Annotated[PoolingName, named(pooling_parts)] | Unset = setting(
+        "mean",
+        f"How token states become one vector: {', '.join(POOLINGS)}; of several, such as first+mean, the vectors are "
+        "concatenated. sentence-transformers' names, such as cls and lasttoken, are accepted too.",
+    )
+    prompt: Text | Unset = setting(
+        "", "Text put before every text, unless the call gives another; with {text}, around it, as its template."
+    )
+    prompts: Texts | Unset = setting(
+        {},
+        "Prompts by name, for encode(..., prompt_name=NAME). Searches and rerank use those named query and document.",
+    )
+    pool_prompt: bool | Unset = setting(
+        False, "Pool the prompt's tokens (and the beginning-of-text token before them) as well."
+    )
+    append_eos: bool | Unset = setting(
+        False, "Put an end token after every text; the pooling last then takes its state."
+    )
+    normalize: bool | Unset = setting(True, "Give every vector length 1, unless the call says otherwise.")
+    max_length: Count | Auto | Unset = setting(
+        None, "Longest text in tokens, prompt and special tokens included. Default: what the model was made for."
+    )
+    template: Annotated[Text, named(templates_of)] | Unset = setting(
+        NO_TEMPLATE,
+        f"Text put around a text: {', '.join(NAMED)}, or any text with {{text}}; none. A named one also sets the "
+        "pooling that it was published with, unless another is given.",
+    )
+    layers: Annotated[str, named(check_layers)] | Unset = setting(
+        LAST_LAYER,
+        "Layers whose states are averaged before pooling: last, all, 6, -2 (from the end), 4-8 or 1+8.",
+    )
+    prepend: Layers | Unset = setting(
+        0, "Token Prepending: below this layer the last token's state replaces a token of the template; 0 for none."
+    )
+    reroute: Annotated[str, named(check_reroute)] | Unset = setting(
+        NO_REROUTE,
+        "KV-Embedding: layers in which the last token's key and value are put before the text, visible to all tokens: "
+        "all, 6, 4-8 or 1+8; none. lm.rerouting_layers(texts) chooses some.",
+    )
+    transform: Annotated[str, named(transform_parts)] | Unset = setting(
+        NO_TRANSFORM,
+        "Transform of pooled vectors, fitted on a sample of texts: whitening or all-but-the-top, with -N for the "
+        "dimensions kept or the directions removed; truncate-128 keeps the first 128 dimensions, without a sample; "
+        "none.",
+    )
+    pool_bos: Literal["auto", "always", "never"] | Unset = setting(
+        "auto",
+        "Pool the special tokens before a text without a prompt: always (as LBW evaluates), never (as LBW trains), or "
+        "auto: unless the plan hides them.",
+    )
+    text_normalization: Literal["nfkc", "none"] | Unset = setting(
+        "nfkc",
+        "Normalize texts before they are encoded: nfkc (no invisible characters or hyphens at line ends either), so "
+        "that texts that look the same get the same vector, or none. Prompts are never changed.",
+    )
+    fusion: Fraction | Auto | Unset = setting(
+        None,
+        "Weight of the vectors in hybrid search, from 0 (keywords alone) to 1 (vectors alone). Default: 0.5. No vector "
+        "depends on it.",
+    )
+    conventions: Literal["gerund", "sentence-transformers"] | Unset = setting(
+        "gerund",
+        "Conventions where libraries differ: gerund, or sentence-transformers, as for every ready-made encoder. There "
+        "control tokens in a prompt are parsed, the prompt is as long as it is alone, its tokens count in the weights "
+        "of a weighted mean, and max_length may be above the tokenizer's own limit.",
+    )
+    similarity: Similarity | Unset = setting(
+        "cosine",
+        "How lm.similarity compares vectors: cosine, dot, euclidean or manhattan (the last two negative, so that more "
+        "is nearer). No vector depends on it.",
+    )
 
-    pooling: str = "mean"
-    """How token states become one vector: mean, weighted-mean (later count more), last, first, last-mean (of both),
-    max, mean-sqrt; of several, such as ``first+mean``, the vectors are concatenated."""
 
-    prompt: str = ""
-    """Text put before every text unless another prompt is given; with ``{text}``, around it, as its template."""
+@dataclass(frozen=True)
+class PlanChoice(Generic[Plan]):
+    """The setting that names the attention plan: a plan in a config, a name in a spec."""
 
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    """Prompts by name, such as ``query`` and ``document``."""
+    attention: Plan = setting(
+        AttentionPlan(),
+        "Attention plan, such as mask0-bidir: which tokens each layer may attend to. A name of gerund.PLAN_NAMES, or "
+        "an AttentionPlan, which sets all of its settings.",
+    )
 
-    pool_prompt: bool = False
-    """Whether the prompt's tokens (and the beginning-of-text token before them) are pooled as well."""
 
-    append_eos: bool = False
-    """Whether an end token is put after every text; ``last`` pooling then reads its state."""
-
-    normalize: bool = True
-    """Whether vectors have length 1 unless the call says otherwise."""
-
-    max_length: int | None = None
-    """Longest text in tokens, prompt and special tokens included; None for what the model was made for."""
-
-    template: str = NO_TEMPLATE
-    """What is put around a text: a name (``prompteol``, ``metaeol``, ...) or a text with ``{text}``; ``none``."""
-
-    layers: str = LAST_LAYER
-    """Whose states are averaged before pooling: ``last``, ``all``, ``6``, ``-2`` (from the end), ``4-8`` or ``1+8``."""
-
-    prepend: int = 0
-    """Token Prepending: below which layer the last token's state takes the place of a token before the text; 0 for
-    none."""
-
-    reroute: str = NO_REROUTE
-    """KV-Embedding: the layers in which the last token's key and value stand before the text, for all tokens to see:
-    ``all``, ``6``, ``4-8`` or ``1+8``; ``none``."""
-
-    transform: str = NO_TRANSFORM
-    """What is done to pooled vectors, fitted on a sample of texts: ``whitening`` or ``all-but-the-top``, with a number
-    behind it for the dimensions kept or the directions taken out; ``none``. ``truncate-128`` keeps the first 128
-    numbers and is fitted to nothing."""
-
-    pool_bos: str = "auto"
-    """Whether the special tokens before a text without a prompt are pooled: ``always`` (as in LBW's released
-    evaluation), ``never`` (as in its contrastive training), or ``auto``: unless the plan hides them."""
-
-    text_normalization: str = "nfkc"
-    """What is done to a text before it is encoded: ``nfkc`` gives texts that read the same the same vector (NFKC, no
-    invisible characters, no hyphens at line ends); ``none`` leaves every text as it is. Plain ASCII is the same in
-    both, but for words that are divided at a line's end. Prompts and what is generated from are never changed."""
-
-    fusion: float | None = None
-    """What the vectors count where a search joins them with words, from 0 to 1; None where nobody has tuned it. No
-    vector depends on it."""
-
-    conventions: str = "gerund"
-    """Whose conventions hold where libraries differ: ``gerund``, or ``sentence-transformers`` for a ready-made encoder.
-    There control tokens in a prompt are parsed, the prompt is as long as it is alone, its tokens count in the weights
-    of a weighted mean, and ``max_length`` may be above the tokenizer's own limit."""
-
-    similarity: str = "cosine"
-    """How ``similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan`` (both negative, so that
-    more is nearer). No vector depends on it."""
+@documented
+@dataclass(frozen=True)
+class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[AttentionPlan]]):
+    """How a language model is used as an encoder."""
 
     def __post_init__(self) -> None:
-        if type(self.fusion) is int:
-            object.__setattr__(self, "fusion", float(self.fusion))
-        if not isinstance(self.attention, AttentionPlan):
-            raise ConfigError(f"attention is an AttentionPlan, not {self.attention!r}")
-        for name, kinds in _KINDS.items():
-            if type(getattr(self, name)) not in kinds:
-                wanted = " or ".join(_WORDS[kind] for kind in kinds)
-                raise ConfigError(f"{name} is {wanted}, not {getattr(self, name)!r}")
-        named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
-        if any(type(name) is not str or type(text) is not str for name, text in named):
-            raise ConfigError(f"prompts are texts by name, not {self.prompts!r}")
-        for name, text in [("prompt", self.prompt), *((f"the prompt {name!r}", text) for name, text in named)]:
-            demand_unicode(name, text)
-        object.__setattr__(self, "pooling", canonical_pooling(self.pooling))
-        pooling_parts(self.pooling)
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"max_length={self.max_length} leaves no room for a text")
-        if self.fusion is not None and not 0 <= self.fusion <= 1:
-            raise ConfigError(f"fusion={self.fusion} is not a number from 0 (words alone) to 1 (vectors alone)")
-        self._check_methods()
-
-    def _check_methods(self) -> None:
-        demand_unicode("the template", self.template)
-        one_of("conventions", self.conventions, CONVENTIONS)
-        one_of("similarity", self.similarity, SIMILARITIES)
-        check_layers(self.layers)
-        check_reroute(self.reroute)
-        if self.transform != NO_TRANSFORM:
-            transform_parts(self.transform)
-        if self.pool_bos not in POOL_BOS:
-            raise unknown_name("value of pool_bos", self.pool_bos, POOL_BOS)
-        if self.text_normalization not in TEXT_NORMALIZATIONS:
-            raise unknown_name("text_normalization", self.text_normalization, TEXT_NORMALIZATIONS)
+        check(self)
         for text in (self.prompt, *self.prompts.values()):
             templates_around(text, self.templates, self.attention.name)
-        if self.prepend < 0 or self.prepend == 1:
-            raise ConfigError(f"prepend={self.prepend}: the first layer that can take a state over is the second one")
+        if self.prepend == 1:
+            raise ConfigError("prepend=1: the first layer that can take a state over is the second one")
         if self.prepend and not self.templates:
             raise ConfigError("prepend puts a token into a template, such as template='prompteol'; give one")
         once = self.attention.takes_skips and not self.attention.skips

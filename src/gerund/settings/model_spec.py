@@ -1,128 +1,118 @@
-"""``ModelSpec``: which model, and how it is read, as one value that can be stored, sent and compared.
+"""``ModelSpec``: which model, and how it is used, as one value that can be stored, sent and compared.
 
-``gerund.load``, the command line, recipes, evaluation and whatever runs elsewhere make one and hand it on. What it
-leaves out (``None``) is the model's own: what stands in its ``gerund.json``, or else the library's default.
+``gerund.load``, the command line, recipes, evaluation and workers make one and hand it on. What it leaves out
+(``None``) is the model's own: what its ``gerund.json`` says, or else the library's default.
 
 Knows: names, ranges, JSON, which setting wins. Does not know: torch, files of weights.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
-from gerund.checks import whole_number
-from gerund.errors import ConfigError, GerundError, unknown_name
-from gerund.poolings import canonical_pooling
-from gerund.settings.encoder import DEFAULT_MODEL, METHODS, READING, EncoderConfig, Job
-from gerund.settings.plan import AttentionPlan, spelled_out
+from gerund.errors import ConfigError, unknown_name
+from gerund.settings.encoder import DEFAULT_MODEL, EncoderConfig, EncoderSettings, Job, PlanChoice
+from gerund.settings.fields import (
+    NO_ADAPTER,
+    AdapterName,
+    Name,
+    Unset,
+    help_of,
+    listed,
+    model_fields,
+    plain_kinds,
+    plain_type,
+    plainly,
+    setting,
+    settings_in,
+    settings_of,
+)
+from gerund.settings.plan import AttentionPlan, PlanSettings, spelled_out
 from gerund.settings.templates import PLACE, settings_of_template
 
-NO_ADAPTER = "none"
-"""Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
-
-Auto = Literal["auto"]
-_TAKES_ALL_NUMBERS = "mask0+bidir"
-_PLAN_FIELDS = ("k", "k0", "sink_tokens", "combine", "variant", "skips", "recurrent")
+Given = TypeVar("Given")
+Model = TypeVar("Model")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def _number(value: Any, info: ValidationInfo) -> Any:
-    """Return a whole number, also one of numpy's; what else is there is for the next check to judge."""
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return whole_number(str(info.field_name), value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+@dataclass(frozen=True)
+class ModelSettings(Generic[Model, Given, Unset]):
+    """What a model is made of and where it runs, each setting declared here alone.
+
+    ``Model`` and ``Given`` say what is accepted in the place of a text.
+    """
+
+    model: Name | Model | Unset = setting(
+        DEFAULT_MODEL, "A folder, GGUF file, short name (see gerund models) or hub id; default: the bundled model."
+    )
+    revision: str | None = setting(None, "Version of a model on the hub: a branch, tag or commit.")
+    adapter: AdapterName | Given | None = setting(
+        None,
+        "PEFT folder, active while the model encodes and infills and never while it generates. none (or False): no "
+        "adapter, and no head or scorer that was trained with the model's own.",
+    )
+    infill_adapter: AdapterName | Given | None = setting(
+        None,
+        "Another adapter to infill with: a PEFT folder, or a model trained from the same weights, such as default, "
+        "whose adapter is taken; none infills with the unmodified model.",
+    )
+    scorer: AdapterName | Given | None = setting(
+        None,
+        "A model trained from the same weights, such as default, whose adapter and encoder settings score "
+        "continuations.",
+    )
+    sample: Name | Given | None = setting(
+        None, "File of texts, one per line, to fit the transform on. A saved model has a fitted one and needs none."
+    )
+    dtype: Name | Unset = setting(
+        "auto",
+        "auto keeps the checkpoint's type, and encodes float32 weights in bfloat16 where the processor computes in it "
+        "and vectors keep a cosine of 0.999. float32, bfloat16, float16: for everything. int8: encodes in 8 bits "
+        "(CPU).",
+    )
+    device: Name | Unset = setting("auto", "auto, cpu, cuda, cuda:1, ...")
 
 
-def _name_of(value: Any) -> Any:
-    """Return a path, or one of torch's types and devices, as a text; a path is never taken for a hub id."""
-    if isinstance(value, Path):
-        return str(value) if value.is_absolute() or len(value.parts) > 1 else f"./{value}"
-    return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
+_ENCODER = (PlanChoice[str | None], PlanSettings[Literal["auto"], None], EncoderSettings[Literal["auto"], None])
+_PLAN_FIELDS, _CONFIG_FIELDS = (tuple(settings_in(one)) for one in _ENCODER[1:])
 
+if TYPE_CHECKING:
 
-Count = Annotated[int, BeforeValidator(_number)]
-Name = Annotated[str, BeforeValidator(_name_of)]
-AdapterName = Annotated[str, BeforeValidator(lambda value: NO_ADAPTER if value is False else _name_of(value))]
-PoolingName = Annotated[str, BeforeValidator(lambda value: canonical_pooling(value) if type(value) is str else value)]
-ByName = Annotated[dict[str, str], BeforeValidator(lambda value: dict(value) if isinstance(value, Mapping) else value)]
+    class _EncoderFields(
+        EncoderSettings[Literal["auto"], None],
+        PlanSettings[Literal["auto"], None],
+        PlanChoice[str | None],
+        BaseModel,
+        frozen=True,
+    ):
+        """What pydantic makes of the declarations at run time, for type checkers."""
+else:
+    _EncoderFields = create_model("_EncoderFields", **model_fields(*_ENCODER, may_be_left_out=True))
 
 
 def _spelled_out(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one of the paper's spellings says in the library's terms; an unknown name is left as it is."""
     try:
-        said = spelled_out(name, data)
+        named = spelled_out(name, data)
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    return {"attention": said.pop("name"), **said}
+    return {"attention": named.pop("name"), **named}
 
 
-class EncoderSpec(BaseModel):
-    """What is said about how a model is read as an encoder; ``None`` leaves the model's own.
+class EncoderSpec(_EncoderFields, frozen=True):
+    """Encoder settings of which some may be left out; ``None`` leaves the model's own.
 
     >>> EncoderSpec(attention="mask0-bidir", k=3).applied_to(EncoderConfig(pooling="last")).pooling
     'last'
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-
-    attention: str | None = None
-    """Name of an attention plan; an :class:`AttentionPlan` sets all of its fields."""
-    k: Count | Auto | None = None
-    """Number of converted layers; ``auto`` for the plan's own fraction of the layers."""
-    k0: Count | Auto | None = None
-    """For ``mask0+bidir``, how many of them hide the first token; ``auto`` for the plan's own fraction."""
-    sink_tokens: Count | None = None
-    """How many first tokens a ``mask0`` plan hides."""
-    combine: Literal["sum", "mean"] | None = None
-    """How ``inter`` and ``extra`` plans join their two outputs."""
-    variant: Literal["paper", "released"] | None = None
-    """The paper's layout, or that of the authors' code where it differs."""
-    skips: Count | None = None
-    """Residual connections across so many layers; 0 for none."""
-    recurrent: Literal["causal", "both"] | None = None
-    """Whether converted layers without attention stay causal or run in both directions."""
-    pooling: PoolingName | None = None
-    """``mean``, ``weighted-mean``, ``last``, ``first``, ``last-mean``, ``max`` or ``mean-sqrt``; of several, such as
-    ``first+mean``, the vectors are concatenated. sentence-transformers' names, such as ``cls``, are taken too."""
-    prompt: str | None = None
-    """Text put before every text unless another prompt is given."""
-    prompts: ByName | None = None
-    """Prompts by name."""
-    pool_prompt: bool | None = None
-    """Whether the prompt's tokens are pooled as well."""
-    append_eos: bool | None = None
-    """Whether an end token is put after every text."""
-    normalize: bool | None = None
-    """Whether vectors have length 1."""
-    max_length: Count | Auto | None = None
-    """Longest text in tokens; ``auto`` for what the model was made for."""
-    template: str | None = None
-    """What is put around a text: ``prompteol``, ``metaeol``, ... or a text with ``{text}``; ``none``. A named one is
-    pooled by its last token where nothing else is said, ``kv-embedding`` by that and all tokens' mean."""
-    layers: str | None = None
-    """Whose states are averaged: ``last``, ``all``, ``6``, ``4-8`` or ``1+8``."""
-    prepend: Count | None = None
-    """Token Prepending below this layer; 0 for none."""
-    reroute: str | None = None
-    """The layers in which the last token's key and value stand before the text; ``none``."""
-    transform: str | None = None
-    """``whitening`` or ``all-but-the-top``, fitted on a sample of texts; ``none``."""
-    fusion: float | Auto | None = None
-    """What the vectors count where a search joins them with words, 0 to 1; ``auto`` for what is usual."""
-    pool_bos: str | None = None
-    """Whether special tokens before a text without a prompt are pooled: ``always``, ``never`` or ``auto``."""
-    conventions: str | None = None
-    """Whose conventions hold where libraries differ: ``gerund`` or ``sentence-transformers``."""
-    similarity: str | None = None
-    """How ``similarity`` compares vectors: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``."""
-    text_normalization: str | None = None
-    """What is done to a text before it is encoded: ``nfkc`` or ``none``."""
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -142,15 +132,9 @@ class EncoderSpec(BaseModel):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        # Whether numbers fit a plan that is not named here is known when the model's own plan is; their range is now.
+        # Whether numbers fit a plan that is not named here is known when the model's own plan is.
         others = self.model_copy(update=dict.fromkeys(_PLAN_FIELDS)) if self.attention is None else self
-        numbers: dict[str, Any] = {
-            name: value
-            for name in ("k", "k0", "sink_tokens", "skips")
-            if isinstance(value := getattr(self, name), int) and (name, value) != ("skips", 0)
-        }
         try:
-            AttentionPlan(_TAKES_ALL_NUMBERS, **numbers)
             others.applied_to(EncoderConfig())
         except ConfigError as error:
             raise ValueError(str(error)) from None
@@ -181,7 +165,7 @@ class EncoderSpec(BaseModel):
         Raises:
             ConfigError: a setting that the plan has no use for, or an impossible value.
         """
-        said = self.model_dump(exclude_none=True, include=_CONFIG_FIELDS)
+        said = self.model_dump(exclude_none=True, include=set(_CONFIG_FIELDS))
         said |= {name: None for name in ("max_length", "fusion") if said.get(name) == "auto"}
         brought = settings_of_template(said.get("template", ""))
         if said.get("template", own.template) != own.template or "prompts" in brought:
@@ -210,13 +194,11 @@ class EncoderSpec(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-_CONFIG_FIELDS = {"pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length", "fusion"}
-_CONFIG_FIELDS |= METHODS.keys() | READING.keys()
-_FLAGS = ("append_eos", "pool_prompt", "normalize")
-_COUNTS = ("k", "k0", "sink_tokens", "skips", "max_length", "prepend")
+# A prompt or a template may hold commas.
 _ON_ONE_LINE = (
-    *(*_PLAN_FIELDS, "pooling", *_FLAGS, "max_length", "fusion"),
-    *(*(name for name in METHODS if name != "template"), "template", "prompt"),
+    *(name for name in (*_PLAN_FIELDS, *_CONFIG_FIELDS) if name not in ("template", "prompt", "prompts")),
+    "template",
+    "prompt",
 )
 
 
@@ -231,13 +213,13 @@ def parse_encoder_spec(text: str) -> EncoderSpec:
     >>> parse_encoder_spec("causal:pooling=last,append_eos=true").said()
     {'attention': 'causal', 'pooling': 'last', 'append_eos': True}
     """
-    name, _, rest = text.partition(":")
-    values: dict[str, Any] = {"attention": name.strip()}
-    for setting, value in _pairs(rest, text):
-        if setting in values:
-            raise ConfigError(f"{text!r} says {setting} twice")
-        values[setting] = _value(setting, value, text)
-    with plainly():
+    plan, _, rest = text.partition(":")
+    values: dict[str, Any] = {"attention": plan.strip()}
+    for name, value in _pairs(rest, text):
+        if name in values:
+            raise ConfigError(f"{text!r} says {name} twice")
+        values[name] = _typed(name, value)
+    with plainly(EncoderSpec):
         return EncoderSpec(**values)
 
 
@@ -256,28 +238,35 @@ def _pairs(rest: str, text: str) -> Iterable[tuple[str, str]]:
         yield name, value.strip()
 
 
-def _value(name: str, value: str, text: str) -> Any:
-    if name in _FLAGS:
-        if value not in ("true", "false"):
-            raise ConfigError(f"{text!r}: {name} is true or false, not {value!r}")
-        return value == "true"
-    if name == "fusion" and value != "auto":
-        try:
-            return float(value)
-        except ValueError:
-            raise ConfigError(f"{text!r}: fusion is a number from 0 to 1, not {value!r}") from None
-    if name not in _COUNTS or value == "auto":
-        return value
-    if not value.isdecimal():
-        raise ConfigError(f"{text!r}: {name} is a whole number, not {value!r}")
-    return int(value)
+def _typed(name: str, text: str) -> Any:
+    """Return a value as its setting takes it; what is none of it is left for the spec to judge."""
+    kinds = plain_kinds(EncoderSpec.model_fields[name].annotation)
+    if bool in kinds:
+        return {"true": True, "false": False}.get(text, text)
+    if int in kinds and text.isdecimal():
+        return int(text)
+    if float in kinds:
+        with suppress(ValueError):
+            return float(text)
+    return text
 
 
-class ModelSpec(EncoderSpec):
-    """Which model, and how it is read: what ``gerund.load`` takes, and what every part of the library hands on.
+if TYPE_CHECKING:
+
+    class _ModelFields(EncoderSpec, ModelSettings[Never, Never, Never], frozen=True):
+        """What pydantic makes of the declarations at run time, for type checkers."""
+else:
+    _ModelFields = create_model(
+        "_ModelFields", __base__=EncoderSpec, **model_fields(ModelSettings[Never, Never, Never])
+    )
+
+
+class ModelSpec(_ModelFields, frozen=True):
+    """Which model, and how it is used: what ``gerund.load`` takes, and what every part of the library hands on.
 
     Frozen, compared by value, hashable; it goes through JSON (``model_dump_json``, ``model_validate_json``) and pickle.
-    ``lm.spec`` is a loaded model's own, with every setting of its encoder worked out.
+    ``lm.spec`` is a loaded model's own, with every setting of its encoder worked out. ``None`` leaves a setting to the
+    model.
 
     Raises:
         ConfigError: an unknown name, an impossible value, or settings that contradict each other.
@@ -287,33 +276,10 @@ class ModelSpec(EncoderSpec):
     True
     """
 
-    model: Name = DEFAULT_MODEL
-    """A folder, a hub id, or ``default`` for the bundled model."""
-    revision: str | None = None
-    """Which version of a model on the hub: a branch, a tag or a commit. Only for hub ids."""
-    adapter: AdapterName | None = None
-    """A PEFT folder, active while encoding and infilling and never while generating; ``none``, or False, leaves the
-    folder's own ones aside, and with them the head and the scorer that were trained with them."""
-    infill_adapter: AdapterName | None = None
-    """Another one to infill with: a PEFT folder, or a model trained from the same weights, whose adapter is taken, also
-    ``default``; ``none`` infills with the untouched model."""
-    scorer: AdapterName | None = None
-    """A model trained from the same weights to score continuations, whose adapter and encoder config are taken; also
-    ``default``."""
-    sample: Name | None = None
-    """A file of texts, one a line, on which ``transform`` is fitted when the model is loaded; a folder that was saved
-    has a fitted one and needs none."""
-    dtype: Name = "auto"
-    """``auto`` keeps the checkpoint's type and encodes float32 weights in bfloat16 where the processor computes in it
-    and the vectors' cosine to float32 is at least 0.999; or a type by name, for both. ``int8`` keeps the checkpoint's
-    type and encodes in 8 bits, on a processor with instructions for that."""
-    device: Name = "auto"
-    """``auto``, ``cpu``, ``cuda``, ``cuda:1``, ..."""
-
     @model_validator(mode="wrap")
     @classmethod
     def _in_one_sentence(cls, data: Any, handler: Any) -> Any:
-        with plainly():
+        with plainly(cls):
             return handler(data)
 
     def __hash__(self) -> int:
@@ -351,54 +317,53 @@ class ModelSpec(EncoderSpec):
         return self.adapter == NO_ADAPTER
 
 
-@contextmanager
-def plainly() -> Iterator[None]:
-    """Turn what pydantic finds in the block into one plain sentence.
-
-    Raises:
-        ConfigError: with what pydantic found first.
-    """
-    try:
-        yield
-    except ValidationError as error:
-        raise ConfigError(_sentence(error)) from None
+HELP = {
+    name: declared.metadata["help"]
+    for name, (_, declared) in settings_in(ModelSettings[Never, Never, Never], *_ENCODER).items()
+}
+"""What each setting is for, in words that the docs, ``help()`` and the command line show."""
+ModelSpec.__doc__ = f"{inspect.cleandoc(ModelSpec.__doc__ or '')}\n\n{listed(HELP, 'Attributes')}"
 
 
-def _sentence(error: ValidationError) -> str:
-    """Return the first thing that is wrong."""
-    found = error.errors(include_url=False, include_input=True)[0]
-    place = ".".join(str(part) for part in found["loc"] if part not in ("constrained-int", "int", "function-before"))
-    name = found["loc"][0] if found["loc"] else ""
-    cause = found.get("ctx", {}).get("error")
-    if found["type"] == "extra_forbidden":
-        return str(unknown_name("setting of a model", place, list(ModelSpec.model_fields)))
-    if isinstance(cause, (ValueError, GerundError)):
-        return str(cause)
-    if name == "model":
-        return f"a model is given by its name or its folder, not as {_short(found['input'])}"
-    field = ModelSpec.model_fields.get(str(name))
-    kind = "" if field is None else _kind_of(field.annotation)
-    return f"{name} is {kind}, not {_short(found['input'])}"
+@dataclass(frozen=True)
+class LoadKeywords(
+    EncoderSettings[Literal["auto"], None],
+    PlanSettings[Literal["auto"], None],
+    PlanChoice[str | AttentionPlan | None],
+    ModelSettings[Path | ModelSpec, Path | Literal[False], None],
+):
+    """What ``gerund.load`` takes."""
+
+    token: str | bool | None = setting(
+        None,
+        "Token of the hub for a private or gated model, or True for the one that `hf auth login` has stored. It is "
+        "saved nowhere, so a spec and other processes do without it.",
+    )
 
 
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def parameters_of(keywords: type) -> list[inspect.Parameter]:
+    """Return a dataclass's settings as keywords that may be None; the first may also be given by its place."""
+    first, *others = (
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=plain_type(kind))
+        for name, (kind, _) in settings_of(keywords).items()
+    )
+    return [first.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD), *others]
 
 
-def _kind_of(annotation: Any) -> str:
-    """Return what a field takes, in words."""
-    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
-    words = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-    said: list[str] = []
-    for kind in kinds:
-        inner = get_args(kind)
-        if kind in words:
-            said.append(words[kind])
-        elif str(kind).startswith("typing.Literal"):
-            said += [str(item) for item in inner]
-        elif inner and inner[0] in words:
-            said.append(words[inner[0]])
-        else:
-            said.append("texts by name")
-    return " or ".join(dict.fromkeys(said))
+def with_arguments(docstring: str, keywords: type) -> str:
+    """Return a docstring with a dataclass's settings before its section of returns."""
+    before, returns, after = inspect.cleandoc(docstring).partition("Returns:")
+    return f"{before}{listed(help_of(settings_of(keywords)), 'Args')}\n\n{returns}{after}"
+
+
+def takes(keywords: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Let a function take the settings of a dataclass: for type checkers, in its signature and in ``help``."""
+    assert isinstance(keywords, type)
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        signature = inspect.signature(function).replace(parameters=parameters_of(keywords))
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        function.__doc__ = with_arguments(function.__doc__ or "", keywords)
+        return function
+
+    return decorate

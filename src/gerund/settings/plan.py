@@ -11,11 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Never
 
-from gerund.checks import one_of
 from gerund.errors import ConfigError, unknown_name
+from gerund.settings.fields import Auto, Count, Layers, Unset, check, documented, setting
 
 
 class Direction(StrEnum):
@@ -145,11 +144,56 @@ DEFAULT_PLAN = "mask0-bidir"
 _LATER: dict[str, Any] = {"skips": None, "recurrent": "causal"}
 # Plans in which no layer looks to the right, so that there is no direction to take; `hybrid` is no way to encode.
 _TURNS_NOTHING = ("causal", "echo", "mask0-for", "hybrid")
-MOST, _MOST_EXTENDED = 2**31 - 1, 1000
+_MOST_EXTENDED = 1000
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class PlanSettings(Generic[Auto, Unset]):
+    """The settings of an attention plan, each declared here alone."""
+
+    k: Layers | Auto | Unset = setting(
+        None,
+        "Number of converted layers, counted from the top (extra plans: from the bottom; extend plans: added on top). "
+        "Default: the fraction of the layers that did best in the paper.",
+    )
+    k0: Layers | Auto | Unset = setting(
+        None, "For mask0+bidir: number of the k converted layers that hide the first token."
+    )
+    sink_tokens: Count | Unset = setting(
+        1,
+        "Number of first tokens that a mask0 plan hides from all later ones; m of them is the paper's MASKm "
+        "(appendix F).",
+    )
+    combine: Literal["sum", "mean"] | Unset = setting(
+        "sum", "How inter and extra plans join their two outputs: sum (the paper) or mean."
+    )
+    variant: Literal["paper", "released"] | Unset = setting(
+        "paper", "Layout of an inter plan and of skips: paper, or released for that of the authors' code."
+    )
+    skips: Layers | None = setting(
+        None,
+        "Residual connections across this many layers, from the first converted layer on (LBW, Algorithm 1, line 9; "
+        "its code has 3); 0 for none.",
+    )
+    recurrent: Literal["causal", "both"] | Unset = setting(
+        "causal",
+        "How converted layers without attention (state spaces, convolutions) read: causal (forward), or both (forward "
+        "and backward, the outputs added; backward alone for plans that look back).",
+    )
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str = setting(
+        DEFAULT_PLAN,
+        "One of gerund.PLAN_NAMES. The paper's spellings are understood too, such as MASK0&BIDIR, and mask3-bidir for "
+        "mask0-bidir with three sink tokens.",
+    )
+
+
+@documented
+@dataclass(frozen=True)
+class AttentionPlan(PlanSettings[None, Never], _Named):
     """One of the papers' layouts, not yet bound to a number of layers.
 
     >>> plan = AttentionPlan("mask0-bidir", k=2)
@@ -159,41 +203,17 @@ class AttentionPlan:
     causal
     bidirectional without the first token
     bidirectional without the first token
-
-    Attributes:
-        name: one of ``PLAN_NAMES``; the paper's spellings are understood too, such as ``MASK0&BIDIR``, and
-            ``mask3-bidir`` for ``mask0-bidir`` with three sink tokens.
-        k: number of converted layers, counted from the top (for ``extra-*`` from the bottom, for
-            ``extend-*`` added on top); left out, the fraction that did best in the paper.
-        k0: for ``mask0+bidir``, how many of the k are without the first token.
-        sink_tokens: how many tokens at the beginning a ``mask0`` layer hides from all later ones; m of them is the
-            paper's MASKm (appendix F), and so many but one of a text's the reverse causal mask.
-        combine: how the two outputs of ``inter-*`` and ``extra-*`` are joined: ``sum`` (the paper) or ``mean``.
-        variant: ``paper``, or ``released`` for what the authors' code does where it differs (``inter-*``, and where
-            skips begin).
-        skips: residual connections across so many layers (LBW, Algorithm 1, line 9): from the first converted layer
-            on, the input of every so many-th layer gets that of the previous such layer added, and so does what goes
-            into the final norm. None, the usual, has none; the released code's default is 3.
-        recurrent: what becomes of converted layers without attention (linear attention, state spaces, convolutions) in
-            models that have them: ``causal`` leaves them as they are, ``both`` runs them on the text and on the text
-            reversed and adds the outputs (only on the text reversed, for plans that look back).
     """
-
-    name: str = DEFAULT_PLAN
-    k: int | None = None
-    k0: int | None = None
-    sink_tokens: int = 1
-    combine: Literal["sum", "mean"] = "sum"
-    variant: Literal["paper", "released"] = "paper"
-    skips: int | None = None
-    recurrent: Literal["causal", "both"] = "causal"
 
     def __post_init__(self) -> None:
         usual = isinstance(self.sink_tokens, int) and self.sink_tokens == 1
         given = {"sink_tokens": None if usual else self.sink_tokens, "k0": self.k0}
         for field, value in spelled_out(self.name, given).items():
             object.__setattr__(self, field, value)
-        _check(self)
+        if not isinstance(self.name, str) or self.name not in _DEFAULT_FRACTION:
+            raise unknown_name("attention plan", self.name, PLAN_NAMES)
+        check(self)
+        _check_fit(self)
 
     @property
     def takes_k(self) -> bool:
@@ -351,50 +371,28 @@ def spelled_out(name: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": plain, **said} if plain in _DEFAULT_FRACTION else {"name": name}
 
 
-def _check(plan: AttentionPlan) -> None:
-    if not isinstance(plan.name, str) or plan.name not in _DEFAULT_FRACTION:
-        raise unknown_name("attention plan", plan.name, PLAN_NAMES)
-    one_of("combine", plan.combine, ["sum", "mean"])
-    one_of("variant", plan.variant, ["paper", "released"])
-    one_of("recurrent", plan.recurrent, ["causal", "both"])
-    _check_numbers(plan)
-    _check_fit(plan)
-
-
-def _check_numbers(plan: AttentionPlan) -> None:
-    for field in ("k", "k0", "sink_tokens", "skips"):
-        value = getattr(plan, field)
-        if value is None and field != "sink_tokens":
-            continue
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ConfigError(f"{field} is a whole number, not {value!r}")
-        number = int(value)  # also one of numpy's
-        object.__setattr__(plan, field, number)
-        if number < 0:
-            raise ConfigError(f"{field}={number} is negative")
-        most = _MOST_EXTENDED if field == "k" and plan.name.startswith("extend") else MOST
-        if number > most:
-            raise ConfigError(f"{field}={number} is more than any model has, which is at most {most}")
-    for field, instead in (("sink_tokens", "take a plan without mask0"), ("skips", "leave it out")):
-        if getattr(plan, field) == 0:
-            raise ConfigError(f"{field} is at least 1; for none, {instead}")
-
-
 def _check_fit(plan: AttentionPlan) -> None:
     """Refuse settings that the plan has no use for: they would be ignored without a word."""
-    if plan.k is not None and _DEFAULT_FRACTION[plan.name] is None:
+    family = plan.name.split("-")[0]
+    if plan.skips == 0:
+        raise ConfigError("skips must be at least 1, got 0; for none, leave it out")
+    if plan.k is not None and not plan.takes_k:
         raise ConfigError(f"the plan {plan.name!r} converts all or no layers and takes no k")
-    if plan.k0 is not None and plan.name != "mask0+bidir":
-        raise ConfigError(f"k0 belongs to the plan 'mask0+bidir', not to {plan.name!r}")
+    if plan.k is not None and family == "extend" and plan.k > _MOST_EXTENDED:
+        raise ConfigError(f"k must be at most {_MOST_EXTENDED} for {plan.name!r}, got {plan.k}")
     if plan.k is not None and plan.k0 is not None and plan.k0 > plan.k:
         raise ConfigError(f"k0={plan.k0} is larger than k={plan.k}: k0 counts some of the k converted layers")
-    if plan.sink_tokens != 1 and not plan.name.startswith("mask0"):
-        raise ConfigError(f"sink_tokens belongs to the mask0 plans, not to {plan.name!r}")
-    if plan.skips is not None and not plan.takes_skips:
-        raise ConfigError(f"skips belong to plans that run each layer once to encode, not to {plan.name!r}")
-    if plan.recurrent != "causal" and not plan.takes_recurrent:
-        raise ConfigError(f"recurrent='both' belongs to plans that look to the right, not to {plan.name!r}")
-    if plan.variant != "paper" and not plan.name.startswith("inter") and plan.skips is None:
-        raise ConfigError(f"variant belongs to the inter plans and to plans with skips, not to {plan.name!r}")
-    if plan.combine != "sum" and plan.name.split("-")[0] not in ("inter", "extra"):
-        raise ConfigError(f"combine belongs to the inter and extra plans, not to {plan.name!r}")
+    misplaced = {
+        "k0 belongs to the plan 'mask0+bidir'": plan.k0 is not None and plan.name != "mask0+bidir",
+        "sink_tokens belongs to the mask0 plans": plan.sink_tokens != 1 and not plan.name.startswith("mask0"),
+        "skips belong to plans that run each layer once to encode": plan.skips is not None and not plan.takes_skips,
+        "recurrent='both' belongs to plans that look to the right": plan.recurrent != "causal"
+        and not plan.takes_recurrent,
+        "variant belongs to the inter plans and to plans with skips": plan.variant != "paper"
+        and family != "inter"
+        and plan.skips is None,
+        "combine belongs to the inter and extra plans": plan.combine != "sum" and family not in ("inter", "extra"),
+    }
+    for what, is_misplaced in misplaced.items():
+        if is_misplaced:
+            raise ConfigError(f"{what}, not to {plan.name!r}")

@@ -299,6 +299,8 @@ def transform_parts(name: str) -> tuple[str, int | None]:
     >>> transform_parts("whitening-128"), transform_parts("all-but-the-top")
     (('whitening', 128), ('all-but-the-top', None))
     """
+    if name == NO_TRANSFORM:
+        return name, None
     found = _TRANSFORM.fullmatch(name)
     if found is None or found[2] == "0" or (found[1] == TRUNCATE and found[2] is None):
         known = [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256", f"{TRUNCATE}-128"]

@@ -275,7 +275,7 @@ class TokenizerConfig(Section):
     """What a trained tokenizer reports as ``model_max_length``."""
 
 
-class EncoderSection(EncoderSpec):
+class EncoderSection(EncoderSpec, frozen=True):
     """How the model is read as an encoder, while contrastive objectives train it and afterwards.
 
     What is left out comes from the base's ``gerund.json``, or else is the library's default.

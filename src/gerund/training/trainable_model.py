@@ -28,7 +28,7 @@ from gerund.models.sources import Source, find
 from gerund.models.two_layer_check import verify_on_two_layers
 from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig
-from gerund.settings.model_spec import NO_ADAPTER
+from gerund.settings.fields import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16
 from gerund.training.objectives import registry

@@ -344,7 +344,7 @@ def test_a_saved_folder_and_a_spec_keep_the_method(tiny_folder, tmp_path) -> Non
         ),
         ({"template": "prompteol", "attention": "echo"}, "its templates have {text} twice"),
         ({"transform": "bleaching"}, "unknown transform 'bleaching'"),
-        ({"pool_bos": "maybe"}, "unknown value of pool_bos 'maybe'"),
+        ({"pool_bos": "maybe"}, "unknown pool_bos 'maybe'"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(tiny_folder, settings: dict, message: str) -> None:
