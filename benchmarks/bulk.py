@@ -38,7 +38,7 @@ from gerund.data.mining import MiningConfig, mine
 from gerund.data.mining import job as mining_job
 from gerund.data.tables import open_table
 from gerund.entry import load
-from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, make_engine, map_shards, opened
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool, make_engine, map_shards, prepare
 from gerund.worker_model import WorkerModel
 from inputs import demo_texts
 from results import Column, Row, Table, median_of
@@ -93,7 +93,7 @@ class Timed:
 
 
 def _clocked(work: Any) -> Any:
-    return partial(_call, opened(work))
+    return partial(_call, prepare(work))
 
 
 def _call(function: Any, shard: Any) -> tuple[Any, float]:

@@ -360,7 +360,7 @@ def test_a_job_is_gone_on_with_by_as_many_threads(source, tiny_folder, tmp_path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--workers", 0], "workers=0 leaves nobody to work"),
+        (["--workers", 0], "workers must be from 1 to 100000, got 0"),
         (["--threads", 0], "threads=0 leaves nothing to compute with"),
         (["--engine", "spark"], "unknown engine 'spark'; valid are: local, ray"),
         (["--address", "auto"], "--address auto is that of a Ray cluster; give --engine ray too"),

@@ -178,7 +178,7 @@ class TestMistakes:
             (["--letter-weight", "0"], "the weight of a symbol is a whole number from 1 to 1,000,000, and letter=0"),
             (["--max-uses", "-1"], "max_uses=-1 is below 1; for any number None, or --max-uses 0"),
             (["--language", "?"], "language='?' is no language code such as en, zh or de"),
-            (["--workers", "0"], "workers=0 leaves nobody to work"),
+            (["--workers", "0"], "workers must be from 1 to 100000, got 0"),
             (["--method", "ict", "--threshold", "40"], "threshold means nothing to the method ict; leave it out"),
             (["--threshold", "5000"], "no two sentences of 40 documents are a pair by these settings"),
             (["--text-column", "body"], None),

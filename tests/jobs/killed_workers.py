@@ -34,7 +34,7 @@ from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, embedding_job
 from gerund.data.tables import open_table
 from gerund.jobs import engine as engines
 from gerund.jobs.checkpoints import KEY_BYTES, RowStore
-from gerund.jobs.engine import LocalEngine, StatefulWork, opened
+from gerund.jobs.engine import LocalEngine, StatefulWork, prepare
 from tests.data.embedding.crashes import ABOUT, fake_encode
 
 SECONDS_A_SHARD = 0.05
@@ -64,7 +64,7 @@ class Telling:
 
 
 def _told(work, pids):
-    function = opened(work)
+    function = prepare(work)
     Path(pids, str(os.getpid())).touch()
     return partial(_slowly, function)
 

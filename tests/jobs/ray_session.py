@@ -92,7 +92,7 @@ def a_killed_worker_is_replaced(folder):
 
 
 def a_shard_that_kills_every_worker_ends_the_job(_folder):
-    with patch.object(engine, "ATTEMPTS", 2), pytest.raises(ResourceError, match="ended from outside"):
+    with patch.object(engine, "ATTEMPTS", 2), pytest.raises(ResourceError, match="was killed"):
         list(map_shards(RayEngine(1), killed, ["a"]))
 
 

@@ -1,4 +1,4 @@
-"""Shards are worked on in this process or in several, and a killed process ends in a sentence."""
+"""Shards run in this process, in several, or on Ray, and killed workers are replaced."""
 
 import os
 import platform
@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gerund.errors import ConfigError, ResourceError
-from gerund.jobs.engine import LocalEngine, StatefulWork, cores, map_shards
+from gerund.errors import ConfigError, InputError, ResourceError
+from gerund.jobs import engine
+from gerund.jobs.engine import SHARED_FILE, LocalEngine, StatefulWork, cores, map_shards, shared_folder_check
 from tests.jobs.shard_work import killed_once, killed_or_busy_once, pages_taken, square
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +67,7 @@ def test_few_shards_are_read_ahead():
 
 @pytest.mark.slow
 def test_a_process_that_is_killed():
-    with pytest.raises(ResourceError, match="a process was ended from outside, perhaps because memory ran out"):
+    with pytest.raises(ResourceError, match="a process was killed, perhaps because memory ran out"):
         list(map_shards(LocalEngine(2), killed, range(9)))
 
 
@@ -126,9 +128,9 @@ def test_whoever_stops_reading_does_not_wait_for_the_rest():
 
 def test_workers():
     assert LocalEngine().workers == cores() >= 1
-    with pytest.raises(ConfigError, match="workers=0 leaves nobody to work"):
+    with pytest.raises(ConfigError, match="workers must be from 1 to 100000, got 0"):
         LocalEngine(0)
-    with pytest.raises(ConfigError, match="is more than 100000"):
+    with pytest.raises(ConfigError, match="from 1 to 100000, got"):
         LocalEngine(10**30)
 
 
@@ -144,3 +146,38 @@ def test_workers_and_drivers_that_are_killed_lose_and_double_nothing(tmp_path, j
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{job} 3 drivers killed", f"{job} 2 workers killed"]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(engine, "_SHARED_FOLDER_SECONDS", 0.0)
+
+
+def test_who_sees_the_folder(tmp_path):
+    with shared_folder_check(tmp_path) as check:
+        check.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_does_not_see_it(tmp_path):
+    with shared_folder_check(tmp_path) as check:
+        (tmp_path / SHARED_FILE).unlink()
+        with pytest.raises(InputError, match="does not see"):
+            check.check()
+
+
+def test_who_sees_another(tmp_path):
+    with shared_folder_check(tmp_path) as check:
+        (tmp_path / SHARED_FILE).write_text("of another machine")
+        with pytest.raises(InputError, match="has another folder at"):
+            check.check()
+
+
+def test_who_has_another_version(tmp_path):
+    with shared_folder_check(tmp_path) as check, pytest.raises(InputError, match="install the same on all of them"):
+        replace(check, version="0.0.0").check()
+
+
+def test_no_folder_is_needed():
+    with shared_folder_check(None) as check:
+        check.check()

@@ -1,9 +1,6 @@
-"""A cache on the disk: folders by key, of which those go that were not used for longest when there are too many bytes.
+"""A disk cache of folders by key, which evicts the least recently used beyond a number of bytes.
 
-Each entry is written whole or not at all, and several processes may share one cache. What somebody removes meanwhile
-is not there, and that is all. A cache is a convenience: whatever is in it can be made again.
-
-Knows: folders, sizes, when they were used. Does not know: what is in them.
+Entries are written atomically, and several processes may share a cache. Everything in it can be made again.
 """
 
 import os
@@ -19,7 +16,7 @@ from gerund.errors import ConfigError, InputError, OutputExistsError, ResourceEr
 from gerund.jobs.files import atomic_folder
 
 MOST_BYTES = 2 * 10**9
-"""What a cache holds at most where nothing else is said."""
+"""Default size of a cache."""
 
 _KEY = re.compile(r"[0-9a-z]{8,64}")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
@@ -27,14 +24,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def user_cache(name: str) -> Path:
-    """Return the folder where this user's caches lie: ``$XDG_CACHE_HOME/gerund/NAME``, or what the system has for it.
-
-    Args:
-        name: what is cached.
-    """
+    """Return this user's cache folder for something: ``$XDG_CACHE_HOME/gerund/NAME``, or the system's equivalent."""
     home = Path.home()
-    if own := os.environ.get("XDG_CACHE_HOME"):
-        base = Path(own)
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        base = Path(folder)
     elif sys.platform == "darwin":
         base = home / "Library" / "Caches"
     elif os.name == "nt":
@@ -45,53 +38,38 @@ def user_cache(name: str) -> Path:
 
 
 def parse_size(text: str) -> int:
-    """Return how many bytes a size means, such as ``2GB`` or ``500 MB``.
-
-    Raises:
-        ConfigError: it is no size.
+    """Parse a size such as ``2GB`` or ``500 MB`` into bytes.
 
     >>> parse_size("2GB"), parse_size("1.5 kb"), parse_size("0")
     (2000000000, 1500, 0)
     """
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"a size is a number with a unit, such as 2GB or 500MB, not {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 class DiskCache:
-    """Folders by key.
-
-    Args:
-        folder: where they lie; made when the first is written, readable by its owner alone.
-        most_bytes: what they may take together.
-    """
+    """Folders by key, of at most ``most_bytes``. The cache is made on the first write, readable by its owner alone."""
 
     def __init__(self, folder: str | Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = place("the cache", folder)
         self.most_bytes = most_bytes
 
     def get(self, key: str) -> Path | None:
-        """Return the folder of a key, which counts as used now; None where there is none."""
-        found = self._place(key)
+        """Return the folder of a key and mark it as used now; None where there is none."""
+        path = self._path(key)
         try:
-            os.utime(found)
+            os.utime(path)
         except OSError:
-            # One that may be read and not written has its entries all the same.
-            return found if os.access(found, os.R_OK | os.X_OK) and found.is_dir() else None
-        return found
+            # A cache that may be read and not written has its entries all the same.
+            return path if os.access(path, os.R_OK | os.X_OK) and path.is_dir() else None
+        return path
 
     def put(self, key: str, write: Callable[[Path], None]) -> None:
-        """Let a folder be written under a key, and remove what was not used for longest where there are too many bytes.
+        """Let ``write`` fill the empty folder of a key, then evict the least recently used beyond the cache's size.
 
-        What alone would take more than the cache may is not kept.
-
-        Args:
-            key: letters and digits.
-            write: fills a folder, which is empty.
-
-        Raises:
-            ResourceError: the cache cannot be written; nothing is left behind.
+        An entry larger than the cache is not kept.
         """
         try:
             if not self.folder.is_dir():
@@ -100,7 +78,7 @@ class DiskCache:
         except OSError as error:
             raise ResourceError(f"the cache {self.folder} cannot be written: {error.strerror or error}") from error
         try:
-            with atomic_folder(self._place(key), overwrite=True) as work:
+            with atomic_folder(self._path(key), overwrite=True) as work:
                 write(work)
         except OutputExistsError as error:
             raise ResourceError(f"the cache {self.folder} cannot be written: {error}") from error
@@ -108,30 +86,30 @@ class DiskCache:
 
     def drop(self, key: str) -> None:
         """Remove a key."""
-        shutil.rmtree(self._place(key), ignore_errors=True)
+        shutil.rmtree(self._path(key), ignore_errors=True)
 
     def sizes(self) -> dict[str, int]:
-        """Return what each key takes, in bytes, the one that was not used for longest first."""
-        found = []
+        """Return the size of each key in bytes, the least recently used first."""
+        entries = []
         with suppress(OSError):
-            for one in self.folder.iterdir():
-                with suppress(OSError):
-                    if _KEY.fullmatch(one.name) and one.is_dir():
-                        size = sum(path.stat().st_size for path in one.rglob("*") if path.is_file())
-                        found.append((one.stat().st_mtime_ns, one.name, size))
-        return {name: size for _, name, size in sorted(found)}
+            for entry in self.folder.iterdir():
+                with suppress(OSError):  # another process may remove it meanwhile
+                    if _KEY.fullmatch(entry.name) and entry.is_dir():
+                        size = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
+                        entries.append((entry.stat().st_mtime_ns, entry.name, size))
+        return {name: size for _, name, size in sorted(entries)}
 
     def _shrink(self) -> None:
         sizes = self.sizes()
-        whole = sum(sizes.values())
-        # What is larger than the whole cache would drive out all others first.
-        for key, size in sorted(sizes.items(), key=lambda own: own[1] <= self.most_bytes):
-            if whole <= self.most_bytes:
+        total = sum(sizes.values())
+        # First an entry larger than the cache, which would evict all others.
+        for key, size in sorted(sizes.items(), key=lambda entry: entry[1] <= self.most_bytes):
+            if total <= self.most_bytes:
                 return
             self.drop(key)
-            whole -= size
+            total -= size
 
-    def _place(self, key: str) -> Path:
+    def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise InputError(f"a key of the cache is 8 to 64 letters and digits, not {key!r}")
+            raise InputError(f"a cache key is 8 to 64 letters and digits, not {key!r}")
         return self.folder / key

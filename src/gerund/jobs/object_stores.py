@@ -1,10 +1,8 @@
-"""Inputs that lie on object stores, and outputs that go there: local copies for the time of a job.
+"""Read inputs from and write outputs to object stores (S3, GCS, ...), by local copies for the time of a job.
 
-What a job reads is copied into its working place first, and not again while it is the same there; what it makes is
-made in that place, with the parts of an unfinished job, and sent when it is whole. The place is a folder like any
-other: on a cluster one that all machines share.
-
-Knows: fsspec, URLs, copies. Does not know: what is in a file.
+Inputs are copied into the working folder, and not again while they are unchanged in the store. Outputs are made in that
+folder, with the parts of an unfinished job, and uploaded when they are complete. On a cluster it must be a folder that
+all machines share.
 """
 
 import hashlib
@@ -34,53 +32,43 @@ _PIECE = 2**20
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
-def is_url(place: str | Path) -> bool:
-    """Tell whether a place is on an object store.
+def is_url(path: str | Path) -> bool:
+    """Return whether a path is on an object store.
 
     >>> is_url("s3://bucket/notes.jsonl"), is_url("notes.jsonl")
     (True, False)
     """
-    return _URL.match(str(place)) is not None
+    return _URL.match(str(path)) is not None
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Where a job reads and writes.
-
-    Attributes:
-        sources: what it reads, in the order in which it was named.
-        output: what it writes.
-        target: where that belongs; None where it is there already.
-        force: whether what is at the target is replaced.
-        places: where the output's files, all that may come with it, belong.
-    """
+    """Local paths that a job reads and writes."""
 
     sources: list[str]
+    """The inputs, in their order."""
     output: Path
     target: str | None
-    force: bool = False
+    """Where the output is uploaded to; None where it is written directly."""
     places: tuple[str, ...] = ()
+    """Targets of all files that may come with the output."""
 
     def send(self, files: Sequence[Path]) -> list[str]:
-        """Put finished files where they belong, the one that stands for all of them last; returns their places.
-
-        Raises:
-            ResourceError: the store refuses; the files stay here.
-        """
+        """Upload finished files, the main one last; returns their targets. After an error the files stay here."""
         if self.target is None:
             return [str(file) for file in files]
         folder = self.target.rpartition("/")[0]
-        places = [f"{folder}/{file.name}" if folder else file.name for file in files]
-        for file, place in zip(files, places, strict=True):
-            _send(file, place)
-        # Such as the list of rows that an earlier run, whose output is replaced, could not use.
-        for place in set(self.places).difference(places):
-            _remove(place)
+        targets = [f"{folder}/{file.name}" if folder else file.name for file in files]
+        for file, target in zip(files, targets, strict=True):
+            _send(file, target)
+        # Such as the errors file of an earlier run whose output is replaced.
+        for target in set(self.places).difference(targets):
+            _remove(target)
         for file in files:
             file.unlink()
         with suppress(OSError):
             self.output.parent.rmdir()
-        return places
+        return targets
 
 
 @contextmanager
@@ -93,142 +81,131 @@ def staged(
     files: Callable[[Path], Sequence[Path]] = lambda output: [output],
     outside: bool = False,
 ) -> Iterator[Staged]:
-    """Yield where a job reads and writes: what lies on object stores has local copies until the block ends.
+    """Yield local paths for a job; inputs on object stores have local copies until the block ends.
 
-    After an error the copies stay, so that the same command need not fetch them again.
+    After an error the copies stay, so that the same command needn't download them again. A URL may be that of a folder.
 
     Args:
-        sources: paths and URLs; a URL may be that of a folder.
+        sources: paths and URLs.
         output: a path or URL.
-        work: the folder for copies and unfinished parts; None takes that of ``output``, or the current one for a URL.
+        work: the folder for copies and unfinished parts; default: that of ``output``, or the current one for a URL.
         force: replace what is at ``output``.
-        files: returns all files that may come with the output of a name, itself among them.
-        outside: whether the output must not lie in a folder that is read.
-
-    Raises:
-        DataError: there is nothing at a URL.
-        InputError: the output is what is read, or lies in it.
-        OutputExistsError: there is an output already, or one that did not reach its place.
-        MissingDependencyError: the package for a store is not installed.
-        ResourceError: a store refuses.
+        files: returns all files that may come with the output of a name, itself included.
+        outside: whether the output must not be in a folder that is read.
     """
     name = PurePosixPath(str(output)).name
     target = str(output) if is_url(output) or work is not None else None
     if target is not None and not name:
         raise ConfigError(f"{output} is a folder; name a file in it as the output")
-    place = (work or (Path() if target else Path(output).absolute().parent)).absolute()
-    local = Path(output) if target is None else checks.place("the output", place / f"{name}.unsent" / name)
-    places = _places(target, files) if target is not None else ()
+    folder = (work or (Path() if target else Path(output).absolute().parent)).absolute()
+    local = Path(output) if target is None else checks.place("the output", folder / f"{name}.unsent" / name)
+    targets = _targets(target, files) if target is not None else ()
     if target is not None:
-        for own in places:
-            _refuse_inputs(own, sources, outside=outside)
-            _refuse(own, force=force)
+        for path in targets:
+            _require_apart(path, sources, outside=outside)
+            _require_new(path, force=force)
         if local.exists() and not force:
             raise OutputExistsError(
                 f"{local} was made by an earlier run and did not reach {target}; copy it there, or give --force to "
-                "make it anew"
+                "make it again"
             )
         make_folder(local.parent)
-    copies = place / f"{name}.inputs"
+    copies = folder / f"{name}.inputs"
     try:
-        yield Staged([_fetched(one, copies) if is_url(one) else one for one in sources], local, target, force, places)
+        yield Staged([_download(path, copies) if is_url(path) else path for path in sources], local, target, targets)
     finally:
         if target is not None:
-            with suppress(OSError):  # with an output that was not sent, or parts
+            with suppress(OSError):  # with an output that was not uploaded, or parts
                 local.parent.rmdir()
     shutil.rmtree(copies, ignore_errors=True)
 
 
-def _places(target: str, files: Callable[[Path], Sequence[Path]]) -> tuple[str, ...]:
+def _targets(target: str, files: Callable[[Path], Sequence[Path]]) -> tuple[str, ...]:
     folder, slash, name = target.rpartition("/")
     return tuple(f"{folder}{slash}{file.name}" for file in files(Path(name)))
 
 
-def _refuse_inputs(place: str, sources: Sequence[str], *, outside: bool) -> None:
+def _require_apart(target: str, sources: Sequence[str], *, outside: bool) -> None:
+    """Raise ``InputError`` for an output that is an input, or in an input folder."""
     for source in sources:
-        if is_url(place) or is_url(source):
-            is_same, is_inside = place == source.rstrip("/"), place.startswith(source.rstrip("/") + "/")
+        if is_url(target) or is_url(source):
+            is_same, is_inside = target == source.rstrip("/"), target.startswith(source.rstrip("/") + "/")
         else:
-            here, there = Path(place), Path(source)
+            here, there = Path(target), Path(source)
             is_same = here.exists() and there.exists() and here.samefile(there)
             is_inside = there.is_dir() and here.resolve().is_relative_to(there.resolve())
         if is_same:
-            raise InputError(f"{place} is the input itself; choose another output")
+            raise InputError(f"{target} is the input itself; choose another output")
         if is_inside and outside:
-            raise InputError(f"{place} would lie in the folder that is read; choose a place outside of {source}")
+            raise InputError(f"{target} would lie in the folder that is read; choose a place outside of {source}")
 
 
-def _refuse(place: str, *, force: bool) -> None:
-    if is_url(place):
-        system, path = _opened(place)
-        with _refusals(place):
+def _require_new(target: str, *, force: bool) -> None:
+    if is_url(target):
+        with _store(target) as (system, path):
             if not force and system.exists(path):
-                raise OutputExistsError(f"{place} exists already; choose another name or give --force to replace it")
+                raise OutputExistsError(f"{target} exists already; choose another name or give --force to replace it")
         return
-    require_regular_file(Path(place))
+    require_regular_file(Path(target))
     if not force:
-        require_new_files(Path(place))
+        require_new_files(Path(target))
 
 
-def _remove(place: str) -> None:
-    if not is_url(place):
-        Path(place).unlink(missing_ok=True)
+def _remove(target: str) -> None:
+    if not is_url(target):
+        Path(target).unlink(missing_ok=True)
         return
-    system, path = _opened(place)
-    with _refusals(place):
+    with _store(target) as (system, path):
         if system.exists(path):
             system.rm_file(path)
 
 
-def _send(file: Path, place: str) -> None:
-    if not is_url(place):
-        make_folder(Path(place).absolute().parent)
-        with atomic_file(Path(place)) as copy, file.open("rb") as source:
+def _send(file: Path, target: str) -> None:
+    if not is_url(target):
+        make_folder(Path(target).absolute().parent)
+        with atomic_file(Path(target)) as copy, file.open("rb") as source:
             shutil.copyfileobj(source, copy, _PIECE)
         return
-    system, path = _opened(place)
-    with _refusals(place):
-        # A store shows an object when all of it has come.
+    with _store(target) as (system, path):
+        # A store shows an object only when all of it has arrived.
         system.put_file(str(file), path)
 
 
-def _fetched(url: str, copies: Path) -> str:
-    """Copy what is at a URL, unless the copy of an earlier run is still the same; returns the copy's path."""
-    system, path = _opened(url)
-    path = path.rstrip("/")
-    digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
-    copy = checks.place("the input", copies / digest / PurePosixPath(path).name)
-    with _refusals(url):
+def _download(url: str, copies: Path) -> str:
+    """Copy what is at a URL, unless an earlier run's copy is still the same; returns the copy's path."""
+    with _store(url) as (system, path):
+        path = path.rstrip("/")
+        digest = hashlib.blake2b(url.encode(), digest_size=4).hexdigest()
+        copy = checks.place("the input", copies / digest / PurePosixPath(path).name)
         if not system.exists(path):
             raise DataError(f"{url}: no such file or folder")
-        files = [one for one in sorted(system.find(path)) if not PurePosixPath(one).name.startswith(".")]
-        is_folder, kept = system.isdir(path), set[Path]()
+        files = [name for name in sorted(system.find(path)) if not PurePosixPath(name).name.startswith(".")]
+        is_folder, current = system.isdir(path), set[Path]()
         if is_folder:
             make_folder(copy)
         with progress(len(files), "fetching") as advance:
-            for one in files:
-                below = one.lstrip("/")[len(path.lstrip("/")) :].lstrip("/")
+            for name in files:
+                below = name.lstrip("/")[len(path.lstrip("/")) :].lstrip("/")
                 if ".." in PurePosixPath(below).parts:
                     raise DataError(f"{url}: a name in it leads out of it: {below}")
-                own = copy / below if is_folder else copy
-                _fetch(system, one, own)
-                kept |= {own, _state_of(own)}
+                file = copy / below if is_folder else copy
+                _download_file(system, name, file)
+                current |= {file, _state_file(file)}
                 advance(1)
         if is_folder:
             # What an earlier, unfinished job copied and is gone from the store since.
             for file in copy.rglob("*"):
-                if file.is_file() and file not in kept:
+                if file.is_file() and file not in current:
                     file.unlink()
     return str(copy)
 
 
-def _state_of(copy: Path) -> Path:
-    """Return where the state of a copied file is noted."""
+def _state_file(copy: Path) -> Path:
     return copy.with_name(f".{copy.name}.state")
 
 
-def _fetch(system: Any, path: str, copy: Path) -> None:
-    state = _state_of(copy)
+def _download_file(system: Any, path: str, copy: Path) -> None:
+    state = _state_file(copy)
     now = str(system.ukey(path))
     if copy.is_file() and state.is_file() and state.read_text(encoding="utf-8") == now:
         return
@@ -238,8 +215,9 @@ def _fetch(system: Any, path: str, copy: Path) -> None:
     write_atomic(state, now)
 
 
-def _opened(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and its path there."""
+@contextmanager
+def _store(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of a URL and its path there; errors of the store become ``ResourceError``."""
     import fsspec
 
     protocol = url.partition("://")[0]
@@ -248,17 +226,11 @@ def _opened(url: str) -> tuple[Any, str]:
     except ImportError as error:
         package = _PACKAGES.get(protocol)
         how = f": pip install {package}" if package else f" ({error})"
-        raise MissingDependencyError(f"{protocol}:// needs a package of its own{how}") from error
+        raise MissingDependencyError(f"{protocol}:// needs an additional package{how}") from error
     except ValueError as error:
         raise ConfigError(f"{url}: {error}") from error
-    return system, path
-
-
-@contextmanager
-def _refusals(url: str) -> Iterator[None]:
-    """Turn what a store answers into one sentence."""
     try:
-        yield
+        yield system, path
     except GerundError:
         raise
     except Exception as error:  # each store has errors of its own, for keys, networks and names

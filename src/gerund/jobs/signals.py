@@ -11,13 +11,17 @@ from types import FrameType
 
 
 def interrupt_on_termination() -> None:
-    """Let SIGTERM raise ``KeyboardInterrupt``; the process dies of the signal when it has tidied up.
+    """Let SIGTERM raise ``KeyboardInterrupt``; after the cleanup the process dies of the signal, as its sender expects.
 
-    So whoever sent it sees that it was obeyed. A second one ends the process at once. Nothing is changed in a thread
-    other than the main one, where the signal is ignored or handled already, or in a process of ``torchrun``, whose
-    siblings may be waiting for it in calls that no exception interrupts.
+    A second SIGTERM ends the process immediately. Nothing is changed in a thread other than the main one, where the
+    signal is ignored or handled already, or in a process of ``torchrun``, whose siblings may wait for it in calls that
+    no exception interrupts.
     """
-    if not _may_handle():
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        or os.environ.get("WORLD_SIZE", "1") != "1"
+    ):
         return
     received = False
 
@@ -33,36 +37,31 @@ def interrupt_on_termination() -> None:
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # What is registered first runs last, after all that others have to tidy up.
+    # Registered first, so that it runs last, after every other cleanup.
     atexit.register(die)
     signal.signal(signal.SIGTERM, interrupt)
 
 
 @contextmanager
 def interrupt_deferred(notice: str) -> Iterator[Callable[[], bool]]:
-    """Let the first SIGINT or SIGTERM act at the end of the block only, so that a step under way can be finished.
+    """Defer the first SIGINT or SIGTERM to the end of the block, so that the current step can be finished.
 
-    A second one acts at once. An error in the block goes first, and the signal is dropped. In a thread other than the
-    main one, and for a signal that is ignored, nothing is changed.
-
-    Args:
-        notice: A line for the error stream when the signal comes.
-
-    Yields:
-        What tells whether a signal has come.
+    ``notice`` is then printed to stderr. A second signal acts immediately. If the block raises, the signal is dropped.
+    Ignored signals, and threads other than the main one, are left alone. Yields a function that returns whether a
+    signal has come.
     """
     received: list[int] = []
 
-    def put_off(number: int, _frame: FrameType | None) -> None:
+    def defer(number: int, _frame: FrameType | None) -> None:
         if received:
             restore()
             signal.raise_signal(number)
             return
         received.append(number)
-        # The signal may have come while Python's own stream was writing, which must not be entered twice.
+        # Not by Python's own stream: the signal may have come while it was writing, which must not be entered twice.
         os.write(2, f"{notice}\n".encode())
 
-    with handle_ending_signals(put_off, ignored_too=False) as restore:
+    with handle_ending_signals(defer, ignored_too=False) as restore:
         yield lambda: bool(received)
     if received:
         signal.raise_signal(received[0])
@@ -74,12 +73,8 @@ def handle_ending_signals(
 ) -> Iterator[Callable[[], None]]:
     """Let ``handler`` take SIGINT and SIGTERM until the end of the block, in the main thread; elsewhere do nothing.
 
-    Args:
-        handler: Called with the signal's number and the frame that it interrupted.
-        ignored_too: Take a signal that is ignored as well, as a server does that a shell has started in the background.
-
-    Yields:
-        What puts back the handlers of before, should that be needed within the block.
+    With ``ignored_too`` also a signal that is ignored, as in a server that a shell has started in the background.
+    Yields a function that restores the previous handlers early.
     """
     before: dict[int, signal._HANDLER] = {}
 
@@ -90,7 +85,7 @@ def handle_ending_signals(
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             present = signal.getsignal(number)
-            # None is a handler that was not set from Python, and could not be put back.
+            # None is a handler that was not set from Python, and could not be restored.
             if present is not None and (ignored_too or present != signal.SIG_IGN):
                 before[number] = present
                 signal.signal(number, handler)
@@ -98,11 +93,3 @@ def handle_ending_signals(
         yield restore
     finally:
         restore()
-
-
-def _may_handle() -> bool:
-    return (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        and os.environ.get("WORLD_SIZE", "1") == "1"
-    )

@@ -13,7 +13,7 @@ from gerund.data.embedding.files import read_embeddings
 from gerund.data.embedding.job import Elsewhere, Encoded
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, ModelError, OutputExistsError, TextError
-from gerund.jobs.engine import opened
+from gerund.jobs.engine import prepare
 from tests.data.embedding.crashes import ABOUT, fake_encode
 from tests.data.embedding.jobs import TEXTS, Encoder, embed, working
 
@@ -225,7 +225,7 @@ class Sending:
 
     @contextmanager
     def pool(self, work, *, folder=None):
-        function = opened(work)
+        function = prepare(work)
 
         class Pool:
             @staticmethod

@@ -220,17 +220,17 @@ class TestFullDisk:
 
     def test_rows_that_wait_for_the_disk_are_not_said_to_be_kept(self, source, output, monkeypatch):
         def full(*_arguments):
-            raise ResourceError("vectors cannot be kept: No space left on device")
+            raise ResourceError("cannot store vectors: No space left on device")
 
         is_full = True
 
         def encode(texts, kept):
             vectors = fake_encode(texts).vectors
             encoding_pass = kept.encoding_pass()
-            done = encoding_pass.fill(vectors)
+            done = encoding_pass.restore(vectors)
             for row in range(len(texts)):
                 if row not in done:
-                    encoding_pass.keep([row], vectors[[row]])
+                    encoding_pass.save([row], vectors[[row]])
                     if is_full and row == 0:
                         kept.flush()  # the first row is on the disk, the others wait for it
                         monkeypatch.setattr(RowStore, "add", full)

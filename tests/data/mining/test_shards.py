@@ -14,7 +14,7 @@ import pytest
 from gerund.data.mining import mine
 from gerund.data.mining.job import Extent, shards_of
 from gerund.errors import DataError
-from gerund.jobs.engine import LocalEngine, opened
+from gerund.jobs.engine import LocalEngine, prepare
 from tests.data.mining.corpora import SMALL, articles, write_jsonl
 
 
@@ -85,7 +85,7 @@ class Elsewhere:
 
     @contextmanager
     def pool(self, work, *, folder=None):
-        self.work = opened(pickle.loads(pickle.dumps(work)))
+        self.work = prepare(pickle.loads(pickle.dumps(work)))
         yield self
 
     def map(self, given):

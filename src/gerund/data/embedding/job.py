@@ -406,7 +406,7 @@ def encoded_rows(encode: Encode, rows: Rows, kept: ShardCheckpoint, bad_rows: Ba
         raise rows.named(error) from error
     finite = np.isfinite(encoded.vectors).all(axis=1)
     if not finite.all() and bad_rows == "error":
-        kept.forget()
+        kept.discard()
         raise ModelError(f"{rows.place(int(finite.argmin()))}: {_NOT_FINITE}")
     reasons = dict.fromkeys(np.flatnonzero(~finite).tolist(), _NOT_FINITE) | dict(encoded.refused)
     vectors = np.delete(encoded.vectors, list(reasons), axis=0) if reasons else encoded.vectors
@@ -428,7 +428,7 @@ def _opened(work: ShardWork, make: Callable[[], Encode]) -> Callable[[Shard], di
             kept = work.begun(shard, folder)
             finished = encoded_rows(encode, shard.rows, kept, work.source.bad_rows)
             facts = work.write(work.folder / f"part-{shard.index:06d}.arrow", shard, finished)
-            kept.forget()
+            kept.discard()
         return facts
 
     return make_part
@@ -595,7 +595,7 @@ class EmbeddingJob:
     def _adopt(self, manifest: Manifest) -> bool:
         """Take over the finished parts of an earlier run; tells whether the output is even in its place."""
         if not self.config.force:
-            self.folder.demand_known()
+            self.folder.require_known_version()
         earlier = self.folder.manifest()
         if earlier is not None and (self.folder.begun() or earlier.stage == PLACING):
             differs = manifest.difference(earlier)
@@ -692,7 +692,7 @@ class EmbeddingJob:
     def _write(self, shard: Shard, finished: Finished, work: ShardWork) -> None:
         self._parts[shard.index] = work.write(self.folder.part(shard.index), shard, finished)
         if shard.index in self._begun:
-            self._begun[shard.index].forget()
+            self._begun[shard.index].discard()
 
     def _place(self, info: dict[str, Any], manifest: Manifest) -> None:
         """Join the parts and put the output in its place."""

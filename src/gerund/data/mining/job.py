@@ -647,7 +647,7 @@ class _Job:
     def _adopt(self, *, resume: bool, force: bool) -> None:
         """Take over the finished parts of an earlier run."""
         if not force:
-            self.folder.demand_known()
+            self.folder.require_known_version()
         earlier = self.folder.manifest()
         if earlier is not None and self.folder.begun():
             changed = self.manifest.difference(earlier)

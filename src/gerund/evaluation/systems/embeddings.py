@@ -95,7 +95,7 @@ class EmbeddingCache:
         with ShardCheckpoint(None if self._unfinished is None else self._unfinished / name, name) as kept:
             yield kept
         if self.folder is not None:
-            kept.forget()
+            kept.discard()
             with suppress(OSError):
                 (self.folder / _UNFINISHED).rmdir()
 

@@ -112,7 +112,7 @@ class SentenceTransformersSystem(Encoder):
         """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished slices where it is said."""
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         kept_pass = None if kept is None else kept.encoding_pass()
-        done = frozenset() if kept_pass is None else kept_pass.fill(vectors)
+        done = frozenset() if kept_pass is None else kept_pass.restore(vectors)
         # Longest first, as sentence-transformers itself goes through its batches.
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         with progress(len(texts), "encoding", show=show) as advance:
@@ -123,7 +123,7 @@ class SentenceTransformersSystem(Encoder):
                     found = self._model.encode(own, prompt=prompt, show_progress_bar=False, convert_to_numpy=True)
                     vectors[rows] = np.asarray(found, dtype=np.float32)
                     if kept_pass is not None:
-                        kept_pass.keep(rows, vectors[rows])
+                        kept_pass.save(rows, vectors[rows])
                 advance(len(rows))
         return vectors
 

@@ -70,14 +70,14 @@ class _Pools(ExitStack):
         vectors_ND = np.zeros((len(texts), lm.dimensions), dtype=np.float32)
         # Batches of a shard are others than those of all texts: what was kept without workers is not taken.
         finished = None if kept is None else kept.encoding_pass(_OF_WORKERS, _OF_WORKERS + 1)
-        done = frozenset() if finished is None else finished.fill(vectors_ND)
+        done = frozenset() if finished is None else finished.restore(vectors_ND)
         stretches = [range(start, min(start + _SHARD, len(texts))) for start in range(0, len(texts), _SHARD)]
         shards = ((own.start, tuple(texts[own.start : own.stop]), prompt) for own in stretches if not done >= {*own})
         for (start, own_texts, _), found_ND in self.pool.map(shards):
             rows = range(start, start + len(own_texts))
             vectors_ND[rows.start : rows.stop] = found_ND
             if finished is not None:
-                finished.keep(rows, found_ND)
+                finished.save(rows, found_ND)
         return vectors_ND
 
 

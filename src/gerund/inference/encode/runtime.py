@@ -355,12 +355,12 @@ def encode(
 ) -> np.ndarray:
     """Encode texts into vectors, not normalised."""
     vectors = np.zeros((len(texts), runtime.width), dtype=np.float32)
-    done = frozenset() if kept is None else kept.fill(vectors)
+    done = frozenset() if kept is None else kept.restore(vectors)
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[rows] = pooled(runtime, batch, hidden_BTD, begin)
         if kept is not None:
-            kept.keep(rows, vectors[rows])
+            kept.save(rows, vectors[rows])
 
     states = runtime.states
     in_batches(runtime, texts, states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show, done=done)

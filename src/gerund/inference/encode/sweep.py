@@ -32,12 +32,12 @@ def encode_each(
     """
     vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
     passes = [] if kept is None else [kept.encoding_pass(place, len(runtimes)) for place in range(len(runtimes))]
-    done = [one.fill(own) for one, own in zip(passes, vectors, strict=False)]
+    done = [one.restore(own) for one, own in zip(passes, vectors, strict=False)]
 
     def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)
         if passes:
-            passes[place].keep(rows, vectors[place, rows])
+            passes[place].save(rows, vectors[place, rows])
 
     _sweep(runtimes, texts, keep, show, done)
     return vectors
