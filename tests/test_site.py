@@ -46,7 +46,7 @@ def test_what_the_site_generates_is_there(hooks) -> None:
 def test_every_setting_of_a_recipe_is_in_the_reference(hooks) -> None:
     recipe, objectives = hooks.GENERATORS["recipe"](), hooks.GENERATORS["objectives"]()
     missing = [name for name in Recipe.model_fields if f"| `{name}` |" not in recipe]
-    guide = read(DOCS / "reference" / "objectives.md")
+    guide = read(DOCS / "reference" / "recipes.md")
     kinds = re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)
     assert len(kinds) >= 10
     missing += [kind for kind in kinds if f"\n## {kind}\n" not in objectives]
