@@ -16,7 +16,8 @@ from typing import Any
 
 import harness
 import study
-from gerund.data.mining import MiningConfig, mine
+from gerund.data.mining.candidates import MiningConfig
+from gerund.data.mining.job import mine
 from gerund.entry import load
 from gerund.evaluation.registry import select
 from gerund.evaluation.systems.base import Ranks
@@ -24,7 +25,7 @@ from gerund.evaluation.systems.bm25 import BM25
 from gerund.evaluation.systems.hybrid import HYBRID
 from gerund.models.architectures import is_encoder_decoder
 from gerund.training.corpus.texts import Sources
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule, evaluate_batches
 from gerund.training.trainable_model import prepare_model

@@ -13,8 +13,8 @@ from torch import nn
 
 import harness
 from gerund.training.estimate import RandomTexts
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.objectives.hybrid import HybridLosses
-from gerund.training.objectives.registry import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
 

@@ -9,7 +9,7 @@ import yaml
 
 import gerund
 from gerund.training.corpus.texts import Sources
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model

@@ -16,7 +16,7 @@ from gerund.engine.engine import Engine
 from gerund.models.heads import HeadConfig, ProjectionHead
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from gerund.training.corpus.texts import Sources
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model

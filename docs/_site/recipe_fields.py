@@ -32,8 +32,7 @@ def recipe_tables() -> str:
 
 def objective_tables() -> str:
     """Return a table for what all objectives have, and for each objective what is its own."""
-    from gerund.training.objectives.base import ObjectiveConfig
-    from gerund.training.objectives.registry import OBJECTIVES
+    from gerund.training.objectives.settings import OBJECTIVES, ObjectiveConfig
 
     kinds = {section.name(): section for section in OBJECTIVES}
     lines = ["## Every objective", "", *_table(ObjectiveConfig), ""]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gerund.adaptation.config import AdaptConfig
-from gerund.adaptation.data import MOST_SEARCHED, Split, made_query, split, without_beginning
+from gerund.adaptation.config import MOST_SEARCHED, AdaptConfig
+from gerund.adaptation.data import Split, made_query, split, without_beginning
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
 from gerund.retrieval.formats import Section

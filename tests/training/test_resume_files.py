@@ -8,7 +8,7 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.training.corpus.texts import Sources
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run_folder import check_same_data
 from gerund.training.trainable_model import prepare_model

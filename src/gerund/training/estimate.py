@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from gerund.progress import progress
 from gerund.training.corpus.texts import existing
 from gerund.training.machine import check_machine, peak_memory_mib, random_states_kept, uses_bf16
-from gerund.training.objectives.base import Objective, TextConfig
-from gerund.training.objectives.batches import tokens_in
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import Objective, prepare_objectives, tokens_in
+from gerund.training.objectives.settings import TextConfig
 from gerund.training.optimizer import build_optimizer
 from gerund.training.recipe import Recipe
 from gerund.training.step import StepData, TrainingModule, run_step

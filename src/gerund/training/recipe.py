@@ -18,8 +18,8 @@ from gerund.data.corpus import corpus_files, part_of
 from gerund.data.yaml_text import parse_yaml
 from gerund.errors import ConfigError
 from gerund.settings.model_spec import EncoderSpec
-from gerund.training.objectives import registry
-from gerund.training.objectives.base import ObjectiveConfig, Purpose, Section
+from gerund.training.objectives import settings as objective_settings
+from gerund.training.objectives.settings import ObjectiveConfig, Purpose, Section, class_of, parse_objective
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
 
@@ -216,10 +216,7 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.) (?=[A-Z])", whole)[0]
 
 
-# The registry says which class it is, when a recipe is read.
-AnyObjective = Annotated[
-    SerializeAsAny[ObjectiveConfig], WrapValidator(lambda value, _: registry.parse_objective(value))
-]
+AnyObjective = Annotated[SerializeAsAny[ObjectiveConfig], WrapValidator(lambda value, _: parse_objective(value))]
 
 
 class LoraConfig(Section):
@@ -507,9 +504,7 @@ def recipes_by_purpose() -> dict[str, dict[str, str]]:
     found: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
     contents = bundled_contents()
     for name, summary in bundled_recipes().items():
-        purposes = {
-            own.purpose_of(one) for one in contents[name]["objectives"] if (own := registry.class_of(one["kind"]))
-        }
+        purposes = {own.purpose_of(one) for one in contents[name]["objectives"] if (own := class_of(one["kind"]))}
         # The first purpose that any objective has: beside it, others keep the model what it was.
         found[next(one for one in Purpose if one in purposes)][name] = summary
     return {purpose.value: own for purpose, own in found.items() if own}
@@ -521,7 +516,7 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
     listed = objectives if isinstance(objectives, list) else []
     distilling = [
         one for one in listed
-        if isinstance(one, dict) and (own := registry.class_of(one.get("kind"))) and "teacher" in own.model_fields
+        if isinstance(one, dict) and (own := class_of(one.get("kind"))) and "teacher" in own.model_fields
     ]  # fmt: skip
     if not distilling:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
@@ -536,7 +531,7 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    return [explain(problem, Recipe, {ObjectiveConfig: registry.OBJECTIVES}) for problem in error.errors()]
+    return [explain(problem, Recipe, {ObjectiveConfig: objective_settings.OBJECTIVES}) for problem in error.errors()]
 
 
 def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:

@@ -41,8 +41,7 @@ from gerund.models.heads import ProjectionHead
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
 from gerund.training.machine import check_machine, compile_layers, random_states_kept, uses_bf16
-from gerund.training.objectives.base import Objective
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import Objective, prepare_objectives
 from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_count, process_index, wait
 from gerund.training.recipe import Recipe
 from gerund.training.run_folder import (

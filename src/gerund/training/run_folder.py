@@ -20,7 +20,7 @@ from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import write_atomic
 from gerund.training.corpus.texts import FILES
 from gerund.training.machine import peak_memory_mib
-from gerund.training.objectives.registry import renamed_fields
+from gerund.training.objectives.settings import renamed_fields
 
 if TYPE_CHECKING:
     from gerund.training.recipe import Recipe

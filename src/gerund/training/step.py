@@ -17,8 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gerund.training.losses.contrastive import cached_loss
-from gerund.training.objectives.base import JointLosses, Losses, Objective, PairLosses, TokenLosses
-from gerund.training.objectives.batches import groups, split_rows, tokens_in
+from gerund.training.objectives.base import (
+    JointLosses,
+    Losses,
+    Objective,
+    PairLosses,
+    TokenLosses,
+    groups,
+    split_rows,
+    tokens_in,
+)
 from gerund.training.processes import process_count
 
 if TYPE_CHECKING:

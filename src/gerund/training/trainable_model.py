@@ -31,8 +31,7 @@ from gerund.settings.encoder import EncoderConfig
 from gerund.settings.fields import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.machine import uses_bf16
-from gerund.training.objectives import registry
-from gerund.training.objectives.base import DECODER_ONLY, ENCODER_DECODER
+from gerund.training.objectives.settings import DECODER_ONLY, ENCODER_DECODER, OBJECTIVES
 from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:
     for objective in recipe.objectives:
         objective.check_model(kind, model.encoder)
         if kind not in objective.models:
-            *names, last = [own.name() for own in registry.OBJECTIVES if kind in own.models]
+            *names, last = [own.name() for own in OBJECTIVES if kind in own.models]
             raise ConfigError(
                 f"{objective.kind} is for {' and '.join(objective.models)} models; a {model.model.config.model_type} "
                 f"learns by {', '.join(names)} and {last}"

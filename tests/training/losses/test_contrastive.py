@@ -178,8 +178,8 @@ def test_bad_arguments():
 
 
 def test_a_nested_loss_is_the_mean_over_shortened_vectors():
-    from gerund.training.losses.vectors import batch_info_nce
-    from gerund.training.objectives.vectors import ContrastiveLosses
+    from gerund.training.losses.contrastive import batch_info_nce
+    from gerund.training.objectives.contrastive import ContrastiveLosses
 
     generator = torch.Generator().manual_seed(0)
     vectors_ND = torch.randn(8, 6, generator=generator).requires_grad_(True)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from gerund.training.corpus.texts import Sources
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule
 from gerund.training.trainable_model import prepare_model

@@ -17,11 +17,8 @@ from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.estimate import RandomTexts
 from gerund.training.losses import vectors as by_length
-from gerund.training.objectives.batches import split_rows
-from gerund.training.objectives.contrastive import ExampleBatches
-from gerund.training.objectives.registry import prepare_objectives
-from gerund.training.objectives.simcse import SimcseBatches
-from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
+from gerund.training.objectives.base import prepare_objectives, split_rows
+from gerund.training.objectives.contrastive import ContrastiveLosses, ExampleBatches, SimcseBatches, TextGroup
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
 from tests.training.conftest import WORDS

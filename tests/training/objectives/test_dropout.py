@@ -10,7 +10,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.training.losses.vectors import dropout_places
-from gerund.training.objectives.vectors import ContrastiveLosses
+from gerund.training.objectives.contrastive import ContrastiveLosses
 from tests.tiny import CONFIGS, N_LAYERS, VOCAB, tiny
 
 # Other dropouts than that of the probabilities.

@@ -10,7 +10,7 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.training.estimate import estimate
-from gerund.training.losses.vectors import both_ways_info_nce
+from gerund.training.losses.contrastive import both_ways_info_nce
 from gerund.training.run import train
 from gerund.training.step import evaluate_batches, run_step
 from tests.tiny import save_tiny_t5

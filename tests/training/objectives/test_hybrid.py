@@ -13,9 +13,9 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
-from gerund.training.objectives.base import Objective
-from gerund.training.objectives.batches import split_rows
-from gerund.training.objectives.hybrid import HybridBatches, HybridLosses, MntpConfig, MsgConfig
+from gerund.training.objectives.base import Objective, split_rows
+from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
+from gerund.training.objectives.settings import MntpConfig, MsgConfig
 from gerund.training.step import StepData, TrainingModule, run_step
 from tests.training.objectives import slow
 from tests.training.objectives.conftest import Rows, assert_equal_losses, gpt2

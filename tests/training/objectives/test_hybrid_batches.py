@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gerund.training.corpus.formatting import InputFormatter
-from gerund.training.objectives.hybrid import HybridBatches, MntpConfig, MsgConfig
+from gerund.training.objectives.hybrid import HybridBatches
+from gerund.training.objectives.settings import MntpConfig, MsgConfig
 from tests.tiny import byte_tokenizer
 from tests.training.corpus import tokenizers
 from tests.training.objectives.conftest import Rows, assert_same_rows

@@ -9,7 +9,7 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.scoring.dual_encoder import DualScorer
-from gerund.training.corpus.passages import Passages, read_passages
+from gerund.training.objectives.rankgen import Passages, read_passages
 from gerund.training.run import train
 from gerund.training.step import run_step
 from tests.cli.helpers import run_cli

@@ -8,10 +8,9 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from gerund.errors import ConfigError
-from gerund.training.objectives import registry
-from gerund.training.objectives.base import Batches, ObjectiveConfig, TextConfig, TokenLosses
-from gerund.training.objectives.batches import row_generator, text_batch
-from gerund.training.objectives.registry import OBJECTIVES
+from gerund.training.objectives import settings as objective_settings
+from gerund.training.objectives.base import Batches, TokenLosses, row_generator, text_batch
+from gerund.training.objectives.settings import OBJECTIVES, TextConfig
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 
@@ -19,6 +18,7 @@ from gerund.training.run import train
 class ReversalConfig(TextConfig):
     """The model continues a text backwards."""
 
+    work: ClassVar = f"{__name__}.prepare"
     renamed: ClassVar = {"probability": "rate"}
 
     kind: Literal["reversal"]
@@ -29,13 +29,14 @@ class ReversalConfig(TextConfig):
         if recipe.precision != "fp32":
             raise ValueError("reversal is for precision fp32")
 
-    def prepare(self, context):
-        formatter = context.formatter(self)
 
-        def batches(texts, seed):
-            return ReversalBatches(texts, formatter, self.rate, context.model.pad, seed)
+def prepare(context, config):
+    formatter = context.formatter(config)
 
-        return context.text_objective(self.kind, self, batches, ReversalLosses(), overhead=formatter.overhead)
+    def batches(texts, seed):
+        return ReversalBatches(texts, formatter, config.rate, context.model.pad, seed)
+
+    return context.text_objective(config.kind, config, batches, ReversalLosses(), overhead=formatter.overhead)
 
 
 class ReversalBatches(Batches):
@@ -61,7 +62,7 @@ class ReversalLosses(TokenLosses):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr(registry, "OBJECTIVES", (*OBJECTIVES, ReversalConfig))
+    monkeypatch.setattr(objective_settings, "OBJECTIVES", (*OBJECTIVES, ReversalConfig))
 
 
 @pytest.fixture
@@ -111,8 +112,3 @@ def test_names_and_seeds_are_all_different():
     assert seeds.pop("mntp") == seeds["msg"]
     assert len(set(seeds.values())) == len(seeds)
     assert seeds["reversal"] >= 1100
-
-
-def test_what_is_not_prepared_says_so():
-    with pytest.raises(NotImplementedError, match=r"ObjectiveConfig\.prepare"):
-        ObjectiveConfig().prepare(None)

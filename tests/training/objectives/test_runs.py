@@ -14,7 +14,7 @@ import gerund
 from gerund.errors import ConfigError, ModelError
 from gerund.settings.plan import Direction
 from gerund.training.corpus.texts import Sources
-from gerund.training.objectives.registry import prepare_objectives
+from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.step import StepData, TrainingModule, run_step

@@ -10,8 +10,9 @@ from gerund import LanguageModel
 from gerund.errors import ConfigError
 from gerund.settings.plan import AttentionPlan
 from gerund.training.estimate import estimate
-from gerund.training.objectives.sscl import AlteredBatches, Rewriter, SsclConfig
-from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
+from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
+from gerund.training.objectives.settings import SsclConfig
+from gerund.training.objectives.sscl import AlteredBatches, Rewriter
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.objectives import slow

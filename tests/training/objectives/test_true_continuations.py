@@ -9,8 +9,8 @@ import torch
 from gerund.errors import DataError
 from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
-from gerund.training.corpus.passages import read_passages
 from gerund.training.losses import contrastive as losses
+from gerund.training.objectives.rankgen import read_passages
 from tests.tiny import save_tiny
 from tests.training.objectives.rankgen_recipes import WORDS, built, recipe, text
 

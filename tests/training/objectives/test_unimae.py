@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
+from gerund.errors import ConfigError
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
-from gerund.training.objectives.batches import split_rows
-from gerund.training.objectives.unimae import UnimaeBatches, UnimaeConfig, UnimaeLosses
+from gerund.training.objectives.base import split_rows
+from gerund.training.objectives.settings import UnimaeConfig
+from gerund.training.objectives.unimae import ReconstructionDecoder, UnimaeBatches, UnimaeLosses, reconstruction_mask
 from tests.tiny import byte_tokenizer
 from tests.training.corpus import tokenizers
 from tests.training.objectives import slow
@@ -186,3 +189,130 @@ def test_texts_that_are_too_short_are_counted(make):
     batches = make(random_rows(3))
     batches.texts.skipped = 7
     assert batches.skipped == 7
+
+
+# The decoder: who sees whom, and that it cannot copy what it rebuilds.
+
+B, T, D = 3, 6, 8
+REAL = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool()
+
+
+def decoder(dtype=torch.float64, width=D, heads=2, max_positions=10):
+    torch.manual_seed(0)
+    return ReconstructionDecoder(width, heads, max_positions).to(dtype)
+
+
+def case(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(B, D, generator=generator, dtype=torch.float64)
+    return h, torch.randn(B, T, D, generator=generator, dtype=torch.float64)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("p_mrc", [0.0, 0.3, 1.0])
+def test_a_token_never_moves_its_own_state(p_mrc):
+    module, (h, embeddings) = decoder(), case()
+    mask = reconstruction_mask(REAL, p_mrc, seeded())
+    before = module(h, embeddings, REAL, mask)
+    for i in range(T):
+        changed = embeddings.clone()
+        changed[:, i] = torch.randn(B, D, dtype=torch.float64)
+        moved = (module(h, changed, REAL, mask) - before).abs().amax(dim=2) > 1e-9
+        assert not moved[:, i].any()
+        # Those move that see it, and no others.
+        assert torch.equal(moved, mask[:, :, 1 + i])
+
+
+def test_every_state_depends_on_the_vector():
+    module, (h, embeddings) = decoder(), case()
+    mask = reconstruction_mask(REAL, 0.5, seeded())
+    other = module(h + torch.randn(B, D, dtype=torch.float64), embeddings, REAL, mask)
+    assert ((other - module(h, embeddings, REAL, mask)).abs().amax(dim=2) > 1e-6).all()
+
+
+@pytest.mark.parametrize("row, real", [(1, slice(2, 6)), (2, slice(0, 4))])
+def test_padding_on_either_side_changes_nothing(row, real):
+    module, (h, embeddings) = decoder(), case()
+    mask = reconstruction_mask(REAL, 0.5, seeded())
+    embeddings[~REAL] = 1e6
+    found = module(h, embeddings, REAL, mask)[row, real]
+    columns = [0, *(1 + i for i in range(T)[real])]
+    alone = module(
+        h[row : row + 1],
+        embeddings[row : row + 1, real],
+        torch.ones(1, 4).bool(),
+        mask[row : row + 1, real][..., columns],
+    )
+    torch.testing.assert_close(found, alone[0], rtol=1e-10, atol=1e-10)
+
+
+def test_scale_and_offset_of_what_goes_in_do_not_matter():
+    module, (h, embeddings) = decoder(), case()
+    mask = reconstruction_mask(REAL, 0.5, seeded())
+    plain, scaled = module(h, embeddings, REAL, mask), module(h * 100 + 3, embeddings * 50, REAL, mask)
+    torch.testing.assert_close(plain, scaled, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("p_mrc", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_how_often_who_sees_whom(p_mrc):
+    n = 4000
+    masks = torch.stack([reconstruction_mask(REAL[1:2], p_mrc, seeded(seed))[0] for seed in range(n)])
+    rates = masks.double().mean(dim=0)
+    real = REAL[1].tolist()
+    for i in range(T):
+        assert rates[i, 0] == 1
+        for j in range(T):
+            # Equation 4: let through where B_ij is 1, which it is with probability p_mrc.
+            expected = p_mrc if i != j and real[j] else 0.0
+            deviation = (expected * (1 - expected) / n) ** 0.5
+            assert abs(rates[i, 1 + j].item() - expected) <= 5 * deviation + 1e-12, (i, j)
+
+
+def test_pairs_are_drawn_apart():
+    masks = torch.stack([reconstruction_mask(torch.ones(2, 4), 0.5, seeded(seed)) for seed in range(3000)])
+    off = ~torch.eye(4, dtype=torch.bool)
+    drawn = masks[..., 1:][:, :, off].flatten(1).double()
+    correlation = torch.corrcoef(drawn.T)
+    assert (correlation - torch.eye(24, dtype=torch.float64)).abs().max() < 0.1
+
+
+def test_in_bfloat16_under_autocast():
+    module, (h, embeddings) = decoder(torch.float32), case()
+    mask = reconstruction_mask(REAL, 0.5, seeded())
+    plain = module(h.float(), embeddings.float(), REAL, mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(h.bfloat16(), embeddings.bfloat16(), REAL, mask)
+    torch.testing.assert_close(found.float(), plain, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+def test_the_vector_is_learned_from():
+    # A vector that holds the first half of the text: only those who read it know what is hidden.
+    torch.manual_seed(0)
+    table = torch.randn(12, 24)
+    module = ReconstructionDecoder(24, 2, 4)
+    optimizer = torch.optim.Adam(module.parameters(), lr=3e-3)
+    real = torch.ones(64, 4).bool()
+
+    def loss(shuffled=False):
+        ids = torch.randint(0, 12, (64, 4))
+        h = torch.cat([table[ids[:, 0], :12], table[ids[:, 1], 12:]], dim=1)
+        states = module(h.roll(1, 0) if shuffled else h, table[ids], real, reconstruction_mask(real, 0.5))
+        return functional.cross_entropy((states @ table.T).flatten(0, 1), ids.flatten())
+
+    for _ in range(150):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        optimizer.step()
+    with torch.no_grad():
+        own, other = (sum(loss(shuffled).item() for _ in range(5)) / 5 for shuffled in (False, True))
+    assert own < other - 0.5
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(ConfigError, match="3 attention heads do not divide a width of 8"):
+        ReconstructionDecoder(8, 3, 4)

@@ -10,10 +10,10 @@ from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.objectives.base import Batches, Objective
-from gerund.training.objectives.contrastive import ExampleBatches, SupervisedConfig
-from gerund.training.objectives.hybrid import HybridBatches, HybridLosses, MntpConfig, MsgConfig
-from gerund.training.objectives.unimae import UnimaeBatches, UnimaeConfig, UnimaeLosses
-from gerund.training.objectives.vectors import ContrastiveLosses, TextGroup
+from gerund.training.objectives.contrastive import ContrastiveLosses, ExampleBatches, TextGroup
+from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
+from gerund.training.objectives.settings import MntpConfig, MsgConfig, SupervisedConfig, UnimaeConfig
+from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
 from gerund.training.step import StepData, TrainingModule, evaluate_batches, run_step
 from tests.training.objectives.conftest import Rows, doubled, gpt2
 

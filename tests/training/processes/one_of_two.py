@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from gerund.errors import GerundError
 from gerund.training.corpus.texts import Sources
 from gerund.training.losses import vectors as by_length
-from gerund.training.objectives.registry import prepare_objectives
-from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_index
+from gerund.training.objectives.base import prepare_objectives
+from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_count, process_index
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, _start, train
 from gerund.training.run_folder import newest_checkpoint
 from gerund.training.sharding import WEIGHTS, is_sharded, read_weights, trained_tensors, whole
-from gerund.training.step import StepData, TrainingModule, process_count, run_step
+from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
 from gerund.training.trainer import GerundTrainer
 

@@ -25,7 +25,7 @@ from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.jobs.checkpoints import InputFiles
 from gerund.jobs.files import atomic_file, write_atomic
-from gerund.training.objectives.base import TextConfig
+from gerund.training.objectives.settings import TextConfig
 from gerund.training.recipe import Recipe, SourceConfig
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from gerund.errors import ConfigError, unknown_name
 from gerund.training.losses.vocabulary import trained_leaves
+from gerund.training.processes import gather_numbers, gather_rows
 
 Similarity = Literal["cosine", "dot"]
 
@@ -194,6 +195,91 @@ def _positive(temperature: float | Tensor) -> float | Tensor:
     if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
         raise ConfigError(f"the temperature is a positive number, not {temperature}")
     return temperature
+
+
+def batch_info_nce(
+    vectors_ND: Tensor,
+    identities: Sequence[Tensor],
+    *,
+    places: Sequence[Tensor] | None = None,
+    temperature: float,
+    similarity: Similarity,
+    in_batch: bool,
+    gather: bool,
+) -> tuple[Tensor, int]:
+    """Return the mean InfoNCE of the queries (MAGNET, equation 3), and how many find their positive first.
+
+    Args:
+        vectors_ND: The vectors of the groups, one after the other: queries, positives, perhaps negatives.
+        identities: For each group a number a text, equal for equal texts.
+        places: For each group a place a text ``(n, 3)``, as ``overlapping`` takes them: a key that overlaps what a
+            query has to find is none of its negatives. None where places are not known.
+        temperature: Similarities are divided by it.
+        similarity: ``cosine`` or ``dot``.
+        in_batch: Whether the positives of other queries are negatives; without them only the third group is.
+        gather: Whether the texts of other processes are negatives too.
+    """
+    queries_BD, *keys = vectors_ND.split([len(group) for group in identities])
+    keys_KD, key_ids_K = torch.cat(keys), torch.cat([*identities[1:]])
+    first = 0
+    if gather:
+        keys_KD, first = gather_rows(keys_KD)
+        key_ids_K = gather_numbers(key_ids_K)
+    positives_B = first + torch.arange(len(queries_BD), device=keys_KD.device)
+    excluded_BK = excluded_pairs(identities[0], key_ids_K, positives_B)
+    if places is not None:
+        key_places_K3 = torch.cat([*places[1:]])
+        excluded_BK = excluded_BK | overlapping(places[0], gather_numbers(key_places_K3) if gather else key_places_K3)
+    if not in_batch:
+        positive_K = torch.cat([torch.full_like(group, at == 0) for at, group in enumerate(identities[1:])])
+        if gather:
+            positive_K = gather_numbers(positive_K)
+        excluded_BK = (excluded_BK | (positive_K > 0)).scatter(1, positives_B[:, None], False)
+    total = info_nce(
+        queries_BD, keys_KD, positives_B, temperature=temperature, similarity=similarity, excluded_BK=excluded_BK
+    )
+    right = accuracy(queries_BD, keys_KD, positives_B, similarity=similarity, excluded_BK=excluded_BK)
+    return total / len(queries_BD), int(right)
+
+
+def both_ways_info_nce(
+    left_BD: Tensor,
+    right_BD: Tensor,
+    identities: tuple[Tensor, Tensor],
+    *,
+    temperature: float,
+    similarity: Similarity,
+    gather: bool,
+) -> tuple[Tensor, int]:
+    """Return the mean over both directions of InfoNCE (GUR, equation 2), and how many left texts find their right.
+
+    Two pairs that have their left or their right text in common are no negatives of each other, in either direction:
+    a title that is twice in a batch belongs to both of its sentences.
+
+    Args:
+        left_BD: One side of the pairs.
+        right_BD: The other side.
+        identities: For each side a number a text, equal for equal texts.
+        temperature: Similarities are divided by it.
+        similarity: ``cosine`` or ``dot``.
+        gather: Whether the texts of other processes are negatives too.
+    """
+    sides, pairs = (left_BD, right_BD), len(left_BD)
+    total, right = left_BD.new_zeros(()), 0
+    for place in (0, 1):
+        own_BD, own_ids_B = sides[place], identities[place]
+        keys_KD, key_ids_K, partner_ids_K, first = sides[1 - place], identities[1 - place], own_ids_B, 0
+        if gather:
+            keys_KD, first = gather_rows(keys_KD)
+            key_ids_K, partner_ids_K = gather_numbers(key_ids_K), gather_numbers(partner_ids_K)
+        positives_B = first + torch.arange(pairs, device=keys_KD.device)
+        excluded_BK = excluded_pairs(own_ids_B, key_ids_K, positives_B) | (partner_ids_K == own_ids_B[:, None])
+        total = total + info_nce(
+            own_BD, keys_KD, positives_B, temperature=temperature, similarity=similarity, excluded_BK=excluded_BK
+        )
+        if place == 0:
+            right = int(accuracy(own_BD, keys_KD, positives_B, similarity=similarity, excluded_BK=excluded_BK))
+    return total / (2 * pairs), right
 
 
 def cached_loss(

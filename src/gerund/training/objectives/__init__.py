@@ -1,1 +1,1 @@
-"""What a model can be trained for: one module each, and the registry of all."""
+"""Training objectives: their settings, and one module each with their batches and losses."""

@@ -1,172 +1,153 @@
-"""Contrastive fine-tuning on pairs and triples from files: queries, positives, hard negatives (UniMAE, Appendix D).
+"""Train contrastive objectives: InfoNCE on pairs and triples from files, or on texts with themselves (SimCSE).
 
-Knows: which texts make a pair. Does not know: the loss (``vectors``), how files are read (``corpus.pairs``).
+A batch has the groups ``query``, ``positive`` and, with hard negatives, ``negative``. A query's negatives are
+the positives of all other queries and all hard negatives, those of other processes included; a text that is the
+same as its positive or as the query itself is none, and neither is one that overlaps its positive, where places are
+known.
 """
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, model_validator
+import torch
+from torch import Tensor, nn
 
-from gerund.training.objectives.base import Batches, Objective, ObjectiveConfig, Purpose, Section
-from gerund.training.objectives.vectors import ContrastiveConfig, ContrastiveLosses, TextGroup
+from gerund.errors import ConfigError
+from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.tokens import Tokens
+from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.pairs import Example, Examples, SameTaskExamples, read_examples
+from gerund.training.corpus.texts import Texts
+from gerund.training.losses.contrastive import batch_info_nce
+from gerund.training.losses.distillation import prefixes
+from gerund.training.losses.vectors import VectorEncoder
+from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses, text_batch
+from gerund.training.objectives.settings import (
+    INSTRUCTION,
+    ContrastiveConfig,
+    ObjectiveConfig,
+    PairFiles,
+    SimcseConfig,
+    Similarity,
+    SupervisedConfig,
+)
 
 if TYPE_CHECKING:
-    from gerund.training.corpus.formatting import InputFormatter
-    from gerund.training.corpus.pairs import Example, Examples, SameTaskExamples
-    from gerund.training.objectives.context import Context
+    from transformers import PreTrainedModel
 
 
-INSTRUCTION = "{instruction}"
-"""Where a query's own instruction stands in a prompt."""
-
-
-class PairFiles(Section):
-    """Files of pairs or triples: jsonl, csv, tsv or parquet."""
-
-    files: list[Path] = Field(min_length=1)
-    """Files, relative to ``data.folder``."""
-    query: str = "query"
-    """Column or field of the query."""
-    positive: str = "positive"
-    """Column or field of its positive; of a list the first is taken."""
-    negatives: str = "negatives"
-    """Column or field of its negatives, a text or a list."""
-
-    def read(self, context: "Context", instruction: str | None = None, task: str | None = None) -> "list[Example]":
-        """Return the examples of all files, each with its task: what a column says, or its file."""
-        from gerund.training.corpus.pairs import read_examples
-
-        columns = {"query": self.query, "positive": self.positive, "negatives": self.negatives}
-        return [
-            replace(example, task=example.task or str(path))
-            for path in context.files(self.files)
-            for example in read_examples([path], **columns, instruction=instruction, task=task)
-        ]
-
-
-class TaskFiles(PairFiles):
-    """Files of pairs or triples of one task or several."""
-
-    instruction: str | None = None
-    """Column or field of the query's own instruction, which stands in ``query_prompt``; left out, none."""
-    task: str | None = None
-    """Column or field that names an example's task, for ``same_task``; left out, each file is a task."""
-
-
-class SupervisedConfig(ContrastiveConfig):
-    """Contrastive fine-tuning on queries, positives and hard negatives from files (UniMAE, Appendix D)."""
-
-    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
-    reads_pairs: ClassVar[bool] = True
-    seed_offset: ClassVar[int | None] = 50
-
-    kind: Literal["contrastive"]
-    pairs: TaskFiles
-    batch_size: int = Field(default=64, ge=1)
-    temperature: float = Field(default=0.02, gt=0)
-    """Similarities are divided by it."""
-    hard_negatives: int = Field(default=0, ge=0)
-    """How many of an example's own negatives take part; in-batch negatives always do."""
-    query_prompt: str | None = None
-    """Put before queries; left out, the encoder's prompt. With ``pairs.instruction`` it has a place for it, as in
-    BGE-ICL's ``<instruct>{instruction}\\n<query>``; a query without an instruction has no prompt then."""
-    document_prompt: str | None = None
-    """Put before positives and negatives; left out, the encoder's prompt."""
-    same_task: bool = False
-    """Whether all examples of a batch are of one task, so that negatives are no easier than their task (UniMAE,
-    Appendix D, by BGE-ICL's settings)."""
-
-    @model_validator(mode="after")
-    def _instructions_and_tasks(self) -> Self:
-        placed = INSTRUCTION in (self.query_prompt or "")
-        if placed != (self.pairs.instruction is not None):
-            raise ValueError(
-                f"query_prompt has the place {INSTRUCTION} where pairs.instruction names the column of instructions, "
-                "and only there"
-            )
-        if self.pairs.task is not None and not self.same_task:
-            raise ValueError("pairs.task names tasks for same_task: true")
-        return self
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return False
-
-    def prepare(self, context: "Context") -> Objective:
-        """Return batches of examples and InfoNCE."""
-        prompts = (self.query_prompt, self.document_prompt)
-        examples = self._examples(context)
-        batches = ExampleBatches.of(context, self, examples, prompts=prompts)
-        if self.pairs.instruction is not None:
-            batches.instructed = self._formatters(context, examples)
-        losses = ContrastiveLosses(
-            context.model.runtime,
-            temperature=self.temperature,
-            similarity=self.similarity,
-            projection=self.projection,
-        ).of(self, context)
-        return Objective(self.kind, batches, losses, {self.kind: self})
-
-    def _examples(self, context: "Context") -> "Examples | SameTaskExamples":
-        from gerund.training.corpus.pairs import Examples, SameTaskExamples
-
-        found = self.pairs.read(context, self.pairs.instruction, self.pairs.task)
-        seed, negatives = context.seed(self), self.hard_negatives
-        if self.same_task:
-            return SameTaskExamples(found, seed=seed, batch_size=self.batch_size, hard_negatives=negatives)
-        return Examples(found, seed=seed, hard_negatives=negatives)
-
-    def _formatters(self, context: "Context", examples: "Examples | SameTaskExamples") -> "dict[str, InputFormatter]":
-        """Return what formats the queries of each instruction.
-
-        Raises:
-            ConfigError: An instruction leaves no room for text.
-        """
-        prompt = self.query_prompt or ""
-        # All of them now, so that what cannot be formatted is told before anything is trained.
-        return {
-            own: context.formatter(self, prompt.replace(INSTRUCTION, own) if own.strip() else "")
-            for own in {example.instruction for example in examples.examples}
+def prepare_examples(context: Context, config: SupervisedConfig) -> Objective:
+    """Return batches of examples from files, and InfoNCE."""
+    examples = _examples(context, config)
+    batches = ExampleBatches.of(context, config, examples, prompts=(config.query_prompt, config.document_prompt))
+    if config.pairs.instruction is not None:
+        prompt = config.query_prompt or ""
+        # All of them now, so that what cannot be formatted is an error before anything is trained.
+        batches.by_instruction = {
+            text: context.formatter(config, prompt.replace(INSTRUCTION, text) if text.strip() else "")
+            for text in {example.instruction for example in examples.examples}
         }
+    return Objective(config.kind, batches, ContrastiveLosses.of(context, config), {config.kind: config})
+
+
+def _examples(context: Context, config: SupervisedConfig) -> Examples | SameTaskExamples:
+    examples = read_pair_files(context, config.pairs, config.pairs.instruction, config.pairs.task)
+    seed, negatives = context.seed(config), config.hard_negatives
+    if config.same_task:
+        return SameTaskExamples(examples, seed=seed, batch_size=config.batch_size, hard_negatives=negatives)
+    return Examples(examples, seed=seed, hard_negatives=negatives)
+
+
+def read_pair_files(
+    context: Context, pairs: PairFiles, instruction: str | None = None, task: str | None = None
+) -> list[Example]:
+    """Return the examples of all files, each with its task: what a column says, or its file."""
+    columns = {"query": pairs.query, "positive": pairs.positive, "negatives": pairs.negatives}
+    return [
+        replace(example, task=example.task or str(path))
+        for path in context.files(pairs.files)
+        for example in read_examples([path], **columns, instruction=instruction, task=task)
+    ]
+
+
+def prepare_simcse(context: Context, config: SimcseConfig) -> Objective:
+    """Return batches of texts with themselves, and InfoNCE under dropout (Gao et al. 2021; LLM2Vec's second stage)."""
+    group, formatter = TextGroup.of(context), context.formatter(config)
+    losses = ContrastiveLosses.of(context, config, dropout=config.dropout)
+
+    def batches(texts: Any, seed: int) -> Batches:
+        del seed
+        return SimcseBatches(texts, formatter, group)
+
+    # Without dropout both views are the same, so validation says nothing.
+    return context.text_objective(config.kind, config, batches, losses, overhead=formatter.overhead, validate=False)
+
+
+class TextGroup:
+    """Makes formatted texts into the tensors of one group."""
+
+    def __init__(self, runtime: EncoderRuntime, pad: int) -> None:
+        self.runtime, self.pad = runtime, pad
+
+    @classmethod
+    def of(cls, context: Context) -> "TextGroup":
+        """Return the groups of a model that is trained."""
+        return cls(context.model.runtime, context.model.pad)
+
+    def __call__(self, texts: Sequence[Tokens]) -> Batch:
+        """Return ``input_ids``, ``real`` and ``pooled`` (B, T), and ``identity`` (B,), equal for equal texts."""
+        batch = text_batch(texts, self.pad)
+        position_T = torch.arange(batch["real"].shape[1])
+        first_B = torch.tensor([self.runtime.pool_from(text) for text in texts])
+        batch["pooled"] = batch["real"] & (position_T >= first_B[:, None])
+        batch["identity"] = self.identities([self._without_prompt(text) for text in texts])
+        return batch
+
+    @staticmethod
+    def identities(texts: Sequence[str]) -> Tensor:
+        """Return a number for each text ``(B,)``, the same for the same text."""
+        digests = [hashlib.blake2b(text.strip().encode(errors="replace"), digest_size=8).digest() for text in texts]
+        return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+
+    def _without_prompt(self, text: Tokens) -> str:
+        """Return a text without its prompt, so that a query and a document may be the same text.
+
+        Characters and not tokens: after a prompt the first word has other ones, with the space before it.
+        """
+        characters: str = self.runtime.tokenizer.decode(
+            text.ids[text.text_from :], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return characters
 
 
 class ExampleBatches(Batches):
-    """Examples in a shuffled order.
+    """Examples in a shuffled order, with formatters for queries and for positives and negatives.
 
-    Args:
-        examples: Query, positive and negatives by number.
-        queries: Formats queries.
-        documents: Formats positives and negatives.
-        group: Makes a group of texts into tensors.
-        length: Longest text in tokens.
-
-    Attributes:
-        instructed: What formats the queries of each instruction, in the place of ``queries``; empty where there are
-            none.
+    ``by_instruction`` has what formats the queries of each instruction, instead of ``queries``; it may be empty.
     """
 
     def __init__(
         self,
-        examples: "Examples | SameTaskExamples",
-        queries: "InputFormatter",
-        documents: "InputFormatter",
+        examples: Examples | SameTaskExamples,
+        queries: InputFormatter,
+        documents: InputFormatter,
         group: TextGroup,
         *,
         length: int,
     ) -> None:
         self.texts, self.queries, self.documents = examples, queries, documents
         self.group, self.length = group, length
-        self.instructed: dict[str, InputFormatter] = {}
+        self.by_instruction: dict[str, InputFormatter] = {}
 
     @classmethod
     def of(
         cls,
-        context: "Context",
+        context: Context,
         config: ObjectiveConfig,
-        examples: "Examples | SameTaskExamples",
+        examples: Examples | SameTaskExamples,
         prompts: tuple[str | None, str | None] = (None, None),
     ) -> "ExampleBatches":
         """Return batches of examples, for the settings of an objective."""
@@ -179,9 +160,112 @@ class ExampleBatches(Batches):
         rows = [self.texts.row(number) for number in range(first, first + count)]
         groups = {
             "query": [
-                self.instructed.get(row.instruction, self.queries).format_text(row.query, self.length) for row in rows
+                self.by_instruction.get(row.instruction, self.queries).format_text(row.query, self.length)
+                for row in rows
             ],
             "positive": [self.documents.format_text(row.positive, self.length) for row in rows],
             "negative": [self.documents.format_text(text, self.length) for row in rows for text in row.negatives],
         }
         return {name: self.group(texts) for name, texts in groups.items() if texts}
+
+
+class SimcseBatches(Batches):
+    """Every text twice."""
+
+    def __init__(self, texts: Texts, formatter: InputFormatter, group: TextGroup) -> None:
+        self.texts, self.formatter, self.group = texts, formatter, group
+
+    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+        """Return the groups ``query`` and ``positive`` with the same texts; dropout makes them differ."""
+        del step
+        texts = [self.formatter.format(self.texts.row(number)) for number in range(first, first + count)]
+        batch = self.group(texts)
+        return {"query": batch, "positive": dict(batch)}
+
+
+class ContrastiveLosses(PairLosses):
+    """InfoNCE over the vectors of a batch.
+
+    ``projection`` is the size of a linear head after the pooled state. Without ``in_batch`` only the group
+    ``negative`` has negatives. ``dropout`` is that of the attention probabilities; None leaves the model's.
+    """
+
+    heads: VectorEncoder
+    matryoshka: Sequence[int] = ()
+
+    def __init__(
+        self,
+        runtime: EncoderRuntime,
+        *,
+        temperature: float,
+        similarity: Similarity,
+        projection: int | None = None,
+        in_batch: bool = True,
+        dropout: float | None = None,
+    ) -> None:
+        self.heads = VectorEncoder(runtime, projection=projection, dropout=dropout)
+        self.temperature, self.similarity, self.in_batch = temperature, similarity, in_batch
+
+    @classmethod
+    def of(
+        cls,
+        context: Context,
+        config: ContrastiveConfig,
+        *,
+        head: nn.Module | None = None,
+        dropout: float | None = None,
+    ) -> Self:
+        """Return the losses of a config, on ``head``, else on the head that an earlier objective has made."""
+        losses = cls(
+            context.model.runtime,
+            temperature=config.temperature,
+            similarity=config.similarity,
+            projection=config.projection,
+            dropout=dropout,
+        )
+        if head is not None:
+            losses.heads.projection = head
+        elif context.model.head is not None and config.projection is None:
+            losses.heads.projection = context.model.head
+        model_head = context.model.head
+        width = context.model.runtime.state_width if model_head is None else model_head.settings.dimensions
+        if max(config.matryoshka, default=0) > width:
+            raise ConfigError(f"{config.kind}: matryoshka {max(config.matryoshka)}, and vectors have {width} numbers")
+        losses.matryoshka = config.matryoshka
+        return losses
+
+    @property
+    def projection(self) -> nn.Module:
+        """What makes a pooled state into a vector; the identity where nothing does."""
+        return self.heads.projection
+
+    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+        """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
+        vectors_BD: Tensor = self.heads(model, part)
+        return vectors_BD
+
+    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
+        """Return the mean InfoNCE of the queries (MAGNET, equation 3), and how many are right."""
+
+        def loss_of(vectors_NE: Tensor) -> tuple[Tensor, int]:
+            return batch_info_nce(
+                vectors_NE,
+                [group["identity"] for group in batch.values()],
+                places=[group["place"] for group in batch.values()] if "place" in batch["query"] else None,
+                temperature=self.temperature,
+                similarity=self.similarity,
+                in_batch=self.in_batch,
+                gather=gather,
+            )
+
+        return self.nested(loss_of, vectors_ND)
+
+    def nested(self, loss_of: Callable[[Tensor], tuple[Tensor, int]], vectors_ND: Tensor) -> tuple[Tensor, int]:
+        """Return the mean loss over all nested sizes, and how many queries whole vectors get right."""
+        results = [loss_of(vectors_ND[:, :size]) for size in prefixes(vectors_ND.shape[1], self.matryoshka)]
+        loss = sum((loss for loss, _ in results[1:]), start=results[0][0]) / len(results)
+        return loss, results[0][1]
+
+    def during(self, model: "PreTrainedModel") -> AbstractContextManager[None]:
+        """Set the attention dropout until the block ends."""
+        return self.heads.during(model)

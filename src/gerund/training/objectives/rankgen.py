@@ -1,120 +1,275 @@
-"""RankGen: an encoder that scores continuations of a prefix (section 2.2).
+"""Train RankGen: an encoder that scores continuations of a prefix (section 2.2), on what ``gerund negatives`` writes.
 
-Passages of one document are each other's negatives, but for texts that overlap the true continuation: those are true as
-well.
-
-Knows: passages with their places, markers, which texts stand on which side. Does not know: the loss (``vectors``), how
-passages are read (``corpus.passages``).
+Passages of one document are each other's negatives, except texts that overlap the true continuation: those are true
+as well.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, cast
 
-from pydantic import Field, model_validator
+import numpy as np
+import torch
+from torch import nn
 
-from gerund.errors import ConfigError
-from gerund.training.corpus.passages import PassageExample, Passages, files_of, read_passages
-from gerund.training.objectives.base import Batch, Batches, Objective, Purpose
-from gerund.training.objectives.context import VALIDATION_SEED
-from gerund.training.objectives.vectors import ContrastiveLosses, Similarity, TextGroup, VectorConfig
+from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.errors import ConfigError, DataError
+from gerund.inference.tokens import Tokens, keep_end
+from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
+from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.objectives.base import VALIDATION_SEED, Batch, Batches, Context, Objective
+from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
+from gerund.training.objectives.settings import RankgenConfig
 
-if TYPE_CHECKING:
-    from gerund.inference.tokens import Tokens
-    from gerund.training.corpus.formatting import InputFormatter
-    from gerund.training.objectives.context import Context
+_PARTS = "part-*.jsonl"
+_GENERATED, _HARD = "generated", "hard"
+# The place of a text that is nowhere in its document, or is not known to be: it overlaps nothing.
+_NOWHERE = (-1, -1)
+# The place of a hard one that is looked for when the whole file is read.
+_LATER = (-2, -2)
+# Characters by which a place in a document is looked up, before all of the text is compared.
+_KNOWN_BY = 24
 
 
-class RankgenConfig(VectorConfig):
-    """An encoder that scores continuations of a prefix (RankGen, section 2.2)."""
+def prepare(context: Context, config: RankgenConfig) -> Objective:
+    """Return batches of passages, and InfoNCE."""
+    batches = _batches(context, config, config.passages, context.seed(config))
+    validation: dict[str, tuple[Batches, int]] = {}
+    if config.validation:
+        # The same batches in every run and at every evaluation.
+        others = _batches(context, config, config.validation, VALIDATION_SEED)
+        validation = {config.kind: (others, context.validation_batches(config, len(others.texts)))}
+    if config.continuation_length <= batches.continuations.overhead + 1:
+        raise ConfigError(f"rankgen: continuation_length {config.continuation_length} leaves no room for text")
+    width = context.model.runtime.width
+    losses = ContrastiveLosses(
+        context.model.runtime,
+        temperature=config.temperature,
+        similarity=config.similarity,
+        projection=width if config.projection else None,
+        in_batch=config.negatives != "generative",
+    )
+    if isinstance(losses.projection, nn.Linear):
+        with torch.no_grad():
+            # The states' own directions to begin with, and products of about the square root of the width.
+            losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
+    return RankgenObjective(config.kind, batches, losses, {config.kind: config}, validation=validation)
 
-    purpose: ClassVar[Purpose] = Purpose.SCORE
-    seed_offset: ClassVar[int | None] = 60
 
-    kind: Literal["rankgen"]
-    passages: list[Path] = Field(min_length=1)
-    """What ``gerund negatives`` made: folders or files, relative to ``data.folder``."""
-    validation: list[Path] = Field(default_factory=list)
-    """What it made of other documents, which is measured at every evaluation."""
-    negatives: Literal["both", "inbook", "generative"] = "both"
-    """``inbook``: the other continuations of the batch, which is from one document. ``generative``: the generated (and
-    hard) ones of the batch. ``both``: all of them. With the last two, passages that have none are left out."""
-    batch_size: int = Field(default=64, ge=2)
-    length: int = Field(default=512, ge=2)
-    """Longest prefix in tokens, marker and special tokens included; of a longer one the end is kept."""
-    continuation_length: int = Field(default=128, ge=2)
-    """Longest continuation in tokens, marker and special tokens included."""
-    prefix_marker: str = "pre "
-    """Put before prefixes."""
-    continuation_marker: str = "suffi "
-    """Put before continuations."""
-    similarity: Similarity = "dot"
-    """``dot``, as in the paper, or ``cosine``."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Scores are divided by it."""
-    projection: bool = True
-    """Whether a linear map without bias makes a state into a vector; it is kept with the model."""
+def _batches(context: Context, config: RankgenConfig, paths: list[Path], seed: int) -> "PassageBatches":
+    with_negatives = config.negatives != "inbook"
+    places = [context.recipe.data.folder / path for path in paths]
+    examples = read_passages(places)
+    for path, place in zip(paths, places, strict=True):
+        context.source.reads(str(path), files_of(place))
+    if with_negatives:
+        examples = [example for example in examples if example.negatives]
+        if not examples:
+            raise ConfigError(
+                f"rankgen: none of the passages in {', '.join(map(str, paths))} has a generated or hard "
+                "continuation; make some with `gerund negatives --generate 1`, or set negatives: inbook"
+            )
+    return PassageBatches(
+        Passages(examples, seed=seed),
+        context.formatter(config, config.prefix_marker),
+        context.formatter(config, config.continuation_marker),
+        TextGroup.of(context),
+        lengths=(config.length, config.continuation_length),
+        with_negatives=with_negatives,
+    )
 
-    @model_validator(mode="after")
-    def _texts_may_differ(self) -> Self:
-        if self.similarity == "cosine" and self.temperature == 1.0:
-            raise ValueError("similarity cosine needs a temperature, such as 0.05: cosines lie between -1 and 1")
-        return self
 
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return False
+@dataclass(frozen=True)
+class PassageExample:
+    """A prefix, what follows it, and what does not.
 
-    def prepare(self, context: "Context") -> Objective:
-        """Return batches of passages, and InfoNCE."""
-        import torch
-        from torch import nn
+    Attributes:
+        document: which document it is from; passages of one document are each other's negatives.
+        prefix: the prefix.
+        continuation: its continuation.
+        negatives: continuations that a model generated, and hard ones.
+        span: the prefix's first character in the document, the continuation's, and the one after its last.
+        negative_spans: first character and the one after the last of each negative; (-1, -1) for generated ones.
+    """
 
-        batches = self._batches(context, self.passages, context.seed(self))
-        validation: dict[str, tuple[Batches, int]] = {}
-        if self.validation:
-            # The same batches in every run and at every evaluation.
-            others = self._batches(context, self.validation, VALIDATION_SEED)
-            validation = {self.kind: (others, context.validation_batches(self, len(others.texts)))}
-        if self.continuation_length <= batches.continuations.overhead + 1:
-            raise ConfigError(f"rankgen: continuation_length {self.continuation_length} leaves no room for text")
-        width = context.model.runtime.width
-        losses = ContrastiveLosses(
-            context.model.runtime,
-            temperature=self.temperature,
-            similarity=self.similarity,
-            projection=width if self.projection else None,
-            in_batch=self.negatives != "generative",
-        )
-        if isinstance(losses.projection, nn.Linear):
-            with torch.no_grad():
-                # The states' own directions to begin with, and products of about the square root of the width.
-                losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
-        return RankgenObjective(self.kind, batches, losses, {self.kind: self}, validation=validation)
+    document: tuple[str, int]
+    prefix: str
+    continuation: str
+    negatives: tuple[str, ...]
+    span: tuple[int, int, int]
+    negative_spans: tuple[tuple[int, int], ...]
 
-    def _batches(self, context: "Context", paths: list[Path], seed: int) -> "PassageBatches":
-        with_negatives = self.negatives != "inbook"
-        places = [context.recipe.data.folder / path for path in paths]
-        found = read_passages(places)
-        for path, place in zip(paths, places, strict=True):
-            context.source.reads(str(path), files_of(place))
-        if with_negatives:
-            found = [example for example in found if example.negatives]
-            if not found:
-                raise ConfigError(
-                    f"rankgen: none of the passages in {', '.join(map(str, paths))} has a generated or hard "
-                    "continuation; make some with `gerund negatives --generate 1`, or set negatives: inbook"
-                )
-        return PassageBatches(
-            Passages(found, seed=seed),
-            context.formatter(self, self.prefix_marker),
-            context.formatter(self, self.continuation_marker),
-            TextGroup.of(context),
-            lengths=(self.length, self.continuation_length),
-            with_negatives=with_negatives,
-        )
+
+def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
+    """Read files of passages, or all parts of folders of them.
+
+    Rows without ``span``, as earlier versions wrote them, get places by :class:`_PlacesByText`.
+
+    Raises:
+        DataError: a path is not there, holds no passages, or has a malformed row.
+    """
+    found: list[PassageExample] = []
+    for path in paths:
+        before = len(found)
+        places = _PlacesByText()
+        for part in files_of(path):
+            if not part.is_file():
+                raise DataError(f"{part}: no such file or folder")
+            with opened(part) as file:
+                for number, raw in enumerate(file, start=1):
+                    where = f"{part}, line {number}"
+                    if line := decode(raw, where).strip():
+                        found.append(_example(line, where, str(path), places))
+        if len(found) == before:
+            raise DataError(f"{path}: no passages in there; `gerund negatives` makes them")
+        found[before:] = map(places.with_stretches, found[before:])
+    return found
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the parts of a folder of passages, or the file."""
+    return sorted(path.glob(_PARTS)) if path.is_dir() else [path]
+
+
+def _example(line: str, where: str, source: str, places: "_PlacesByText") -> PassageExample:
+    row = json_row(line, where)
+    if not isinstance(row.get("document"), int):
+        raise DataError(f"{where}: expected a JSON object with a number 'document'")
+    texts = {}
+    for name in ("prefix", "continuation"):
+        if name not in row:
+            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
+        texts[name] = checked_text(row[name], where, name)
+        if not texts[name].strip():
+            raise DataError(f"{where}: {name!r} is empty")
+    given = {name: [checked_text(text, where, name) for text in row.get(name) or ()] for name in (_GENERATED, _HARD)}
+    if "span" in row:
+        start, middle, end = _span(row["span"], 3, where, "span")
+        hard_spans = [_span(one, 2, where, "hard_spans") for one in row.get("hard_spans") or ()]
+        if len(hard_spans) != len(given[_HARD]):
+            raise DataError(f"{where}: {len(given[_HARD])} texts in 'hard', and {len(hard_spans)} in 'hard_spans'")
+    else:
+        start, middle, end = places.passage(row["document"], texts["prefix"], texts["continuation"])
+        hard_spans = [_LATER] * len(given[_HARD])
+    placed = [*((text, _NOWHERE) for text in given[_GENERATED]), *zip(given[_HARD], hard_spans, strict=True)]
+    own = [(text, (span[0], span[-1])) for text, span in placed if text.strip()]
+    return PassageExample(
+        document=(source, row["document"]),
+        prefix=texts["prefix"],
+        continuation=texts["continuation"],
+        negatives=tuple(text for text, _ in own),
+        span=(start, middle, end),
+        negative_spans=tuple(span for _, span in own),
+    )
+
+
+def _span(value: Any, count: int, where: str, name: str) -> tuple[int, ...]:
+    """Return rising places of characters."""
+    rises = isinstance(value, list) and len(value) == count and all(type(one) is int for one in value)
+    if not rises or value[0] < 0 or any(one >= two for one, two in pairwise(value)):
+        raise DataError(f"{where}: {name!r} holds {count} rising places of characters, not {value!r}")
+    return tuple(value)
+
+
+class _PlacesByText:
+    """Finds places of texts whose rows do not tell them: known are overlaps of passages that follow each other.
+
+    Passages of a document are put together to as much of it as they show: each continues the text so far where that
+    ends with what the passage begins with, and else begins behind a gap. Places count characters of that text, white
+    space folded, and so only say which texts overlap.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._latest: dict[int, int] = {}
+
+    def passage(self, document: int, prefix: str, continuation: str) -> tuple[int, int, int]:
+        """Return the places of a passage; those of a document are asked for in its order."""
+        shown = self._texts.get(document, "")
+        before, own = " ".join(prefix.split()), " ".join(f"{prefix} {continuation}".split())
+        start = _continued_from(shown, own, self._latest.get(document, 0))
+        if start < 0:
+            # No text holds this character after white space was folded.
+            shown += "\n"
+            start = len(shown)
+        self._texts[document] = shown + own[len(shown) - start :]
+        self._latest[document] = start
+        return start, start + len(before) + 1, start + len(own)
+
+    def with_stretches(self, example: PassageExample) -> PassageExample:
+        """Return an example with the places of its hard negatives; nowhere where no passage shows one."""
+        if _LATER not in example.negative_spans:
+            return example
+        shown = self._texts[example.document[1]]
+        spans = []
+        for text, span in zip(example.negatives, example.negative_spans, strict=True):
+            own = " ".join(text.split())
+            start = shown.find(own)
+            spans.append(span if span != _LATER else (start, start + len(own)) if start >= 0 else _NOWHERE)
+        return replace(example, negative_spans=tuple(spans))
+
+
+def _continued_from(shown: str, own: str, first: int) -> int:
+    """Return from where on a text is what is shown, as far as that goes; -1 for nowhere behind ``first``."""
+    start = shown.find(own[:_KNOWN_BY], first)
+    while start >= 0 and not (own.startswith(shown[start:]) or shown.startswith(own, start)):
+        start = shown.find(own[:_KNOWN_BY], start + 1)
+    if start >= 0:
+        return start
+    last = range(max(first, len(shown) - _KNOWN_BY + 1), len(shown))
+    return next(
+        (start for start in last if shown[start - 1 : start] in ("", " ") and own.startswith(shown[start:])), -1
+    )
+
+
+class Passages:
+    """Passages in epochs without repetition, those of a document one after the other (RankGen, section 2.2).
+
+    Documents come in a random order, and the passages of each in a random order, both sampled anew every epoch; so a
+    batch is from one document, or, at its ends, from two or a few. Row ``i`` is a pure function of the seed and ``i``.
+
+    Args:
+        examples: the passages.
+        seed: determines all orders and which negative is taken.
+
+    Raises:
+        DataError: there are none.
+    """
+
+    def __init__(self, examples: Sequence[PassageExample], *, seed: int) -> None:
+        if not examples:
+            raise DataError("there are no passages to train on")
+        self.examples, self.seed = examples, seed
+        self._by_document: dict[tuple[str, int], list[int]] = {}
+        for place, example in enumerate(examples):
+            self._by_document.setdefault(example.document, []).append(place)
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def __len__(self) -> int:
+        """Return how many passages there are."""
+        return len(self.examples)
+
+    def row(self, number: int) -> tuple[PassageExample, int | None]:
+        """Return passage ``number`` of the training and which negative of its own, None where it has none."""
+        epoch, place = divmod(number, len(self.examples))
+        example = self.examples[self._order(epoch)[place]]
+        if not example.negatives:
+            return example, None
+        rng = np.random.default_rng([self.seed, 1, number])
+        return example, int(rng.integers(len(example.negatives)))
+
+    def _order_of(self, epoch: int) -> list[int]:
+        rng = np.random.default_rng([self.seed, 0, epoch])
+        documents = list(self._by_document.values())
+        return [
+            documents[which][place]
+            for which in rng.permutation(len(documents)).tolist()
+            for place in rng.permutation(len(documents[which])).tolist()
+        ]
 
 
 class RankgenObjective(Objective):
@@ -122,8 +277,6 @@ class RankgenObjective(Objective):
 
     def extra_files(self) -> Iterator[Callable[[Path], None]]:
         """Yield what writes the scorer beside the model."""
-        from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
-
         config, batches = cast("RankgenConfig", self.config), cast("PassageBatches", self.batches)
         projection = cast("ContrastiveLosses", self.losses).projection
         weight = getattr(projection, "weight", None)
@@ -141,22 +294,16 @@ class RankgenObjective(Objective):
 
 
 class PassageBatches(Batches):
-    """Passages in the order of :class:`Passages`.
+    """Passages in the order of :class:`Passages`, with formatters for prefixes and for continuations and negatives.
 
-    Args:
-        passages: Prefixes, continuations and negatives by number.
-        prefixes: Formats prefixes.
-        continuations: Formats continuations and negatives.
-        group: Makes a group of texts into tensors.
-        lengths: Longest prefix and continuation in tokens, special ones and marker included.
-        with_negatives: Whether each passage brings a negative of its own.
+    ``lengths`` are those of the longest prefix and continuation in tokens, special ones and marker included.
     """
 
     def __init__(
         self,
         passages: Passages,
-        prefixes: "InputFormatter",
-        continuations: "InputFormatter",
+        prefixes: InputFormatter,
+        continuations: InputFormatter,
         group: TextGroup,
         *,
         lengths: tuple[int, int],
@@ -171,8 +318,6 @@ class PassageBatches(Batches):
         Beside its tokens a text has a ``place`` (B, 3): its document, first character, and the one after its last; a
         query has that of its true continuation, with which no negative of it may overlap.
         """
-        from gerund.inference.tokens import keep_end
-
         del step
         rows = [self.texts.row(number) for number in range(first, first + count)]
         longest, behind = self.lengths
@@ -196,9 +341,7 @@ class PassageBatches(Batches):
             places["negative"] = [self._place(example, example.negative_spans[which]) for example, which in own]
         return {name: self._group(texts, places[name]) for name, texts in groups.items()}
 
-    def _group(self, texts: "Sequence[Tokens]", places: Sequence[tuple[int, int, int]]) -> Batch:
-        import torch
-
+    def _group(self, texts: Sequence[Tokens], places: Sequence[tuple[int, int, int]]) -> Batch:
         return {**self.group(texts), "place": torch.tensor(places, dtype=torch.long).reshape(len(texts), 3)}
 
     @staticmethod

@@ -1,98 +1,68 @@
-"""UniMAE: masked auto-regression, and reconstruction of the text from the state of its end token.
+"""Train UniMAE: masked auto-regression, and reconstruction of the text from the state of its end token.
 
 UniMAE, sections 2.3 and 2.4: the model reads a corrupted text causally. Every position predicts the original
 next token (MAR). The state of the end token, with what a one-layer decoder sees of the original tokens, has to
 give the text back (MRC). The decoder serves the training only.
-
-Knows: how a text is corrupted, the two losses, the decoder. Does not know: where texts come from.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from gerund.data.masking import corrupt
-from gerund.training.objectives.base import Batch, Batches, Objective, Purpose, TextConfig, TokenLosses
-from gerund.training.objectives.batches import padded, row_generator, text_batch
+from gerund.errors import ConfigError
+from gerund.poolings import pool
+from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.texts import Texts
+from gerund.training.corpus.tokenizer import pick_mask_token
+from gerund.training.losses.vocabulary import head_of, token_loss
+from gerund.training.objectives.base import (
+    Batch,
+    Batches,
+    Context,
+    Objective,
+    TokenLosses,
+    padded,
+    row_generator,
+    text_batch,
+)
+from gerund.training.objectives.settings import UnimaeConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from gerund.training.corpus.formatting import InputFormatter
-    from gerund.training.corpus.texts import Texts
-    from gerund.training.objectives.context import Context
-    from gerund.training.recipe import Recipe
+_FEED_FORWARD = 4
 
 
-class UnimaeConfig(TextConfig):
-    """Masked auto-regression and reconstruction from the end token's state (UniMAE, sections 2.3 and 2.4)."""
+def prepare(context: Context, config: UnimaeConfig) -> Objective:
+    """Return batches of corrupted texts, and both losses with their decoder."""
+    formatter = context.formatter(config)
+    sizes = context.model.model.config.get_text_config(decoder=True)
+    width = context.model.runtime.state_width
+    mask = pick_mask_token(context.model.tokenizer, config.mask_token)
 
-    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
-    seed_offset: ClassVar[int | None] = 20
+    def batches(texts: Any, seed: int) -> Batches:
+        return UnimaeBatches(texts, formatter, config, mask_id=mask, pad=context.model.pad, seed=seed)
 
-    kind: Literal["unimae"]
-    p_mar: float = Field(default=0.5, ge=0, lt=1)
-    """Fraction of the input's tokens that become the mask token; 0 is plain language modelling (Appendix F)."""
-    p_mrc: float = Field(default=0.5, ge=0, le=1)
-    """How likely each position of the decoder sees each other token (equation 4: 1 lets all of them through)."""
-    alpha: float = Field(default=0.1, ge=0)
-    """Weight of the auto-regressive loss beside the reconstruction (equation 6)."""
-    mask_token: str | None = None
-    """Text of the mask token; left out, the tokenizer's own, else ``_``."""
-    heads: int | None = Field(default=None, ge=1)
-    """Attention heads of the decoder; left out, as many as the model has."""
-
-    def check(self, recipe: "Recipe") -> None:
-        """Refuse an encoder that reads anything but the end token's state."""
-        super().check(recipe)
-        wanted = {"attention": "causal", "pooling": "last", "append_eos": True}
-        if recipe.encoder.skips:
-            raise ValueError("unimae trains states without skips: leave them out, they would be in its vectors alone")
-        if any(getattr(recipe.encoder, name) != value for name, value in wanted.items()):
-            raise ValueError(
-                "unimae compresses a text into its end token's state, so the recipe needs "
-                "encoder: {attention: causal, pooling: last, append_eos: true}"
-            )
-
-    def prepare(self, context: "Context") -> Objective:
-        """Return batches of corrupted texts, and both losses with their decoder."""
-        from gerund.training.corpus.tokenizer import pick_mask_token
-
-        formatter = context.formatter(self)
-        sizes = context.model.model.config.get_text_config(decoder=True)
-        width = context.model.runtime.state_width
-        mask = pick_mask_token(context.model.tokenizer, self.mask_token)
-
-        def batches(texts: Any, seed: int) -> Batches:
-            return UnimaeBatches(texts, formatter, self, mask_id=mask, pad=context.model.pad, seed=seed)
-
-        return context.text_objective(
-            self.kind,
-            self,
-            batches,
-            UnimaeLosses(width, self.heads or sizes.num_attention_heads, self.length - formatter.overhead),
-            overhead=formatter.overhead,
-            configs={"mar": self, "mrc": self},
-            factors={"mar": self.alpha},
-        )
+    return context.text_objective(
+        config.kind,
+        config,
+        batches,
+        UnimaeLosses(width, config.heads or sizes.num_attention_heads, config.length - formatter.overhead),
+        overhead=formatter.overhead,
+        configs={"mar": config, "mrc": config},
+        factors={"mar": config.alpha},
+    )
 
 
 class UnimaeBatches(Batches):
-    """Corrupted texts that end with the end token.
-
-    Args:
-        texts: Token ids by number.
-        formatter: Puts special tokens around them; appends the end token.
-        config: Fraction of masked tokens, and of the others that the decoder sees.
-        mask_id: The mask token.
-        pad: The padding token.
-        seed: Determines both masks.
-    """
+    """Corrupted texts that end with the end token, which ``formatter`` appends; ``seed`` determines both masks."""
 
     def __init__(
-        self, texts: "Texts", formatter: "InputFormatter", config: UnimaeConfig, *, mask_id: int, pad: int, seed: int
+        self, texts: Texts, formatter: InputFormatter, config: UnimaeConfig, *, mask_id: int, pad: int, seed: int
     ) -> None:
         self.texts, self.formatter, self.config = texts, formatter, config
         self.mask_id, self.pad, self.seed = mask_id, pad, seed
@@ -104,8 +74,6 @@ class UnimaeBatches(Batches):
         tokens) are ``(B, T)``; ``text`` (only the text's own tokens) and ``text_real`` ``(B, S)``; ``sees``
         ``(B, S, 1 + S)`` is what each position of the decoder sees.
         """
-        import torch
-
         del step
         whole, corrupted, inside, texts, seeds = [], [], [], [], []
         for number in range(first, first + count):
@@ -134,11 +102,7 @@ class UnimaeBatches(Batches):
         ])  # fmt: skip
         return batch
 
-    def _sees(self, real_S: "Tensor", length: int, seed: int) -> "Tensor":
-        import torch
-
-        from gerund.training.losses.reconstruction import reconstruction_mask
-
+    def _sees(self, real_S: Tensor, length: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         width = len(real_S)
         own = reconstruction_mask(torch.ones(1, length, dtype=torch.bool), self.config.p_mrc, generator)
@@ -149,25 +113,15 @@ class UnimaeBatches(Batches):
 
 
 class UnimaeLosses(TokenLosses):
-    """``mar`` (equation 1) and ``mrc`` (equation 5).
+    """``mar`` (equation 1) and ``mrc`` (equation 5), with a decoder of ``heads`` attention heads."""
 
-    Args:
-        width: Size of a hidden state.
-        heads: Attention heads of the decoder.
-        longest: Tokens of the longest text.
-    """
-
-    heads: "nn.ModuleDict"
+    heads: nn.ModuleDict
 
     def __init__(self, width: int, heads: int, longest: int) -> None:
-        from torch import nn
-
-        from gerund.training.losses.reconstruction import ReconstructionDecoder
-
         self.heads = nn.ModuleDict({"decoder": ReconstructionDecoder(width, heads, longest)})
 
     @property
-    def decoder(self) -> "nn.Module":
+    def decoder(self) -> nn.Module:
         """What rebuilds a text."""
         return self.heads["decoder"]
 
@@ -175,11 +129,8 @@ class UnimaeLosses(TokenLosses):
         """Return how many tokens are predicted; a text's first token has no predecessor where nothing begins it."""
         return {"mar": int(batch["inside"][:, 1:].sum()), "mrc": int(batch["text_real"].sum())}
 
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> "dict[str, Tensor]":
+    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropies."""
-        from gerund.poolings import pool
-        from gerund.training.losses.vocabulary import head_of, token_loss
-
         # Padding stands on the right, where causal attention does not look.
         hidden_BTD = model.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
         head, parameters = head_of(model)
@@ -187,7 +138,85 @@ class UnimaeLosses(TokenLosses):
         mar = token_loss(head, hidden_BTD[:, :-1][inside_BT], batch["labels"][:, 1:][inside_BT], parameters=parameters)
         end_BD = pool(hidden_BTD, batch["real"], "last")
         embeddings_BSD = model.get_input_embeddings()(batch["text"])
-        states_BSD = self.decoder(end_BD, embeddings_BSD, batch["text_real"], mask_BTS=batch["sees"])
+        states_BSD = self.decoder(end_BD, embeddings_BSD, batch["text_real"], batch["sees"])
         real_BS = batch["text_real"]
         mrc = token_loss(head, states_BSD[real_BS], batch["text"][real_BS], parameters=parameters)
         return {"mar": mar, "mrc": mrc}
+
+
+class ReconstructionDecoder(nn.Module):
+    """One transformer layer from scratch that predicts every token of a text (UniMAE, section 2.4).
+
+    Queries are the text's vector at every position, keys and values the vector and the embeddings of the *other*
+    tokens, many of them hidden: what a query cannot see has to come from the vector. Vector and embeddings are
+    normalised first and positions begin with variance 1, so that none of them drowns another. Texts have at most
+    ``max_positions`` tokens.
+    """
+
+    def __init__(self, width: int, heads: int, max_positions: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ConfigError(f"{heads} attention heads do not divide a width of {width}")
+        self.width, self.heads = width, heads
+        self.positions = nn.Parameter(torch.randn(max_positions, width))
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.attended = nn.Linear(width, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, _FEED_FORWARD * width), nn.GELU(), nn.Linear(_FEED_FORWARD * width, width)
+        )
+        self.final_norm = nn.LayerNorm(width)
+        self.to_head = nn.Linear(width, width)
+
+    def forward(self, h_BD: Tensor, embeddings_BTD: Tensor, real_BT: Tensor, mask_BTS: Tensor) -> Tensor:
+        """Return states ``(B, T, D)`` whose row i predicts token i itself, through the language model's head.
+
+        ``h_BD`` is the last hidden state of each text's last token, ``embeddings_BTD`` those of the original text,
+        before any corruption. Padding may be on either side; its rows have no meaning. ``mask_BTS`` ``(B, T, 1 + T)``
+        says which position attends to which.
+        """
+        n_texts, n_tokens = real_BT.shape
+        vector_B1D = self._normalised(h_BD)[:, None]
+        # Counted over tokens, so that padding on the left moves nothing.
+        positions_BTD = self.positions[(real_BT.long().cumsum(dim=1) - 1).clamp(min=0)]
+        queries_BTD = vector_B1D + positions_BTD
+        seen_BSD = torch.cat([vector_B1D, self._normalised(embeddings_BTD) + positions_BTD], dim=1)
+        attended_BHTd = functional.scaled_dot_product_attention(
+            self._split(self.query(queries_BTD)),
+            self._split(self.key(seen_BSD)),
+            self._split(self.value(seen_BSD)),
+            attn_mask=mask_BTS[:, None],
+        )
+        attended_BTD = attended_BHTd.transpose(1, 2).reshape(n_texts, n_tokens, self.width)
+        states_BTD = queries_BTD + self.attended(attended_BTD)
+        states_BTD = states_BTD + self.feed_forward(self.norm(states_BTD))
+        predicting_BTD: Tensor = self.to_head(self.final_norm(states_BTD))
+        return predicting_BTD
+
+    def _normalised(self, rows: Tensor) -> Tensor:
+        return functional.layer_norm(rows.to(self.positions.dtype), (self.width,))
+
+    def _split(self, rows_BTD: Tensor) -> Tensor:
+        return rows_BTD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def reconstruction_mask(real_BT: Tensor, p_mrc: float, generator: torch.Generator | None = None) -> Tensor:
+    """Sample which of ``[h, x_1, ..., x_T]`` each query sees (UniMAE, equation 4).
+
+    Each query sees h, never its own token, and each other token where ``B_ij = 1``, which is so with probability
+    ``p_mrc``, sampled for every pair of the two. Equation 4 would hide h at random as well; here it never is, so no
+    query is left with nothing. (The paper calls ``p_mrc`` a mask ratio, and equation 4 lets through what it samples.)
+    Returns bool ``(B, T, 1 + T)``; padding is never seen.
+
+    >>> reconstruction_mask(torch.tensor([[True, True, False]]), 1.0).int().tolist()
+    [[[1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]]
+    """
+    n_texts, n_tokens = real_BT.shape
+    source = real_BT.device if generator is None else generator.device
+    sampled_BTT = torch.rand(n_texts, n_tokens, n_tokens, generator=generator, device=source).to(real_BT.device)
+    others_TT = ~torch.eye(n_tokens, dtype=torch.bool, device=real_BT.device)
+    # rand never reaches 1: with p_mrc = 0 nothing is kept, with 1 everything is.
+    kept_BTT = (sampled_BTT >= 1 - p_mrc) & others_TT & real_BT.bool()[:, None]
+    return torch.cat([kept_BTT.new_ones(n_texts, n_tokens, 1), kept_BTT], dim=2)

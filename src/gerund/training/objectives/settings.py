@@ -1,0 +1,803 @@
+"""Settings of the training objectives, as recipes write them: one class per objective, without torch.
+
+Fields are settings; class attributes and methods are traits. :attr:`ObjectiveConfig.work` names the function that
+makes batches and losses of the settings, which is imported once an objective is trained. A new objective is a class in
+a module with such a function, and a line in ``OBJECTIVES``.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args
+from zlib import crc32
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+
+from gerund.errors import ConfigError
+from gerund.settings.plan import AttentionPlan
+
+if TYPE_CHECKING:
+    from gerund.settings.encoder import EncoderConfig
+    from gerund.training.recipe import Recipe
+
+DECODER_ONLY = "decoder-only"
+ENCODER_DECODER = "encoder-decoder"
+
+INSTRUCTION = "{instruction}"
+"""Placeholder for a query's own instruction in a prompt."""
+
+_WORK = "gerund.training.objectives"
+# Plans that read a text in another way than its training does.
+_UNTRAINABLE_PLANS = ("hybrid", "echo")
+
+Similarity = Literal["cosine", "dot"]
+Normalisation = Literal["predicted", "paper"]
+"""What a loss is divided by: the tokens that it predicts, or what MAGNET's equations divide by."""
+SpanLengths = Literal["hump", "geometric", "t5"]
+
+
+class Purpose(StrEnum):
+    """What an objective is for, the paper in brackets; of a recipe with several the first one counts."""
+
+    FILL = "Fill gaps (MAGNET)"
+    SCORE = "Score continuations (RankGen)"
+    EMBED_BY_PAIRS = "Embed, by pairs that are mined or given (GUR, UniMAE)"
+    EMBED_BY_TEXTS = "Embed, by texts alone (UniMAE, LLM2Vec)"
+    DISTIL = "Embed, as another model does (distillation)"
+    WRITE = "Make a language model"
+    OTHER = "Others"
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown fields are refused, nothing changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Earlier names of fields, each with the name it has now."""
+
+
+def _as_schedule(value: Any) -> Any:
+    """Turn a single weight into a schedule with one entry."""
+    return [[0, value]] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Step = Annotated[int, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0)]
+Schedule = Annotated[tuple[tuple[Step, Weight], ...], BeforeValidator(_as_schedule), Field(min_length=1)]
+"""A weight, or a list of [step, weight]: from that step on it has that weight. It begins with step 0."""
+
+
+class ObjectiveConfig(Section):
+    """An objective as a recipe writes it. Its fields are settings; the class attributes and methods are its traits."""
+
+    if TYPE_CHECKING:
+        # The name in recipes and logs: each objective has a field `kind: Literal["name"]`.
+        kind: str
+
+    work: ClassVar[str]
+    """Dotted name of what prepares its training: ``prepare(context, *configs)`` returns an ``Objective``."""
+    purpose: ClassVar[Purpose] = Purpose.OTHER
+    """What recipes with it are for."""
+    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    """The kinds of models that it trains."""
+    reads_pairs: ClassVar[bool] = False
+    """Whether it always reads pairs of texts, in the place of texts."""
+    trains_vectors: ClassVar[bool] = False
+    """Whether it reads texts as the encoder does, with its plan, pooling and prompt, and trains their vectors."""
+    trains_head: ClassVar[bool] = False
+    """Whether it trains the projection head of the base further, which another objective would leave behind."""
+    seed_offset: ClassVar[int | None] = None
+    """Added to the recipe's seed (times 1000), so that two objectives do not read the same texts in the same order;
+    None derives one from the kind."""
+
+    weight: Schedule = ((0, 1.0),)
+    """Its factor in the sum of losses, or a list of [from step, weight]. With weight 0 it does not run at all."""
+    batch_size: int = Field(default=32, ge=1)
+    """Texts of one optimizer step, over all processes together."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Texts that go through the model at once, in each process; left out, all of them. It bounds the memory and
+    changes nothing else: losses are divided by the counts of the whole step, contrastive gradients are cached."""
+    length: int = Field(default=512, ge=2)
+    """Longest text in tokens, special tokens included."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        steps = [step for step, _ in self.weight]
+        if steps[0] != 0 or any(one >= two for one, two in pairwise(steps)):
+            raise ValueError(f"weight is a list of [step, weight] that begins with step 0 and rises, not {steps}")
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(f"batch_size {self.batch_size} is no multiple of micro_batch_size {self.micro_batch_size}")
+        return self
+
+    @classmethod
+    def name(cls) -> str:
+        """Return its kind, as recipes write it."""
+        return str(get_args(cls.model_fields["kind"].annotation)[0])
+
+    @classmethod
+    def purpose_of(cls, settings: Mapping[str, Any]) -> Purpose:
+        """Return what these settings of it are for."""
+        del settings
+        return cls.purpose
+
+    def weight_at(self, step: int) -> float:
+        """Return the weight in optimizer step ``step``, counted from 0.
+
+        >>> ObjectiveConfig(weight=[[0, 0], [3400, 9]]).weight_at(3399)
+        0.0
+        """
+        return next(weight for first, weight in reversed(self.weight) if first <= step)
+
+    def takes_part(self, steps: int) -> bool:
+        """Return whether it has a weight above 0 in any of the first ``steps`` steps."""
+        return any(weight > 0 and first < steps for first, weight in self.weight)
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources, rather than files of its own."""
+        return not self.reads_pairs
+
+    @property
+    def longest_text(self) -> int:
+        """The longest text that the model will read, in tokens."""
+        return self.length
+
+    def seed(self, recipe_seed: int) -> int:
+        """Return the seed of its texts and corruptions."""
+        offset = 100 + crc32(self.kind.encode()) % 900 if self.seed_offset is None else self.seed_offset
+        return recipe_seed * 1000 + offset
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError for a recipe that contradicts it."""
+        if self.trains_vectors and recipe.encoder.attention in _UNTRAINABLE_PLANS:
+            raise ValueError(f"{self.kind} cannot train embeddings that are read with {recipe.encoder.attention}")
+
+    def check_model(self, model: str, encoder: "EncoderConfig") -> None:
+        """Raise ConfigError for a kind of model (one of ``models``) or encoder settings that it can't train."""
+        del model
+        if self.trains_vectors and (name := encoder.attention.name) in _UNTRAINABLE_PLANS:
+            raise ConfigError(
+                f"{self.kind} cannot train vectors that are read with {name}; set another encoder.attention"
+            )
+
+    def check_processes(self, processes: int) -> None:
+        """Raise ConfigError if so many processes can't share a batch."""
+        if self.batch_size % processes:
+            raise ConfigError(f"{self.kind}: {processes} processes cannot share a batch of {self.batch_size}")
+
+    def plans(self, encoder: "EncoderConfig") -> list[AttentionPlan]:
+        """Return the attention plans that it reads a decoder-only model with, in addition to the causal one."""
+        return [encoder.attention] if self.trains_vectors else []
+
+    def shares_pass(self, other: "ObjectiveConfig") -> bool:
+        """Whether its work prepares this and ``other`` as one objective; ConfigError if their settings forbid it."""
+        del other
+        return False
+
+
+class TextConfig(ObjectiveConfig):
+    """What every objective on plain text has."""
+
+    shortest_text: ClassVar[int] = 8
+    """Texts, and last pieces of texts, of fewer tokens are left out."""
+
+    sources: list[str] = Field(default_factory=list)
+    """Names of the ``data.sources`` that it reads; left out, all."""
+    unit: Literal["documents", "sentences"] = "documents"
+    """What a text is: a document, cut into pieces of ``length`` tokens, or a sentence."""
+    min_words: int = Field(default=0, ge=0)
+    """Sentences with fewer words are left out."""
+
+    @model_validator(mode="after")
+    def _unit_fits(self) -> Self:
+        if self.min_words and self.unit != "sentences":
+            raise ValueError("min_words belongs to unit: sentences")
+        return self
+
+
+class VectorConfig(ObjectiveConfig):
+    """What every objective has that trains the vectors of texts."""
+
+    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY, ENCODER_DECODER)
+    trains_vectors: ClassVar[bool] = True
+
+
+class ContrastiveConfig(VectorConfig):
+    """What every contrastive objective on texts as the encoder reads them has."""
+
+    if TYPE_CHECKING:
+        temperature: float  # each objective has its default
+
+    similarity: Similarity = "cosine"
+    """``cosine``, or ``dot`` for the raw product."""
+    projection: int | None = Field(default=None, ge=1)
+    """Size of a linear head between the embedding and the loss, used in training only; left out, none."""
+    matryoshka: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Numbers of dimensions beside all of them: the loss is the mean over vectors that are cut to so many first
+    numbers, so that shortened vectors are trained too (Kusupati et al. 2022)."""
+
+    @model_validator(mode="after")
+    def _nested_or_projected(self) -> Self:
+        if self.matryoshka and self.projection is not None:
+            raise ValueError("matryoshka trains the vectors that are kept, and projection is a head that is not")
+        return self
+
+
+class CausalConfig(ObjectiveConfig):
+    """Plain language modelling on packed blocks: documents follow each other without padding."""
+
+    work: ClassVar[str] = f"{_WORK}.causal.prepare"
+    purpose: ClassVar[Purpose] = Purpose.WRITE
+    kind: Literal["causal"]
+    sources: list[str] = Field(default_factory=list)
+    """Names of the ``data.sources`` that it reads; left out, all."""
+    decay_length: int | None = Field(default=None, ge=2)
+    """Tokens in a block during the decay of the schedule ``wsd``; left out, ``length``. As many tokens a step
+    as before, in fewer blocks. Long blocks only at the end keep most steps cheap, and the model still learns to
+    use its whole context."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.decay_length is not None and (self.batch_size * self.length) % self.decay_length:
+            raise ValueError(f"decay_length {self.decay_length} does not divide the {self.batch_size * self.length} "
+                             "tokens of a batch")  # fmt: skip
+        return self
+
+    @property
+    def longest_text(self) -> int:
+        """The longest block, in tokens."""
+        return max(self.length, self.decay_length or 0)
+
+    def seed(self, recipe_seed: int) -> int:
+        """Return the recipe's own seed."""
+        return recipe_seed
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError for blocks of a decay that the schedule doesn't have."""
+        super().check(recipe)
+        if self.decay_length and recipe.schedule.name != "wsd":
+            raise ValueError("decay_length of the objective causal belongs to the schedule wsd")
+
+    def check_processes(self, processes: int) -> None:
+        """Raise ConfigError if so many processes can't share the blocks of a step."""
+        super().check_processes(processes)
+        long = self.decay_length
+        if long is not None and (self.batch_size * self.length) % (long * processes):
+            blocks = self.batch_size * self.length // long
+            raise ConfigError(f"{self.kind}: {processes} processes cannot share {blocks} blocks of the decay")
+
+
+class MntpConfig(TextConfig):
+    """Masked next-token prediction (MAGNET, section 3.2.1; LLM2Vec)."""
+
+    work: ClassVar[str] = f"{_WORK}.hybrid.prepare"
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
+    seed_offset: ClassVar[int | None] = 10
+    renamed: ClassVar[Mapping[str, str]] = {"mask_share": "mask_fraction", "random_share": "random_fraction"}
+
+    kind: Literal["mntp"]
+    rate: float = Field(default=0.2, gt=0, lt=1)
+    """Fraction of the context's tokens that are selected."""
+    mask_fraction: float = Field(default=0.8, ge=0, le=1)
+    """Fraction of the selected tokens that become the mask token."""
+    random_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Fraction of the selected tokens that become a random token; the others stay."""
+    mask_token: str | None = None
+    """Text of the mask token; left out, the tokenizer's own, else ``_``."""
+    predict: Literal["next", "same"] = "next"
+    """``next``: the output before a masked token predicts it. ``same``: its own output does, as in BERT (MTP,
+    MAGNET's Appendix E), for comparison."""
+    normalisation: Normalisation = "predicted"
+    """``predicted``: the mean over the tokens that are predicted. ``paper``: their sum divided by all tokens of the
+    batch (equation 2), so with a rate of 0.2 it counts a fifth."""
+
+    @model_validator(mode="after")
+    def _fractions_fit(self) -> Self:
+        if self.mask_fraction + self.random_fraction > 1:
+            raise ValueError("mask_fraction and random_fraction together are more than 1")
+        return self
+
+    def plans(self, encoder: "EncoderConfig") -> list[AttentionPlan]:
+        """Return the plan without spans."""
+        del encoder
+        return [AttentionPlan("bidir")]
+
+    def shares_pass(self, other: ObjectiveConfig) -> bool:
+        """Whether ``other`` is MSG, in the same pass."""
+        return isinstance(other, MsgConfig) and other.shares_pass(self)
+
+
+class MsgConfig(TextConfig):
+    """Missing-span generation under the hybrid mask (MAGNET, section 3.2.3)."""
+
+    work: ClassVar[str] = f"{_WORK}.hybrid.prepare"
+    purpose: ClassVar[Purpose] = Purpose.FILL
+    seed_offset: ClassVar[int | None] = 10
+    renamed: ClassVar[Mapping[str, str]] = {"whole_share": "whole_fraction"}
+
+    kind: Literal["msg"]
+    spans: int = Field(default=2, ge=1)
+    """A text gets one to so many spans."""
+    shortest: int = Field(default=4, ge=1)
+    """Tokens in a span, at least."""
+    longest: int = Field(default=128, ge=1)
+    """Tokens in a span, at most."""
+    whole_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Fraction of the texts that are one single span, which is plain language modelling (section 3.3)."""
+    shared_pass: bool = True
+    """Whether mntp and msg work on one corrupted view in one pass, where both are in the recipe."""
+    normalisation: Normalisation = "predicted"
+    """``predicted``: the mean over the span tokens. ``paper``: their sum divided by the number of texts (equation 4),
+    so it counts as many times as much as a text has span tokens."""
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest {self.shortest} is above longest {self.longest}")
+        return self
+
+    def plans(self, encoder: "EncoderConfig") -> list[AttentionPlan]:
+        """Return the plan with spans."""
+        del encoder
+        return [AttentionPlan("hybrid")]
+
+    def shares_pass(self, other: ObjectiveConfig) -> bool:
+        """Whether ``other`` is MNTP, in the same pass; ConfigError if they read different texts."""
+        if not (self.shared_pass and isinstance(other, MntpConfig)):
+            return False
+        same = ("batch_size", "micro_batch_size", "length", "sources", "unit", "min_words")
+        differing = [name for name in same if getattr(other, name) != getattr(self, name)]
+        if differing:
+            raise ConfigError(
+                f"mntp and msg share a pass and must agree in {', '.join(differing)}; "
+                "make them equal, or set shared_pass: false for msg"
+            )
+        return True
+
+
+class UnimaeConfig(TextConfig):
+    """Masked auto-regression and reconstruction from the end token's state (UniMAE, sections 2.3 and 2.4)."""
+
+    work: ClassVar[str] = f"{_WORK}.unimae.prepare"
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
+    seed_offset: ClassVar[int | None] = 20
+
+    kind: Literal["unimae"]
+    p_mar: float = Field(default=0.5, ge=0, lt=1)
+    """Fraction of the input's tokens that become the mask token; 0 is plain language modelling (Appendix F)."""
+    p_mrc: float = Field(default=0.5, ge=0, le=1)
+    """How likely each position of the decoder sees each other token (equation 4: 1 lets all of them through)."""
+    alpha: float = Field(default=0.1, ge=0)
+    """Weight of the auto-regressive loss beside the reconstruction (equation 6)."""
+    mask_token: str | None = None
+    """Text of the mask token; left out, the tokenizer's own, else ``_``."""
+    heads: int | None = Field(default=None, ge=1)
+    """Attention heads of the decoder; left out, as many as the model has."""
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError for an encoder that reads anything but the end token's state."""
+        super().check(recipe)
+        wanted = {"attention": "causal", "pooling": "last", "append_eos": True}
+        if recipe.encoder.skips:
+            raise ValueError("unimae trains states without skips: leave them out, they would be in its vectors alone")
+        if any(getattr(recipe.encoder, name) != value for name, value in wanted.items()):
+            raise ValueError(
+                "unimae compresses a text into its end token's state, so the recipe needs "
+                "encoder: {attention: causal, pooling: last, append_eos: true}"
+            )
+
+
+class SimcseConfig(TextConfig, ContrastiveConfig):
+    """Two passes over the same text under different dropout are a pair (SimCSE; LLM2Vec)."""
+
+    work: ClassVar[str] = f"{_WORK}.contrastive.prepare_simcse"
+    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
+    seed_offset: ClassVar[int | None] = 30
+
+    kind: Literal["simcse"]
+    length: int = Field(default=128, ge=2)
+    unit: Literal["documents", "sentences"] = "sentences"
+    batch_size: int = Field(default=64, ge=2)
+    temperature: float = Field(default=0.05, gt=0)
+    """Similarities are divided by it."""
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    """Dropout of the attention probabilities in these passes."""
+
+
+class PairFiles(Section):
+    """Files of pairs or triples: jsonl, csv, tsv or parquet."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    query: str = "query"
+    """Column or field of the query."""
+    positive: str = "positive"
+    """Column or field of its positive; of a list the first is taken."""
+    negatives: str = "negatives"
+    """Column or field of its negatives, a text or a list."""
+
+
+class TaskFiles(PairFiles):
+    """Files of pairs or triples of one task or several."""
+
+    instruction: str | None = None
+    """Column or field of the query's own instruction, which stands in ``query_prompt``; left out, none."""
+    task: str | None = None
+    """Column or field that names an example's task, for ``same_task``; left out, each file is a task."""
+
+
+class SupervisedConfig(ContrastiveConfig):
+    """Contrastive fine-tuning on queries, positives and hard negatives from files (UniMAE, Appendix D)."""
+
+    work: ClassVar[str] = f"{_WORK}.contrastive.prepare_examples"
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
+    reads_pairs: ClassVar[bool] = True
+    seed_offset: ClassVar[int | None] = 50
+
+    kind: Literal["contrastive"]
+    pairs: TaskFiles
+    batch_size: int = Field(default=64, ge=1)
+    temperature: float = Field(default=0.02, gt=0)
+    """Similarities are divided by it."""
+    hard_negatives: int = Field(default=0, ge=0)
+    """How many of an example's own negatives take part; in-batch negatives always do."""
+    query_prompt: str | None = None
+    """Put before queries; left out, the encoder's prompt. With ``pairs.instruction`` it has a place for it, as in
+    BGE-ICL's ``<instruct>{instruction}\\n<query>``; a query without an instruction has no prompt then."""
+    document_prompt: str | None = None
+    """Put before positives and negatives; left out, the encoder's prompt."""
+    same_task: bool = False
+    """Whether all examples of a batch are of one task, so that negatives are no easier than their task (UniMAE,
+    Appendix D, by BGE-ICL's settings)."""
+
+    @model_validator(mode="after")
+    def _instructions_and_tasks(self) -> Self:
+        placed = INSTRUCTION in (self.query_prompt or "")
+        if placed != (self.pairs.instruction is not None):
+            raise ValueError(
+                f"query_prompt has the place {INSTRUCTION} where pairs.instruction names the column of instructions, "
+                "and only there"
+            )
+        if self.pairs.task is not None and not self.same_task:
+            raise ValueError("pairs.task names tasks for same_task: true")
+        return self
+
+
+class SsclConfig(TextConfig, ContrastiveConfig):
+    """Self-supervised contrastive learning with an altered text as positive (MAGNET, section 3.2.2)."""
+
+    work: ClassVar[str] = f"{_WORK}.sscl.prepare"
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
+    seed_offset: ClassVar[int | None] = 40
+
+    kind: Literal["sscl"]
+    length: int = Field(default=128, ge=2)
+    unit: Literal["documents", "sentences"] = "sentences"
+    batch_size: int = Field(default=64, ge=2)
+    temperature: float = Field(default=0.1, gt=0)
+    """Similarities are divided by it (equation 3)."""
+    pairs: PairFiles | None = None
+    """Texts with paraphrases, as in the paper; left out, positives are made from the sources."""
+    deletion: float = Field(default=0.1, ge=0, lt=1)
+    """Fraction of the words that a made positive lacks."""
+    swap: float = Field(default=0.1, ge=0, le=1)
+    """Fraction of its words that change places with a neighbour."""
+    crop: float = Field(default=1.0, gt=0, le=1)
+    """A made positive keeps a contiguous stretch of at least this fraction of the words."""
+    rewritten: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction of a made positive's words that the base writes anew, by filling them in from both sides, before
+    ``deletion``, ``swap`` and ``crop`` change the rest; 0 for none. Each text is rewritten once and kept in the cache;
+    it takes about as long as writing so many words does."""
+
+    @model_validator(mode="after")
+    def _one_origin_of_positives(self) -> Self:
+        if self.pairs is not None and self.rewritten:
+            raise ValueError("sscl.rewritten makes positives, and sscl.pairs brings them: give one of them")
+        return self
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError if a model that has learnt nothing is to rewrite texts."""
+        super().check(recipe)
+        if self.rewritten and recipe.model.base is None:
+            raise ValueError("sscl.rewritten lets the base write, and a model from scratch cannot write yet")
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return self.pairs is None
+
+
+class SpanConfig(TextConfig):
+    """A decoder writes the spans of a text that the encoder does not see (T5). For encoder-decoder models."""
+
+    work: ClassVar[str] = f"{_WORK}.span_corruption.prepare"
+    models: ClassVar[tuple[str, ...]] = (ENCODER_DECODER,)
+    purpose: ClassVar[Purpose] = Purpose.WRITE
+    seed_offset: ClassVar[int | None] = 70
+
+    kind: Literal["span_corruption"]
+    length: int = Field(default=128, ge=8)
+    rate: float = Field(default=0.15, gt=0, lt=1)
+    """Fraction of the tokens that are hidden."""
+    spans: SpanLengths = "hump"
+    """How long spans are: ``hump`` (GUR, equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
+
+    def check_model(self, model: str, encoder: "EncoderConfig") -> None:
+        """Raise ConfigError for a model without a decoder in addition to its encoder."""
+        _require_decoder(self.kind, model)
+        super().check_model(model, encoder)
+
+
+def _require_decoder(what: str, model: str) -> None:
+    """Raise ConfigError for a model without a decoder in addition to its encoder."""
+    if model != ENCODER_DECODER:
+        raise ConfigError(
+            f"{what} needs a decoder beside an encoder, such as a T5; add causal or unimae for a decoder-only model"
+        )
+
+
+class PairsOfDocuments(Section):
+    """Files of pairs, as ``gerund mine`` writes them."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    query: str = "text_a"
+    """Column or field of one side; of pairs with a title, the title."""
+    positive: str = "text_b"
+    """Column or field of the other side."""
+    opening: str = "opening"
+    """Column or field of the beginning of the document whose title ``query`` is; empty where it is no title."""
+    weight: str = "weight"
+    """Column or field of what the two texts' common substring weighs."""
+    threshold: int | None = Field(default=None, ge=1)
+    """Pairs that weigh less are left out; left out, all are taken."""
+    short_threshold: int | None = Field(default=None, ge=1)
+    """The same for two texts of fewer than ``short_characters`` each (GUR, section IV-A: 20, two Chinese characters,
+    with a ``threshold`` of 30); left out, ``threshold``."""
+
+    @model_validator(mode="after")
+    def _thresholds(self) -> Self:
+        if self.short_threshold is not None and self.short_threshold > (self.threshold or 0):
+            raise ValueError(f"short_threshold {self.short_threshold} is above threshold {self.threshold}")
+        return self
+
+
+class GurConfig(ContrastiveConfig):
+    """Pairs of one document, in one pass for language modelling and contrastive learning (GUR, equation 1)."""
+
+    work: ClassVar[str] = f"{_WORK}.gur.prepare"
+    trains_head: ClassVar[bool] = True
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
+    reads_pairs: ClassVar[bool] = True
+    seed_offset: ClassVar[int | None] = 80
+    renamed: ClassVar[Mapping[str, str]] = {"title_share": "title_fraction"}
+
+    kind: Literal["gur"]
+    pairs: PairsOfDocuments
+    batch_size: int = Field(default=64, ge=2)
+    """Pairs of one optimizer step; of short ones ``short_factor`` times as many."""
+    length: int = Field(default=128, ge=8)
+    """Longest text in tokens; of a longer one a random stretch is read."""
+    short_length: int | None = Field(default=None, ge=8)
+    """Pairs of two short texts make batches of their own, whose texts have at most so many tokens (GUR has 32); left
+    out, all pairs are read together."""
+    short_characters: int = Field(default=64, ge=1)
+    """A text of fewer characters is a short one; a pair is, where both are."""
+    short_factor: int = Field(default=4, ge=1)
+    """A batch of short pairs has so many times ``batch_size``."""
+    temperature: float = Field(default=0.1, gt=0)
+    """Similarities are divided by it."""
+    alpha: float = Field(default=1.0, ge=0)
+    """Weight of the contrastive loss beside language modelling; 0 leaves it out (the paper's GUR-CL)."""
+    lm: bool | None = None
+    """Whether the decoder writes what is hidden of both texts; false leaves that loss out and reads the same texts with
+    the same spans hidden (the paper's GUR-LM). Left out, it does where there is a decoder beside an encoder. A
+    decoder-only model reads whole texts, and has objectives of its own for language modelling, such as ``causal`` or
+    ``unimae``, in the same recipe."""
+    rate: float = Field(default=0.15, ge=0, lt=1)
+    """Fraction of the tokens that are hidden; 0, with ``lm`` false only, reads whole texts."""
+    spans: SpanLengths = "hump"
+    """How long hidden spans are: ``hump`` (equation 3), ``geometric`` (SpanBERT's) or ``t5``."""
+    title_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Beside the pairs of a batch, so many times their number of documents are read, at least one, whose titles are
+    to be written (document2title, section IV-A); with ``lm`` only. Left out, 0.1 where files have openings."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Numbers of a vector behind a non-linear projection head, which is kept with the model; GUR has 128. Left out,
+    as many as the base's head has, or 128 for an encoder-decoder model without one, and no head for others."""
+    variant: Literal["paper", "released"] | None = None
+    """Of the head: ``paper``, two linear maps with a ReLU between, or ``released``, that of the released code, gated
+    and normed. Left out, the base's, or ``paper``."""
+
+    @classmethod
+    def purpose_of(cls, settings: Mapping[str, Any]) -> Purpose:
+        """Return what these settings are for."""
+        return Purpose.WRITE if settings.get("alpha") == 0 else cls.purpose  # without the contrastive loss
+
+    @model_validator(mode="after")
+    def _heads_and_lengths(self) -> Self:
+        if self.projection is not None and self.dimensions is not None:
+            raise ValueError("projection is a head for training only, dimensions one that is kept: give one of them")
+        if self.short_length is not None and self.short_length > self.length:
+            raise ValueError(f"short_length {self.short_length} is above length {self.length}")
+        if self.lm is False and self.alpha == 0:
+            raise ValueError("with lm false and alpha 0 nothing is learned")
+        if self.rate == 0 and self.lm is not False:
+            raise ValueError("rate 0 hides nothing that could be written; it belongs to lm: false")
+        if self.lm is False and self.title_fraction:
+            raise ValueError("title_fraction is a fraction of texts whose titles are written, and lm is false")
+        return self
+
+    def check_model(self, model: str, encoder: "EncoderConfig") -> None:
+        """Raise ConfigError for ``lm`` without a decoder."""
+        if self.lm:
+            _require_decoder("gur with lm", model)
+        super().check_model(model, encoder)
+
+
+class DistillConfig(TextConfig, VectorConfig):
+    """A teacher's vectors are learned: by cosine, by distance, and by what is alike in a batch (distillation)."""
+
+    work: ClassVar[str] = f"{_WORK}.distill.prepare"
+    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    trains_head: ClassVar[bool] = True
+    purpose: ClassVar[Purpose] = Purpose.DISTIL
+    seed_offset: ClassVar[int | None] = 90
+    shortest_text: ClassVar[int] = 1
+
+    kind: Literal["distill"]
+    teacher: str = Field(min_length=1)
+    """What gives the vectors: a folder or hub id of a model that sentence-transformers or gerund reads, or a Parquet
+    file of ``gerund embed --keep-text``, whose texts are then those that are learned."""
+    teacher_prompt: str = ""
+    """Put before every text that the teacher reads, as ``query:`` for one that was trained so."""
+    unit: Literal["documents", "sentences"] = "sentences"
+    length: int = Field(default=128, ge=2)
+    batch_size: int = Field(default=64, ge=2)
+    cosine: float = Field(default=1.0, ge=0)
+    """Weight of one minus the cosine to the teacher's vector."""
+    mse: float = Field(default=0.0, ge=0)
+    """Weight of the squared distance to it."""
+    similarity: float = Field(default=1.0, ge=0)
+    """Weight of the divergence between the student's and the teacher's similarities within a batch."""
+    temperature: float = Field(default=0.05, gt=0)
+    """These similarities are divided by it."""
+    layers: list[int] = Field(default_factory=list)
+    """Layers, counted from 1, whose pooled states learn the teacher's vectors too, through linear heads that are not
+    kept; left out, only the last state does."""
+    layer_weight: float = Field(default=0.5, gt=0)
+    """What the mean loss of these layers counts beside the last state's."""
+    matryoshka: list[int] = Field(default_factory=list)
+    """Further numbers of dimensions: the first so many numbers of a vector learn the teacher's similarities too, so
+    that shortened vectors keep more of what whole ones know (Kusupati et al. 2022). Needs ``similarity``."""
+    token_vectors: bool = False
+    """Whether the head adds a vector for each token, the mean over the text. They are fitted to the teacher before the
+    first step, by least squares over all texts, so that the language model has to learn only what they miss."""
+    word_vectors: int = Field(default=0, ge=0)
+    """How many words at most, the commonest of the texts, have a vector of their own that is added too, whatever their
+    case and however many tokens they are made of. They are fitted together with those of the tokens, rounded to 8 bits
+    a number, and stay as they are. Needs ``token_vectors``."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if not (self.cosine or self.mse or self.similarity):
+            raise ValueError("with cosine, mse and similarity all 0 nothing is learned")
+        if self.layers and not (self.cosine or self.mse):
+            raise ValueError("layers learn by cosine and mse, which are both 0")
+        if self.matryoshka and not self.similarity:
+            raise ValueError("matryoshka trains shortened vectors by similarity, which is 0")
+        if self.word_vectors and not self.token_vectors:
+            raise ValueError("word_vectors are fitted together with token_vectors, which are off")
+        if any(size < 1 for size in self.matryoshka):
+            raise ValueError(f"matryoshka has numbers of dimensions, above 0, not {self.matryoshka}")
+        if len(set(self.layers)) < len(self.layers) or any(layer < 1 for layer in self.layers):
+            raise ValueError(f"layers are counted from 1, each named once, not {self.layers}")
+        return self
+
+    @property
+    def file(self) -> Path | None:
+        """The Parquet file of the teacher's vectors, where they are given so."""
+        return Path(self.teacher) if self.teacher.lower().endswith(".parquet") else None
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return self.file is None
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError after an objective that trains the same head, and for a prompt with a file of vectors."""
+        super().check(recipe)
+        before = recipe.objectives[: [own.kind for own in recipe.objectives].index(self.kind)]
+        other = next((own.kind for own in before if own.trains_vectors), None)
+        if other is not None:
+            raise ValueError(f"distill makes the head that {other} trains too: list it first")
+        if self.file is not None and self.teacher_prompt:
+            raise ValueError(f"{self.teacher} has vectors that are made already; teacher_prompt is for a model")
+
+
+class RankgenConfig(VectorConfig):
+    """An encoder that scores continuations of a prefix (RankGen, section 2.2)."""
+
+    work: ClassVar[str] = f"{_WORK}.rankgen.prepare"
+    purpose: ClassVar[Purpose] = Purpose.SCORE
+    seed_offset: ClassVar[int | None] = 60
+
+    kind: Literal["rankgen"]
+    passages: list[Path] = Field(min_length=1)
+    """What ``gerund negatives`` made: folders or files, relative to ``data.folder``."""
+    validation: list[Path] = Field(default_factory=list)
+    """What it made of other documents, which is measured at every evaluation."""
+    negatives: Literal["both", "inbook", "generative"] = "both"
+    """``inbook``: the other continuations of the batch, which is from one document. ``generative``: the generated (and
+    hard) ones of the batch. ``both``: all of them. With the last two, passages that have none are left out."""
+    batch_size: int = Field(default=64, ge=2)
+    length: int = Field(default=512, ge=2)
+    """Longest prefix in tokens, marker and special tokens included; of a longer one the end is kept."""
+    continuation_length: int = Field(default=128, ge=2)
+    """Longest continuation in tokens, marker and special tokens included."""
+    prefix_marker: str = "pre "
+    """Put before prefixes."""
+    continuation_marker: str = "suffi "
+    """Put before continuations."""
+    similarity: Similarity = "dot"
+    """``dot``, as in the paper, or ``cosine``."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Scores are divided by it."""
+    projection: bool = True
+    """Whether a linear map without bias makes a state into a vector; it is kept with the model."""
+
+    @model_validator(mode="after")
+    def _texts_may_differ(self) -> Self:
+        if self.similarity == "cosine" and self.temperature == 1.0:
+            raise ValueError("similarity cosine needs a temperature, such as 0.05: cosines lie between -1 and 1")
+        return self
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return False
+
+
+OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
+    CausalConfig,
+    MntpConfig,
+    MsgConfig,
+    UnimaeConfig,
+    SimcseConfig,
+    SsclConfig,
+    SupervisedConfig,
+    SpanConfig,
+    GurConfig,
+    DistillConfig,
+    RankgenConfig,
+)
+"""The objectives that recipes know."""
+
+
+def class_of(kind: Any) -> type[ObjectiveConfig] | None:
+    """Return the objective of a name; None where there is none."""
+    return next((objective for objective in OBJECTIVES if objective.name() == kind), None)
+
+
+def parse_objective(value: Any) -> ObjectiveConfig:
+    """Validate the settings of an objective, which its ``kind`` names."""
+    return value if isinstance(value, ObjectiveConfig) else _union(OBJECTIVES).validate_python(value)
+
+
+@lru_cache(maxsize=8)
+def _union(classes: tuple[type[ObjectiveConfig], ...]) -> TypeAdapter[ObjectiveConfig]:
+    union: Any = Annotated[Union[classes], Field(discriminator="kind")]  # noqa: UP007  # of a tuple
+    return TypeAdapter(union)
+
+
+def renamed_fields(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe, as they were written down earlier, under the names that fields have now."""
+    renamed = {objective.name(): objective.renamed for objective in OBJECTIVES}
+    objectives = [
+        {renamed.get(objective.get("kind"), {}).get(key, key): value for key, value in objective.items()}
+        for objective in settings["objectives"]
+    ]
+    return {**settings, "objectives": objectives}
