@@ -232,7 +232,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"base": "llama", "lm": True}, "gur with lm needs a decoder beside an encoder"),
+            ({"base": "llama", "lm": True}, "gur with lm needs an encoder and a decoder"),
             ({"base": "llama", "objectives": [{"kind": "span_corruption"}]}, "span_corruption needs a decoder beside"),
             ({"objectives": [{"kind": "causal", "length": 32}]}, "causal is for decoder-only models"),
             ({"encoder": {"attention": "causal"}}, "looks both ways"),

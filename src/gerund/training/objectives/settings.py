@@ -241,9 +241,9 @@ class CausalConfig(ObjectiveConfig):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.decay_length is not None and (self.batch_size * self.length) % self.decay_length:
-            raise ValueError(f"decay_length {self.decay_length} does not divide the {self.batch_size * self.length} "
-                             "tokens of a batch")  # fmt: skip
+        tokens = self.batch_size * self.length
+        if self.decay_length is not None and tokens % self.decay_length:
+            raise ValueError(f"decay_length {self.decay_length} does not divide the {tokens} tokens of a batch")
         return self
 
     @property
@@ -264,9 +264,8 @@ class CausalConfig(ObjectiveConfig):
     def check_processes(self, processes: int) -> None:
         """Raise ConfigError if so many processes can't share the blocks of a step."""
         super().check_processes(processes)
-        long = self.decay_length
-        if long is not None and (self.batch_size * self.length) % (long * processes):
-            blocks = self.batch_size * self.length // long
+        blocks = self.batch_size * self.length // (self.decay_length or self.length)
+        if blocks % processes:
             raise ConfigError(f"{self.kind}: {processes} processes cannot share {blocks} blocks of the decay")
 
 
@@ -532,11 +531,10 @@ class SpanConfig(TextConfig):
         super().check_model(model, encoder)
 
 
-def _require_decoder(what: str, model: str) -> None:
-    """Raise ConfigError for a model without a decoder in addition to its encoder."""
+def _require_decoder(name: str, model: str) -> None:
     if model != ENCODER_DECODER:
         raise ConfigError(
-            f"{what} needs a decoder beside an encoder, such as a T5; add causal or unimae for a decoder-only model"
+            f"{name} needs an encoder and a decoder, such as a T5; add causal or unimae for a decoder-only model"
         )
 
 
@@ -791,13 +789,3 @@ def parse_objective(value: Any) -> ObjectiveConfig:
 def _union(classes: tuple[type[ObjectiveConfig], ...]) -> TypeAdapter[ObjectiveConfig]:
     union: Any = Annotated[Union[classes], Field(discriminator="kind")]  # noqa: UP007  # of a tuple
     return TypeAdapter(union)
-
-
-def renamed_fields(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe, as they were written down earlier, under the names that fields have now."""
-    renamed = {objective.name(): objective.renamed for objective in OBJECTIVES}
-    objectives = [
-        {renamed.get(objective.get("kind"), {}).get(key, key): value for key, value in objective.items()}
-        for objective in settings["objectives"]
-    ]
-    return {**settings, "objectives": objectives}
