@@ -25,13 +25,13 @@ from transformers.activations import NewGELUActivation
 
 import gerund
 import harness
+from gerund.language_model import LanguageModel
 from gerund.models.t5_scorer import T5EncoderWithProjection
 from gerund.scoring.dual_encoder import DualScorer, VectorScorer
 from gerund.scoring.t5 import T5Scorer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.sampling import Rerank, Sampling
-from gerund.text_encoder import TextEncoder
 from inputs import bundled_tokenizer
 from results import Column, Row, Table
 
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
         lm, scorer = models(Path(folder), options.layers, options.width)
     prefix = lm.tokenizer.decode(lm.tokenizer(TEXT * 20)["input_ids"][:PREFIX_TOKENS], skip_special_tokens=True)
     half = T5Scorer(scorer.model, scorer.tokenizer, "bfloat16", autocast=torch.bfloat16)
-    own = DualScorer(TextEncoder(lm.model, lm.tokenizer, END_TOKEN), projection_DD=None, name="own")
+    own = DualScorer(LanguageModel(lm.model, lm.tokenizer, END_TOKEN), projection_DD=None, name="own")
     rows: list[Row] = []
     apart = 0.0
     for title, peer_scorer, scorers in (

@@ -9,6 +9,7 @@ import pytest
 import gerund
 from gerund.errors import ConfigError
 from gerund.language_model import LanguageModel
+from gerund.scoring.dual_encoder import _for_scoring
 from gerund.seq2seq_model import Seq2SeqModel
 from tests.tiny import save_tiny_t5
 
@@ -44,8 +45,8 @@ def test_a_copy_is_the_same_model_in_the_same_memory(tiny_folder):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda lm: LanguageModel(lm.model, lm.tokenizer), "a model in memory is not pickled: only a model that"),
-        (lambda lm: lm.for_job("infill", lm.encoder), "is not pickled"),
+        (lambda lm: LanguageModel(lm.model, lm.tokenizer), "a model in memory can't be pickled: only models from"),
+        (lambda lm: _for_scoring(lm, lm.encoder), "can't be pickled"),
         (
             lambda lm: lm.with_encoder(gerund.EncoderConfig(transform="all-but-the-top")).fitted(list("abcdefgh")),
             "has no spec; save it first",

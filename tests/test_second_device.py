@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def open_model(folder, monkeypatch):
     # The CPU's own arithmetic would be compared with bfloat16, for which the second device has no autocast.
-    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    monkeypatch.setattr("gerund.language_model.choose_autocast", lambda runtime: None)
     return lambda device, **options: gerund.load(folder, device=device, **options)
 
 
@@ -92,7 +92,7 @@ ADAPTED = {
 @pytest.mark.usefixtures("bundled")
 @pytest.mark.parametrize("verb", ADAPTED)
 def test_verb_with_an_adapter(monkeypatch, verb):
-    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    monkeypatch.setattr("gerund.language_model.choose_autocast", lambda runtime: None)
     expected = ADAPTED[verb](gerund.load(device="cpu", dtype="float32"))
     with SecondDevice():
         lm = gerund.load(device=DEVICE.type, dtype="float32")
@@ -178,7 +178,7 @@ def test_a_trained_scorer(open_model):
 
 def same_there(monkeypatch, place, more, near):
     """Compare vectors, and what else a function of the model gives, on the processor and there."""
-    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    monkeypatch.setattr("gerund.language_model.choose_autocast", lambda runtime: None)
 
     def results(device):
         lm = gerund.load(place, device=device)

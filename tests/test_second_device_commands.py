@@ -90,7 +90,7 @@ COMMANDS = (embedded, evaluated, found, continued, written, inspected, diagnosed
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda one: one.__name__)
 def test_command(folder, tmp_path, monkeypatch, command):
     # The CPU's own arithmetic would be compared with bfloat16, for which the second device has no autocast.
-    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    monkeypatch.setattr("gerund.language_model.choose_autocast", lambda runtime: None)
 
     def results(device):
         def run(*arguments):
@@ -142,7 +142,7 @@ ROUTES = {
 @pytest.mark.slow
 def test_every_route_of_the_server(tmp_path, monkeypatch):
     conftest = pytest.importorskip("tests.server.conftest", reason="needs gerund[serve]")
-    monkeypatch.setattr("gerund.encoder_model.choose_autocast", lambda runtime: None)
+    monkeypatch.setattr("gerund.language_model.choose_autocast", lambda runtime: None)
     place = conftest.save_served(tmp_path / "model")
 
     def answers(device):

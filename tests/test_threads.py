@@ -37,7 +37,7 @@ def test_reading_another_way_beside_generation_and_encoding(monkeypatch: pytest.
     lm = LanguageModel(tiny("llama", vocab_size=len(tokenizer)), tokenizer)
     # Every plan is verified each time, as if it were new.
     monkeypatch.setattr("gerund.attention.probe._verified", {})
-    monkeypatch.setattr("gerund.encoder_model.verify_once", gerund.attention.probe.verify)
+    monkeypatch.setattr("gerund.language_model.verify_once", gerund.attention.probe.verify)
     expected_texts, expected_vectors = lm.generate(TEXTS, 4, SAMPLED), lm.encode(TEXTS)
     expected_span = lm.infill("the [blank] in", lengths=[2])
     ends = time.monotonic() + SECONDS

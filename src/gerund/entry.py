@@ -4,11 +4,10 @@ Knows: what the user may say. Does not know: which setting wins, or what is done
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gerund.checks import read_sample
 from gerund.errors import ConfigError, DataError
-from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
@@ -23,7 +22,6 @@ from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_settings
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import LoadKeywords, ModelSpec, takes
 from gerund.settings.templates import NO_TRANSFORM
-from gerund.text_encoder import TextEncoder
 
 
 @takes(LoadKeywords)
@@ -57,9 +55,7 @@ def load(
     spec = ModelSpec.of(model, **settings)
     texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec, token)
-    # Both have the verbs of `GenerativeModel`. A union as the return type would have everybody who loads a decoder-only
-    # model ask first whether it is one.
-    kind = cast("type[LanguageModel]", Seq2SeqModel if opened.is_seq2seq else LanguageModel)
+    kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
     lm.fills_gaps = opened.fills_gaps
@@ -77,7 +73,7 @@ def load(
     return lm.fitted(texts)
 
 
-GenerativeModel.loader = staticmethod(load)
+LanguageModel.loader = staticmethod(load)
 
 
 def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
@@ -93,13 +89,13 @@ def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
     return saved is not None and saved.with_defaults(lm.n_layers) == lm.encoder.with_defaults(lm.n_layers)
 
 
-def _saved_config(lm: TextEncoder, folder: Path) -> EncoderConfig | None:
+def _saved_config(lm: LanguageModel, folder: Path) -> EncoderConfig | None:
     """Return how ``gerund.json`` in a folder says that a model of this kind is read; None where there is none."""
     saved = read_saved(folder)
     return None if saved is None else saved.applied_to(default_encoder_config(lm.model.config))
 
 
-def _demand_same_weights(lm: TextEncoder, other: str | Path) -> None:
+def _demand_same_weights(lm: LanguageModel, other: str | Path) -> None:
     """Refuse what was trained from other weights; of a bare PEFT folder nothing is known."""
     if (Path(other) / ADAPTER_FILES[0]).is_file():
         return

@@ -1,123 +1,926 @@
-"""``LanguageModel``: a decoder-only model that writes and encodes; each verb one call into the rest.
+"""``LanguageModel``: one language model that generates, embeds, infills and re-ranks.
 
-Knows: which function does what. Does not know: how any of it is done.
+The public class. Its methods check what they are given and call ``inference`` and ``scoring``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any, Unpack
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, get_args
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.checks import check_texts
+from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
+from gerund.attention.probe import verify_once
+from gerund.checks import check_candidates, check_dimensions, check_texts, flag, flag_or_none, one_of
 from gerund.errors import ConfigError
-from gerund.generative_model import GenerativeModel
-from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.prompts import Prompt, plain_text, prompt_text
+from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode import spans as text_spans
+from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
+from gerund.inference.encode.runtime import choose_autocast, in_int8
+from gerund.inference.encode.spans import WordPooling, word_vectors
+from gerund.inference.encode.texts import (
+    demand_fitted,
+    final_vectors,
+    template_tokens,
+    text_tokens,
+    with_usage,
+    word_states,
+)
+from gerund.inference.generate import generation
+from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.prompts import (
+    Prompt,
+    check_conversation,
+    check_prompts,
+    plain_text,
+    prompt_ids,
+    prompt_text,
+)
 from gerund.inference.generate.reranking import Judge, search, stream_search
-from gerund.inference.generate.sequence import Piece
+from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
-from gerund.inference.infill import infilling
+from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
+from gerund.inference.infill import expansion, infilling
 from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling, untrained_to_fill
 from gerund.inference.likelihood import SpanMode, SpannedText, span_logprobs
+from gerund.inference.tokens import Empty, Overflow, Tokens
+from gerund.jobs.checkpoints import ShardCheckpoint
+from gerund.jobs.files import atomic_folder
+from gerund.models import loading
+from gerund.models.adapters import Adapters, base_state, load_adapters
+from gerund.models.architectures import is_encoder_decoder
+from gerund.models.encoder_settings import write_settings
+from gerund.models.fingerprint import fingerprint
+from gerund.models.hash_cache import CachedWeightsHash, cache_passed_probe, probe_key, probe_passed
+from gerund.models.heads import ProjectionHead
+from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, truncation, unit
 from gerund.progress import say_once
+from gerund.quantization import Precision, check_precision, quantize
+from gerund.scoring import relevance
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
+from gerund.scoring.names import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
 from gerund.scoring.registry import find_scorer
-from gerund.settings.aliases import takes_aliases
-from gerund.settings.encoder import ExportFormat
+from gerund.settings.aliases import EncodeAliases, TokenAliases, VectorAliases, same_keywords, takes_aliases
+from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, Job, vectors_alike
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.sampling import Rerank, Sampling
-from gerund.types import Ranked
+from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText, layer_numbers, rerouted_layers
+from gerund.types import EncodeResult, Generation, Infill, Ranking, Scorer
 
 if TYPE_CHECKING:
     from gerund.exporting.formats import Export
 
+Output = Literal["numpy", "torch"]
+OutputValue = Literal["sentence_embedding", "token_embeddings"]
 
-class LanguageModel(GenerativeModel):
-    """One language model that writes and encodes with the same weights.
+# Sampling for ranked completions and expansions where you pass none (RankGen, section 3.2).
+NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
 
-    Made by ``gerund.load``. ``model`` is the Hugging Face module, untouched: without a plan in the call its
-    logits are bit-equal to those of plain transformers in the same dtype. Safe to use from several threads at once.
+_attaching = Lock()  # two encoders of the same model must not both register its hooks
+
+
+class LanguageModel:
+    """One language model that generates text and embeds it with the same weights; ``gerund.load`` makes it.
+
+    Without a plan in the call, ``model`` is bit-identical to plain transformers in the same dtype. Safe to use from
+    several threads at once.
 
     Attributes:
         model: the Hugging Face causal language model.
         tokenizer: its tokenizer; batches are padded on its ``padding_side``.
-        encoder: how the model is read as an encoder.
+        encoder: the encoder settings.
         name: what it was loaded from.
-        runtime: model, settings and resolved plan together, as the functions of ``inference`` take them.
+        runtime: model, settings and resolved plan, as the functions of ``inference`` take them.
+        n_layers: number of decoder layers.
+        adapters: its PEFT adapters, each active for its jobs only.
+        head: projects the pooled states; None without one.
+        transform: the fitted transform of the vectors; None without one.
     """
+
+    job: Job = "encode"
+    """Whose adapter is active in ``encode``."""
+    scorer: DualScorer | None = None
+    """The model's own scorer of continuations, where it was trained to be one."""
+    fills_gaps: bool | None = None
+    """Whether the model or its infilling adapter is known to be trained to infill; None for a model made in memory."""
+    load_again: Callable[[ModelSpec], Any] | None = None
+    """Loads a model by its spec; set by ``gerund.load``."""
+    loader: ClassVar[Callable[..., Any]]
+    """``gerund.load``, which sets itself here: this module can't import it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: EncoderConfig | None = None,
+        *,
+        name: str = "a model in memory",
+        adapters: Adapters | None = None,
+        autocast: bool = False,
+        int8: bool = False,
+        head: ProjectionHead | None = None,
+        transform: Transform | None = None,
+        spec: ModelSpec | None = None,
+        stamp: str | None = None,
+    ) -> None:
+        """Wrap a model that is in memory, and verify that its attention plan is applied in every layer.
+
+        Args:
+            model: a Hugging Face decoder-only language model.
+            tokenizer: its tokenizer.
+            encoder: the encoder settings; None for the default plan.
+            name: the model's name in messages.
+            adapters: PEFT adapters to put into the model.
+            autocast: encode float32 weights in bfloat16 where that is fast and accurate enough.
+            int8: encode in 8 bits, on a processor with instructions for it.
+            head: projects the pooled states.
+            transform: what ``encoder.transform`` was fitted to; None where it was not fitted yet (see ``fitted``).
+            spec: what it was loaded by; None for a model made in memory.
+            stamp: the key under which the hash of its files is cached (``hash_cache``); None computes it.
+
+        Raises:
+            UnsupportedModelError: the plan is not applied in every layer.
+            ConfigError: the plan needs more layers, or the transform can't be used in 8 bits.
+            ModelError: in 8 bits the vectors would be too inaccurate.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoder = encoder or EncoderConfig()
+        self.name = name
+        self.adapters = adapters or Adapters()
+        self.head = head
+        self._spec = spec
+        self.n_layers = self._attach()
+        plan = self.encoder.attention.resolve(self.n_layers)
+        if self.adapters.folders:
+            load_adapters(model, self.adapters.by_name)
+        self._weights = CachedWeightsHash(self._hashed_part(), stamp)
+        self._verify(plan)
+        _check_layers(self.encoder, self.n_layers)
+        runtime = encoding.EncoderRuntime(
+            model,
+            tokenizer,
+            self.encoder,
+            plan,
+            sends_plan=self._sends_plan(plan, self.encoder),
+            adapter=self.adapters.name(self.job),
+            head=head,
+            transform=transform,
+        )
+        self.runtime = _truncating(runtime)
+        self.transform = self.runtime.transform
+        # A fitted transform scales small directions up, and their rounding errors with them.
+        is_fitted = self.encoder.transform.split("-")[0] not in (NO_TRANSFORM, TRUNCATE)
+        if autocast and not is_fitted:
+            self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
+        if int8:
+            if is_fitted:
+                raise _too_coarse(self.encoder.transform)
+            self.runtime = in_int8(self.runtime, name)
+
+    def _attach(self) -> int:
+        """Prepare the model for attention plans, and return the number of its layers."""
+        layers = decoder_layers(self.model)
+        with _attaching:
+            attach(self.model)
+            attach_streams(layers)
+        return len(layers)
+
+    def _verify(self, plan: ResolvedPlan) -> None:
+        """Verify that the plan is applied in every layer, unless that is cached for these files."""
+        key, files = None, self._weights.files_key
+        if files is not None:
+            key = probe_key(files, self.model, plan, adapters=" ".join(map(self.adapters.hash, JOBS)))
+        if key is not None and probe_passed(key):
+            return
+        verify_once(self.model, plan)
+        if key is not None:
+            cache_passed_probe(key)
+
+    @staticmethod
+    def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
+        # A causal pass needs no plan, so architectures without support for plans still encode causally.
+        return not plan.is_causal or encoder.reads_beside
+
+    def _hashed_part(self) -> PreTrainedModel:
+        """Return the part of the model that the vectors depend on."""
+        return self.model
+
+    @classmethod
+    def from_pretrained(cls, model: Any = None, **settings: Any) -> Any:
+        """Load a model as ``gerund.load`` does, under transformers' name; the arguments are the same."""
+        return cls.loader(model, **settings)
 
     def __repr__(self) -> str:
         plan = self.encoder.attention.label(self.n_layers)
-        return f"<LanguageModel {self.name}: {plan}, {self.encoder.pooling}, {self.dimensions} dimensions>"
+        return f"<{type(self).__name__} {self.name}: {plan}, {self.encoder.pooling}, {self.dimensions} dimensions>"
 
-    def _search(
+    def __reduce__(self) -> tuple[Callable[[ModelSpec], Any], tuple[ModelSpec]]:
+        """Pickle the spec, by which another process loads the model."""
+        if self.load_again is None or self.job != LanguageModel.job:
+            raise ConfigError(f"{self.name} can't be pickled: only models from gerund.load can, by their spec")
+        return self.load_again, (self.spec,)
+
+    def __copy__(self) -> Self:
+        # Not by __reduce__: a copy is the same model in the same memory.
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The spec that loads this model again: its source, and every encoder setting resolved.
+
+        Raises:
+            ConfigError: the model was made in memory.
+        """
+        if self._spec is None:
+            raise ConfigError(f"{self.name} was not loaded from a folder or the hub, so it has no spec; save it first")
+        return self._spec.with_encoder(self.encoder, self.n_layers)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's weights."""
+        return self.runtime.device
+
+    @property
+    def dimensions(self) -> int:
+        """Size of a full vector."""
+        return self.runtime.width
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest text in tokens that ``encode`` reads, prompt and special tokens included."""
+        return self.runtime.max_length
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """``max_length`` by sentence-transformers' name; to change it, load the model with ``max_length``."""
+        return self.max_length
+
+    def get_embedding_dimension(self) -> int:
+        """Return ``dimensions``, by sentence-transformers' name."""
+        return self.dimensions
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return ``dimensions``, by sentence-transformers' older name."""
+        return self.dimensions
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that ``encode`` computes in; the weights keep their own."""
+        if self.runtime.int8:
+            return torch.int8
+        return self.runtime.autocast or self.model.dtype
+
+    def with_encoder(self, encoder: EncoderConfig) -> Self:
+        """Return the same model, in the same memory, with other encoder settings.
+
+        A head's shared space and the model's own scorer are dropped where they were trained for the old settings.
+
+        Raises:
+            UnsupportedModelError: the plan is not applied in every layer.
+            ConfigError: the plan needs more layers.
+        """
+        if not isinstance(encoder, EncoderConfig):
+            raise ConfigError(
+                f"encoder must be an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}"
+            )
+        plan = encoder.attention.resolve(self.n_layers)
+        self._verify(plan)
+        _check_layers(encoder, self.n_layers)
+        other = copy(self)
+        other.encoder = encoder
+        same_vectors = vectors_alike(encoder, self.encoder)
+        other.head = self.head if self.head is None or same_vectors else self.head.without_space()
+        runtime = replace(
+            self.runtime,
+            head=other.head,
+            config=encoder,
+            plan=plan,
+            sends_plan=self._sends_plan(plan, encoder),
+            transform=self.transform if same_vectors else None,
+        )
+        other.runtime = _truncating(runtime)
+        other.transform = other.runtime.transform
+        if encoder != self.encoder and self.scorer is not None and not self.scorer.has_own_config:
+            other.scorer = None
+        return other
+
+    def fitted(self, texts: Sequence[str], prompt: str | None = None, *, prompt_name: str | None = None) -> Self:
+        """Return the same model with its ``transform`` fitted on the vectors of texts; they need no labels.
+
+        ``texts`` is a sample of what you are going to encode; whitening needs more texts than a vector has dimensions.
+        The prompts are those of ``encode``.
+
+        Raises:
+            ConfigError: the encoder settings name no transform, or the sample is too small for it.
+
+        >>> lm = gerund.load(transform="all-but-the-top").fitted(["a cat", "a dog", "a house", "rain", "snow", "hail"])
+        >>> lm.transform.name
+        'all-but-the-top'
+        """
+        if self.encoder.transform == NO_TRANSFORM:
+            raise ConfigError("there is no transform to fit; set one, such as transform='whitening'")
+        plain = self.with_encoder(replace(self.encoder, transform=NO_TRANSFORM))
+        sample = [text for text in check_texts(texts) if text.strip()]
+        place = {text: index for index, text in enumerate(dict.fromkeys(sample))}
+        vectors = np.zeros((0, self.dimensions))
+        if sample:
+            vectors = plain.encode(list(place), prompt, False, prompt_name=prompt_name)
+        return self._with_transform(fit(self.encoder.transform, vectors[[place[text] for text in sample]]))
+
+    def _with_transform(self, transform: Transform) -> Self:
+        if self.runtime.int8:
+            raise _too_coarse(self.encoder.transform)
+        other = copy(self)
+        other.transform = transform
+        other.runtime = replace(self.runtime, transform=transform, autocast=None)
+        if self._spec is not None and self._spec.sample is None:
+            other._spec = None  # no spec can fit it again
+        return other
+
+    def rerouting_layers(self, texts: Sequence[str]) -> str:
+        """Return the layers in which KV-Embedding would reroute, as ``reroute`` spells them.
+
+        They are chosen by the intrinsic dimension of the tokens' states under plain causal attention (Tang and Yang,
+        2026, section 3.2.3). ``texts`` is a sample of what you are going to encode, some hundred or more.
+
+        Raises:
+            DataError: the texts have too few tokens.
+
+        >>> lm = gerund.load(attention="causal", adapter="none")
+        >>> texts = ["The train was late because of the snow.", "A cat sleeps by the fire.", "Rates rose again."]
+        >>> layers = lm.rerouting_layers([f"{one} {other}" for one in texts for other in texts])
+        >>> lm = gerund.load(attention="causal", adapter="none", template="kv-embedding", reroute=layers)
+        """
+        plain = self.with_encoder(EncoderConfig(AttentionPlan("causal"), max_length=self.encoder.max_length)).runtime
+        tokens = [text for text in text_tokens(plain, check_texts(texts), empty="zeros") if text is not None]
+        return "+".join(map(str, chosen_layers(layer_dimensions(plain, tokens))))
+
+    def fingerprint(self, dimensions: int | None = None) -> str:
+        """Return the fingerprint of the encoder, 16 hexadecimal digits: it changes when the vectors do.
+
+        Covers weights, adapter, plan, pooling, prompts and ``dimensions``. Store it with embeddings, and don't mix
+        embeddings of two fingerprints.
+        """
+        check_dimensions(dimensions)
+        if dimensions == self.dimensions:
+            dimensions = None
+        return fingerprint(self.weights_hash, self.adapter_hash, self.encoder, self.n_layers, dimensions=dimensions)
+
+    @property
+    def space(self) -> str:
+        """Identifies the space of the vectors; vectors of two encoders with the same space can be compared.
+
+        It is the fingerprint of the teacher that the encoder was trained to agree with, or else its own. The bundled
+        model's is that of its teacher, unless you change its encoder settings:
+
+        >>> lm = gerund.load()
+        >>> lm.space == lm.fingerprint()
+        False
+        >>> lm = gerund.load(attention="causal")
+        >>> lm.space == lm.fingerprint()
+        True
+        """
+        declared = None if self.head is None else self.head.settings.space
+        return declared or self.fingerprint()
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash of the base weights, on which all generated text depends."""
+        return self._weights.value()
+
+    @property
+    def adapter_hash(self) -> str:
+        """Hash of the encoder's adapter, projection head and transform; empty without any of them."""
+        fitted = (part.fingerprint for part in (self.head, self.transform) if part is not None)
+        return self.adapters.hash(self.job) + "".join(fitted)
+
+    @takes_aliases
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        output: Output = "numpy",
+        *,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+        kept: ShardCheckpoint | None = None,
+        prompt_name: str | None = None,
+        precision: Precision = "float32",
+        ranges: np.ndarray | None = None,
+        batch_size: int | None = None,
+        output_value: OutputValue = "sentence_embedding",
+        **aliases: Unpack[EncodeAliases],
+    ) -> Any:
+        """Embed texts.
+
+        Args:
+            texts: one text or many.
+            prompt: a text put before every text and not pooled; None for the encoder's default.
+            normalize: whether vectors get length 1; None for the encoder's setting.
+            dimensions: keep only the first ``dimensions`` values of each vector (then normalize again).
+            batch_tokens: tokens per batch, padding included; None chooses by device. When memory runs out, batches
+                are halved automatically.
+            show_progress: None shows a bar on a terminal.
+            output: ``numpy`` or ``torch``.
+            empty: ``error``, or ``zeros`` for a zero vector where a text is empty.
+            overflow: ``truncate`` cuts over-long texts at their end, with one warning; or ``error``.
+            kept: where finished batches are stored, so that an interrupted run resumes with the same vectors.
+            prompt_name: the name of one of the encoder's prompts, used instead of ``prompt``.
+            precision: ``float32``, or fewer bits per value: ``int8``, ``uint8``, ``binary``, ``ubinary`` (see
+                ``gerund.quantization``, which searches such vectors).
+            ranges: for ``int8`` and ``uint8`` the smallest and largest value of each dimension ``(2, dimensions)``,
+                from ``ranges_of``; None for those of these texts.
+            batch_size: texts per batch at most; None leaves it to ``batch_tokens``. Both limits apply.
+            output_value: ``token_embeddings`` returns what ``encode_tokens`` does: one array per text.
+            aliases: sentence-transformers' names: ``normalize_embeddings`` is ``normalize``, ``truncate_dim`` is
+                ``dimensions``, ``show_progress_bar`` is ``show_progress``, ``convert_to_tensor=True`` is
+                ``output="torch"`` and ``convert_to_numpy=True`` is ``output="numpy"``.
+
+        Returns:
+            ``(n, dimensions)`` float32 in the order of ``texts``; ``(dimensions,)`` for a single string. In bits, an
+            eighth of the values.
+
+        Raises:
+            TextError: a text is empty, too long, or not a string.
+            ConfigError: an unknown setting, an impossible number, or a setting together with its alias.
+
+        >>> lm = gerund.load()
+        >>> lm.encode(["a cat", "a dog"]).shape == (2, lm.dimensions)
+        True
+        """
+        del aliases  # takes_aliases has replaced them
+        one_of("output", output, get_args(Output))
+        one_of("output_value", output_value, get_args(OutputValue))
+        if output_value == "token_embeddings":
+            only_texts = {"dimensions": dimensions is not None, "precision": precision != "float32"}
+            if given := next((name for name, is_given in only_texts.items() if is_given), None):
+                raise ConfigError(f"{given} is for vectors of texts; leave it out with output_value={output_value!r}")
+            settings: dict[str, Any] = {"empty": empty, "overflow": overflow, "prompt_name": prompt_name}
+            limits = (bool(normalize), batch_tokens, show_progress)
+            states = self.encode_tokens(texts, prompt, *limits, **settings, batch_size=batch_size)
+            listed = [torch.from_numpy(state) for state in states] if output == "torch" else states
+            return listed[0] if isinstance(texts, str) else listed
+        normalize = flag_or_none("normalize", normalize)
+        show_progress = flag_or_none("show_progress", show_progress)
+        check_precision(precision)
+        check_dimensions(dimensions, self.dimensions)
+        tokens = template_tokens(self.runtime, texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept, batch_size)
+        if precision != "float32" and len(vectors):
+            vectors = quantize(vectors, precision, ranges)
+        if isinstance(texts, str):
+            vectors = vectors[0]
+        return torch.from_numpy(vectors) if output == "torch" else vectors
+
+    @same_keywords(encode)
+    def encode_query(self, texts: str | Sequence[str], *arguments: Any, **keywords: Any) -> Any:
+        """Embed queries: ``encode`` with the encoder's prompt named ``query``, if it has one.
+
+        The arguments are those of ``encode``; a prompt that you pass is used instead.
+
+        >>> lm = gerund.load(prompts={"query": "Question: "})
+        >>> vector = lm.encode_query("how do I bake bread?")
+        >>> bool((vector == lm.encode("how do I bake bread?", prompt_name="query")).all())
+        True
+        """
+        return self.encode(texts, *arguments, **self._with_prompt_of("query", arguments, keywords))
+
+    @same_keywords(encode)
+    def encode_document(self, texts: str | Sequence[str], *arguments: Any, **keywords: Any) -> Any:
+        """Embed documents: ``encode`` with the encoder's prompt named ``document``, if it has one."""
+        return self.encode(texts, *arguments, **self._with_prompt_of("document", arguments, keywords))
+
+    def _with_prompt_of(self, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+        """Return keywords of ``encode`` with the prompt of this name, unless a prompt was passed."""
+        given = (*arguments[:1], keywords.get("prompt"), keywords.get("prompt_name"))
+        if name not in self.encoder.prompts or any(prompt is not None for prompt in given):
+            return keywords
+        return {**keywords, "prompt_name": name}
+
+    @takes_aliases
+    def encode_with_usage(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+        kept: ShardCheckpoint | None = None,
+        prompt_name: str | None = None,
+        **aliases: Unpack[VectorAliases],
+    ) -> EncodeResult:
+        """Embed texts as ``encode`` does, and return how many tokens each had and which were truncated."""
+        del aliases  # takes_aliases has replaced them
+        check_dimensions(dimensions, self.dimensions)
+        tokens = template_tokens(self.runtime, texts, prompt, empty, overflow, prompt_name=prompt_name)
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept)
+        return with_usage(vectors, tokens)
+
+    def _vectors_of(
+        self,
+        tokens: Sequence[Sequence[Tokens | None]],
+        normalize: bool | None,
+        dimensions: int | None,
+        batch_tokens: int | None,
+        show: bool | None,
+        kept: ShardCheckpoint | None,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        """Return the vectors of texts from the tokens of each template."""
+        passes = []
+        for number, texts in enumerate(tokens):
+            kept_pass = None if kept is None else kept.encoding_pass(number, len(tokens))
+            limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
+            passes.append(encoding.encode(self.runtime, texts, **limits, show=show, kept=kept_pass))
+        return final_vectors(self.encoder, passes, normalize, dimensions)
+
+    @takes_aliases
+    def encode_tokens(
+        self,
+        texts: str | Sequence[str],
+        prompt: str | None = None,
+        normalize: bool = False,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+        prompt_name: str | None = None,
+        batch_size: int | None = None,
+        **aliases: Unpack[TokenAliases],
+    ) -> list[np.ndarray]:
+        """Return the last hidden state, after the final norm, of every token of each text.
+
+        Includes the special tokens that the tokenizer adds, but not the prompt. The arguments are those of ``encode``.
+
+        Returns:
+            One ``(n_tokens, d)`` float32 array per text.
+
+        >>> lm = gerund.load()
+        >>> [states] = lm.encode_tokens(["a cat"])
+        >>> len(states) == len(lm.tokenizer("a cat").input_ids)
+        True
+        """
+        del aliases  # takes_aliases has replaced them
+        normalize, show_progress = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
+        tokens = text_tokens(self.runtime, check_texts(texts), prompt, empty, overflow, prompt_name=prompt_name)
+        limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
+        states = encoding.encode_tokens(self.runtime, tokens, **limits, show=show_progress)
+        return [unit(state) for state in states] if normalize else states
+
+    @takes_aliases
+    def encode_spans(
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        prompt: str | None = None,
+        normalize: bool | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        prompt_name: str | None = None,
+        **aliases: Unpack[TokenAliases],
+    ) -> list[np.ndarray]:
+        """Embed spans of texts, each pooled from one pass over its full text (late chunking).
+
+        A span's vector depends on the text around it, as far as the attention plan lets its tokens see it. It can be
+        compared with the vectors of ``encode``, and equals them where a span is its full text and no special token is
+        pooled. ``spans`` has for each text its spans, each the first character and the one after the last; they may
+        overlap. The other arguments are those of ``encode``.
+
+        Returns:
+            For each text ``(spans, dimensions)`` float32; zeros for a span that was truncated away (with a warning).
+
+        Raises:
+            TextError: a text is empty, or a span is outside its text.
+            ConfigError: the encoder reads a text several times, each in another template.
+
+        >>> lm = gerund.load()
+        >>> [vectors] = lm.encode_spans(["A cat. A dog."], [[(0, 6), (7, 13)]])
+        >>> vectors.shape == (2, lm.dimensions)
+        True
+        """
+        del aliases  # takes_aliases has replaced them
+        normalize, show_progress = flag_or_none("normalize", normalize), flag_or_none("show_progress", show_progress)
+        demand_fitted(self.runtime)
+        checked = check_texts(texts)
+        places = text_spans.check_spans(spans, checked)
+        tokens = text_tokens(self.runtime, checked, prompt, offsets=True, prompt_name=prompt_name)
+        vectors = text_spans.encode_spans(self.runtime, tokens, places, batch_tokens=batch_tokens, show=show_progress)
+        return (
+            [unit(rows) for rows in vectors]
+            if (self.encoder.normalize if normalize is None else normalize)
+            else vectors
+        )
+
+    @takes_aliases
+    def encode_words(
+        self,
+        sentences: Sequence[Sequence[str]],
+        prompt: str | None = None,
+        normalize: bool = False,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+        *,
+        pooling: WordPooling = "mean",
+        shift: bool = False,
+        prompt_name: str | None = None,
+        **aliases: Unpack[TokenAliases],
+    ) -> list[np.ndarray]:
+        """Return one vector per word, for sentences that are lists of words.
+
+        ``pooling`` is ``mean`` over the word's tokens, or its ``first`` token; ``shift`` uses the outputs that precede
+        the word's tokens (MAGNET, section 3.2). The other arguments are those of ``encode``.
+
+        Returns:
+            One ``(n_words, d)`` float32 array per sentence; zeros for a word that was truncated away (with a warning).
+
+        >>> lm = gerund.load()
+        >>> [vectors] = lm.encode_words([["EU", "rejects", "German", "call"]])
+        >>> vectors.shape == (4, lm.model.config.hidden_size)
+        True
+        """
+        del aliases  # takes_aliases has replaced them
+        normalize, show = flag("normalize", normalize), flag_or_none("show_progress", show_progress)
+        states = word_states(self.runtime, sentences, prompt, prompt_name, batch_tokens=batch_tokens, show=show)
+        vectors = [word_vectors(words, text, state, pooling=pooling, shift=shift) for words, text, state in states]
+        return [unit(rows) for rows in vectors] if normalize else vectors
+
+    def similarity(self, a: Any, b: Any, prompt: str | None = None, *, prompt_name: str | None = None) -> np.ndarray:
+        """Return the cosine similarity of every text (or vector) in ``a`` with every one in ``b``.
+
+        An encoder whose author compares vectors otherwise (``encoder.similarity``: ``dot``, ``euclidean`` or
+        ``manhattan``) does so here too; distances are negative.
+
+        Args:
+            a: texts, or vectors ``(n, d)``.
+            b: texts, or vectors ``(m, d)``.
+            prompt: as in ``encode``, for the texts of both; where they need different ones, encode them first.
+            prompt_name: as in ``encode``.
+
+        Returns:
+            ``(n, m)`` float32.
+
+        >>> lm = gerund.load(prompts={"topic": "About: "})
+        >>> lm.similarity("a cat", ["a dog", "snow"], prompt_name="topic").shape
+        (1, 2)
+        """
+        return compared(*self._both(a, b, prompt, prompt_name), self.encoder.similarity)
+
+    def similarity_pairwise(
+        self, a: Any, b: Any, prompt: str | None = None, *, prompt_name: str | None = None
+    ) -> np.ndarray:
+        """Return the similarity ``(n,)`` float32 of each text (or vector) in ``a`` with that at its position in ``b``.
+
+        The arguments are those of ``similarity``.
+
+        Raises:
+            ConfigError: ``a`` and ``b`` have different lengths.
+
+        >>> gerund.load().similarity_pairwise(["a cat", "rain"], ["a dog", "snow"]).shape
+        (2,)
+        """
+        left, right = self._both(a, b, prompt, prompt_name)
+        if len(left) != len(right):
+            raise ConfigError(f"a and b must have the same length, got {len(left)} and {len(right)}; see similarity")
+        return compared_in_pairs(left, right, self.encoder.similarity)
+
+    def _both(self, a: Any, b: Any, prompt: str | None, prompt_name: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors of both sides of a comparison."""
+        before = PromptText(self.encoder.prompt_text(prompt, prompt_name))
+
+        def vectors(given: Any) -> np.ndarray:
+            if isinstance(given, torch.Tensor):
+                return given.detach().cpu().float().numpy()
+            if isinstance(given, np.ndarray) and given.dtype.kind == "f":
+                return given.astype(np.float32)
+            return self.encode(given, before)
+
+        left, right = (np.atleast_2d(vectors(given)) for given in (a, b))
+        if left.shape[1] != right.shape[1]:
+            raise ConfigError(f"vectors of {left.shape[1]} and {right.shape[1]} dimensions cannot be compared")
+        return left, right
+
+    @takes_aliases
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        batch_size: int = 16,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[Generation]:
+        """Continue each prompt with the base model; an encoder-decoder generates a text of its own for it.
+
+        Args:
+            prompts: one prompt or many, of any lengths. A prompt is a text, in which control tokens are text unless it
+                is a ``Rendered`` one; token ids, which are used unchanged; or the messages of a conversation, as
+                in ``chat``. The empty text starts from nothing.
+            max_new_tokens: number of new tokens at most; fewer where the model's context ends first.
+            sampling: how tokens are chosen; None is greedy, or with ``rerank`` nucleus sampling with p 0.9. A
+                completion depends on its prompt and its seed, and on no other prompt of the call.
+            rerank: generate several completions and return what a scorer ranks highest (RankGen, section 2.3).
+            batch_size: completions per batch; with ``rerank`` it is chosen by how many there are per prompt.
+            options: ``n``, the number of completions per prompt, above 1 sampled ones; ``stop`` and
+                ``stop_token_ids``, which end the text; ``min_tokens``, ``ignore_eos``, ``bad_words`` and
+                ``allowed_token_ids``, which restrict the next tokens; ``logprobs``, to return log-probabilities, and
+                how many alternatives; ``schema``, ``regex`` or ``choice``, which constrain the text and need
+                llguidance. See
+                ``gerund.inference.generate.config.GenerationKeywords``. None of them can be combined with ``rerank``.
+                Also the fields of ``Sampling`` instead of ``sampling``: ``temperature``, ``top_p``, ``top_k``,
+                ``min_p``, ``seed``, ...; ``do_sample``; ``max_tokens`` for ``max_new_tokens``; and
+                ``response_format``, OpenAI's form of ``schema``.
+
+        Returns:
+            ``n`` ``Generation`` objects per prompt, those of one prompt together, in the order of the prompts; with
+            ``rerank`` one ``Ranked`` per prompt, which also has the score and all candidates.
+
+        Raises:
+            TextError: a prompt is not valid, or fills the model's context.
+            ConfigError: a setting is impossible or given twice; greedy completions can't be ranked, since they are all
+                the same, nor can those of an encoder-decoder, which doesn't continue its prompt.
+            ModelError: a conversation is given, and the model has no chat template.
+
+        >>> from gerund import Rerank, Sampling
+        >>> settings = Rerank(samples=2, beams=2, every=4, scorer="overlap")
+        >>> [story] = gerund.load().generate("The old man", 8, Sampling(temperature=1.0, seed=0), rerank=settings)
+        >>> story.rank_score == story.beams[0].rank_score >= story.beams[1].rank_score
+        True
+        >>> [answer] = gerund.load().generate("To be or not to", 4, stop=[" "], logprobs=0)
+        >>> len(answer.logprobs) == len(answer.token_ids), " " in answer.text
+        (True, False)
+        """
+        settings = _generation_config(max_new_tokens, sampling, rerank, options)
+        return self._generate(check_prompts(prompts), settings, rerank, batch_size, Event())
+
+    @takes_aliases
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int = 256,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[Generation]:
+        """Generate the next message of a conversation, in the format of the model's own chat template.
+
+        ``messages`` are dicts with ``role`` (``system``, ``user`` or ``assistant``) and ``content``, a text or a list
+        of parts of the form ``{"type": "text", "text": ...}``; a ``name`` where the template uses one. Control tokens
+        that somebody typed into a message, such as ``<|im_start|>``, are text. The other arguments are those of
+        ``generate``. Returns ``n`` answers, one by default.
+
+        Raises:
+            ModelError: the model has no chat template.
+            TextError: a message is malformed, or the template doesn't accept the conversation.
+            ConfigError: a setting is impossible.
+        """
+        conversation = check_conversation(messages)
+        return self.generate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
+
+    @takes_aliases
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> TextStream:
+        """Continue one prompt or conversation as ``generate`` does, and yield the text piece by piece.
+
+        With ``rerank`` a piece comes as soon as all remaining candidates agree on it. No part of a stop string is ever
+        yielded. When the iteration ends, ``result`` is the full ``Generation``. The model generates until then, unless
+        the stream is closed: by ``close``, by leaving its ``with`` block, or with its last reference.
+
+        >>> stream = gerund.load().stream("The old man", max_new_tokens=5)
+        >>> "".join(stream) == stream.result.text
+        True
+        """
+        return TextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
+
+    @takes_aliases
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        batch_size: int = 16,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[Generation]:
+        """``generate`` without blocking the event loop; canceling it stops the model."""
+        settings = _generation_config(max_new_tokens, sampling, rerank, options)
+        checked = check_prompts(prompts)
+        return await in_thread(lambda stop: self._generate(checked, settings, rerank, batch_size, stop))
+
+    @takes_aliases
+    async def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int = 256,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[Generation]:
+        """``chat`` without blocking the event loop."""
+        conversation = check_conversation(messages)
+        return await self.agenerate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
+
+    @takes_aliases
+    def astream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        *,
+        rerank: Rerank | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> AsyncTextStream:
+        """``stream`` for ``async for``; canceling the task stops the model."""
+        return AsyncTextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
+
+    def _generate(
+        self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank | None, batch_size: int, stop: Event
+    ) -> list[Generation]:
+        if rerank is None:
+            return generation.generate(
+                self.model, self.tokenizer, prompts, settings, batch_size=batch_size, cancelled=stop
+            )
+        return list(search(self.model, self.tokenizer, prompts, **self._ranked_search(prompts, settings, rerank, stop)))
+
+    def _stream_work(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        sampling: Sampling | None,
+        rerank: Rerank | None,
+        options: GenerationKeywords,
+    ) -> Work:
+        """Return what generates a stream."""
+        settings = _generation_config(max_new_tokens, sampling, rerank, options)
+        if settings.n != 1:
+            raise ConfigError(f"n={settings.n}: a stream is one text; use generate, or several streams")
+        [checked] = check_prompts([prompt])
+
+        def work(emit: Emit, stop: Event) -> None:
+            if rerank is None:
+                generation.generate(self.model, self.tokenizer, [checked], settings, emit=emit, cancelled=stop)
+                return
+            ranked = self._ranked_search([checked], settings, rerank, stop)
+            for piece in stream_search(self.model, self.tokenizer, checked, **ranked):
+                emit(piece)
+
+        return work
+
+    def _ranked_search(
         self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank, stop: Event
-    ) -> list[Ranked]:
-        return search(
-            self.model,
-            self.tokenizer,
-            prompts,
-            self._judge(prompts, rerank, settings.sampling),
-            rerank,
-            max_new_tokens=settings.max_new_tokens,
-            sampling=settings.sampling,
-            cancelled=stop,
-        )
-
-    def _stream_search(
-        self, prompt: Prompt, settings: GenerationConfig, rerank: Rerank, stop: Event
-    ) -> Iterator[Piece]:
-        return stream_search(
-            self.model,
-            self.tokenizer,
-            prompt,
-            self._judge([prompt], rerank, settings.sampling),
-            rerank,
-            max_new_tokens=settings.max_new_tokens,
-            sampling=settings.sampling,
-            cancelled=stop,
-        )
+    ) -> dict[str, Any]:
+        """Return the arguments of a search for what a scorer ranks highest."""
+        return {
+            "judge": self._judge(prompts, rerank, settings.sampling),
+            "rerank": rerank,
+            "max_new_tokens": settings.max_new_tokens,
+            "sampling": settings.sampling,
+            "cancelled": stop,
+        }
 
     def _judge(self, prompts: Sequence[Prompt], rerank: Rerank, sampling: Sampling) -> Judge:
         if not isinstance(rerank, Rerank):
-            raise ConfigError(f"rerank is a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
+            raise ConfigError(f"rerank must be a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
         seed = sampling.seed if isinstance(sampling.seed, int) else 0
         scorer = find_scorer(rerank.scorer, self, seed=seed)
-        # Likelihoods are those behind a conversation as the model reads it; other scorers know no templates.
+        # Likelihoods are those after a conversation in the model's template; other scorers know no templates.
         as_text = prompt_text if isinstance(scorer, LikelihoodScorer) else plain_text
         prefixes = [as_text(self.tokenizer, prompt) for prompt in prompts]
         if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
             scorer = scorer.incremental()
         return lambda numbers, texts: scorer.score([prefixes[number] for number in numbers], texts)
-
-    def span_logprobs(self, left: str, span: str, right: str, *, mode: SpanMode = "infill") -> np.ndarray:
-        """Return the log-probability of every token of ``span`` between its neighbours.
-
-        Args:
-            left: what precedes the span.
-            span: the span.
-            right: what follows it.
-            mode: ``infill`` sees both sides under MAGNET's hybrid mask (section 3.1), with the adapter for it;
-                ``causal`` only the left, without one.
-
-        Returns:
-            Natural logarithms ``(n,)`` float32. The tokens are those of the joined text; one that holds a
-            character of the span is the span's.
-
-        Raises:
-            TextError: a text is no string or too long, or the span is empty or begins a text that nothing precedes.
-            UnsupportedModelError: the hybrid mask does not reach every layer.
-
-        >>> lm = gerund.load()
-        >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", mode="causal")) > 0
-        True
-        """
-        text = SpannedText.between(*check_texts([left, span, right]))
-        own = self.adapters.name("infill")
-        return span_logprobs(self.model, self.tokenizer, [text], mode, show=False, adapter=own)[0][0]
 
     @takes_aliases
     def infill(
@@ -134,59 +937,58 @@ class LanguageModel(GenerativeModel):
         shots: int = 0,
         **options: Unpack[InfillKeywords],
     ) -> Any:
-        """Fill the gaps of a text, seeing both sides of them (MAGNET, sections 3.1 and 3.2.3).
+        """Fill the blanks of a text, using left and right context (MAGNET, sections 3.1 and 3.2.3).
 
-        Where the right side stands depends on how long the gap is, so a gap is filled once for each candidate
-        length. Each filling is scored: the sum of the log-probabilities of its tokens under the hybrid mask and of
-        the first 16 tokens behind the gap (up to the next gap) under the untouched causal model, divided by how many
-        they are. Of each length the filling with the highest score is kept; which length is taken, the text behind
-        the gap determines alone, where there is any, since a mean over a long span nearly always looks better. The
-        adapter for filling in takes part under the hybrid mask only.
+        The position of the right context depends on the length of the blank, so a blank is filled once for each
+        candidate length. Each filling is scored: the sum of the log-probabilities of its tokens under the hybrid mask
+        and of the first 16 tokens after the blank (up to the next blank) under the causal base model, divided by their
+        number. The best filling of each length is kept. The length is then chosen by the text after the blank alone,
+        if there is any, since a mean over a long span nearly always looks better. The adapter for infilling is active
+        under the hybrid mask only.
 
-        Several gaps are filled from left to right; each sees the earlier fillings, and the text behind later gaps at
-        a distance that leaves room for them. A length above 32 is filled 32 tokens at a time, each chunk becoming
-        context of the next while the right side stays where it is (MAGNET, appendix F). A filling never holds a
-        special token.
+        Several blanks are filled from left to right; each sees the earlier fillings, and the text after later blanks
+        at a distance that leaves room for them. A length above 32 is filled in chunks of 32 tokens, each becoming
+        context of the next while the right context keeps its position (MAGNET, appendix F). A filling never contains
+        a special token.
+
+        A T5 fills all blanks together, by sentinels (T5; GUR, section V-C), and determines how long a filling is:
+        ``lengths``, ``beams``, ``method`` and ``shots`` are for decoder-only models. With ``samples`` the one with the
+        highest mean log-probability is returned.
 
         Args:
-            text: the text, or several, each filled by itself. Spaces before a gap are written by the model; all else
-                stays as it is.
-            blank: what marks a gap in it.
+            text: the text, or several, each filled on its own. The model generates spaces before a blank; all else
+                stays unchanged.
+            blank: the placeholder that marks a blank.
             max_tokens: the longest length that is tried when ``lengths`` is None: 1, 2, 3, 4, 6, 8, 12, ... up to it.
-                The other methods write until the model ends its text, and so much at most.
-            lengths: the length of a gap in tokens, or several to try.
+                The other methods generate until the model ends its text, ``max_tokens`` at most.
+            lengths: number of tokens to fill in, or several to try.
             sampling: how tokens are chosen; None is greedy.
-            beams: follow the so many most probable fillings of each length at a time; not with sampling.
-            samples: sample so many fillings of each length; needs a temperature above 0.
-            method: ``infill``; or ``left-only``, which continues the left side with the untouched causal model, the
-                paper's baseline: the text behind the gap chooses nothing, neither a filling nor its length, which is
-                where the model ends its text (among several ``lengths`` the one at which that is most probable); or a
-                prompt to the untouched model (appendix B):
-                ``blank``, ``contextual``, ``prefix-suffix`` or ``line-by-line``, which write until they stop, at
-                most ``max_tokens``.
+            beams: beam width for each length; can't be combined with sampling.
+            samples: number of sampled fillings per length; needs a temperature above 0.
+            method: ``infill``; or ``left-only``, the paper's baseline, which continues the left context with the base
+                model: neither a filling nor its length depends on the text after the blank (among several ``lengths``
+                the one at which the model most likely ends its text is chosen); or a prompt to the base model
+                (appendix B): ``blank``, ``contextual``, ``prefix-suffix`` or ``line-by-line``.
             shots: solved examples in the prompt, 0 or 5.
-            options: the fields of ``Sampling`` in the place of ``sampling``: ``temperature``, ``top_p``, ``seed``, ...;
+            options: the fields of ``Sampling`` instead of ``sampling``: ``temperature``, ``top_p``, ``seed``, ...;
                 and ``max_new_tokens`` for ``max_tokens``.
 
         Returns:
-            The whole text and the spans in it: an ``Infill``, or for several texts a list of them.
+            The full text and the spans in it: an ``Infill``, or for several texts a list of them.
 
         Raises:
-            TextError: the text is no string or not valid Unicode, has no gap or nothing else, two gaps stand next to
-                each other, nothing precedes the first one and the tokenizer has no beginning token, or the text is
-                too long for the model's context.
-            ConfigError: a setting is impossible, or of no use to the method.
-            UnsupportedModelError: the hybrid mask does not reach every layer.
+            TextError: the text is not a string or not valid Unicode, has no blank or nothing else, has two adjacent
+                blanks, starts with one and the tokenizer has no BOS token, or is too long for the model's context.
+            ConfigError: a setting is impossible, or doesn't apply to the method.
+            UnsupportedModelError: the hybrid mask is not applied in every layer.
+            ModelError: a T5's tokenizer has no sentinels (``<extra_id_0>``, ...).
 
         >>> lm = gerund.load()
         >>> filled = lm.infill("The old man looked at [blank] and went home.", lengths=[1, 2])
         >>> filled.text == "The old man looked at" + filled.spans[0] + " and went home."
         True
         """
-        fill = partial(
-            infilling.infill,
-            self.model,
-            self.tokenizer,
+        fill = self._filler(
             blank=blank,
             max_tokens=max_tokens,
             lengths=lengths,
@@ -195,54 +997,179 @@ class LanguageModel(GenerativeModel):
             samples=samples,
             method=method,
             shots=shots,
-            adapter=self.adapters.name("infill"),
         )
         filled = each(fill, text)
         if method == "infill" and self.fills_gaps is False:
             say_once(untrained_to_fill(self.name))
         return filled
 
-    def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> "Export":
-        """Write the encoder for other tools, in the type in which its weights are held here.
+    def _filler(self, **settings: Any) -> Callable[[str], Infill]:
+        """Return what fills the blanks of one text."""
+        adapter = self.adapters.name("infill")
+        return partial(infilling.infill, self.model, self.tokenizer, **settings, adapter=adapter)
+
+    @takes_aliases
+    def expand(
+        self,
+        query: str,
+        count: int = 5,
+        *,
+        keep: Sequence[str] = (),
+        fraction: float = expansion.FRACTION,
+        max_tokens: int = expansion.MAX_TOKENS,
+        sampling: Sampling | None = None,
+        **options: Unpack[InfillKeywords],
+    ) -> list[str]:
+        """Return variants of a query, with some of its words rewritten by ``infill`` (GUR, section V-C).
 
         Args:
-            folder: where to.
-            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
-                model, whose scorer is kept only if its plan and pooling equal the encoder's; ``onnx`` or
-                ``openvino``, a graph from token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits.
-                Each has the encoder's adapter merged in. Or ``gguf`` or ``gguf-q8_0``, the untouched language model
-                for llama.cpp, which generates, in its own type or in 8 bits.
-            overwrite: replace what is there.
+            query: blanks of its own (``[blank]``) are filled; else words are masked at random for each variant.
+            count: number of variants at most; those that equal the query or each other are omitted.
+            keep: words of the query, or several together, that are never masked.
+            fraction: fraction of the words that is masked; at least one is.
+            max_tokens: tokens of a filling at most.
+            sampling: how tokens are chosen; None is nucleus sampling with p 0.9. Its seed determines the masks too.
+            options: as in ``infill``: the fields of ``Sampling``, and ``max_new_tokens``.
 
         Returns:
-            Where it lies and how to load it. Plain sentence-transformers reads causal and wholly bidirectional
-            encoders; other plans need ``gerund.integrations.sentence_transformers.load``.
+            The most likely fillings first, with a warning when there are fewer than ``count``.
 
         Raises:
-            ConfigError: an unknown format, or a plan that it has no place for.
-            ModelError: torch cannot export the architecture, the adapter cannot be merged into the weights, or the
-                other program computes something else.
-            MissingDependencyError: the format needs an extra that is not installed.
-            OutputExistsError: there is something already.
-            ResourceError: the disk is full; nothing is left behind.
+            InputError: the query has no word, lacks a word to ``keep``, or is too long; or a setting is impossible.
         """
-        scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
-        # Exporters know all formats, which few processes write.
-        from gerund.exporting import formats
+        return expansion.expand(
+            lambda text, chosen: self.infill(text, max_tokens=max_tokens, sampling=chosen),
+            *(query, count),
+            keep=keep,
+            fraction=fraction,
+            blank=BLANK,
+            sampling=infill_sampling(sampling, options, NUCLEUS),
+            begins=is_encoder_decoder(self.model) or self.tokenizer.bos_token_id is not None,
+        )
 
-        return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
+    def span_logprobs(self, left: str, span: str, right: str, *, mode: SpanMode = "infill") -> np.ndarray:
+        """Return the log-probability of every token of ``span`` between its left and right context.
+
+        Args:
+            left: the text before the span.
+            span: the span.
+            right: the text after it.
+            mode: ``infill`` sees left and right context under MAGNET's hybrid mask (section 3.1), with the adapter for
+                infilling; ``causal`` only the left, with the base model.
+
+        Returns:
+            Natural logarithms ``(n,)`` float32. The tokens are those of the joined text that contain a character of
+            the span.
+
+        Raises:
+            TextError: a text is not a string or too long, the span is empty, or nothing precedes it.
+            UnsupportedModelError: the hybrid mask is not applied in every layer.
+
+        >>> lm = gerund.load()
+        >>> len(lm.span_logprobs("The old man", " looked at", " the sea.", mode="causal")) > 0
+        True
+        """
+        text = SpannedText.between(*check_texts([left, span, right]))
+        adapter = self.adapters.name("infill")
+        return span_logprobs(self.model, self.tokenizer, [text], mode, show=False, adapter=adapter)[0][0]
+
+    def score(
+        self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]], scorer: str | Scorer | None = None
+    ) -> list[list[float]]:
+        """Score how well texts continue a prefix (RankGen, appendix C.6).
+
+        Args:
+            prefixes: any number of texts.
+            continuations: for each prefix its candidates, with the space that they start with.
+            scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``;
+                ``model``, this model's, if it was trained to be one; ``default``, the bundled model's; a scorer's
+                folder or hub id; or an object with a ``score`` method. None is its own if it has one, else ``pmi``.
+
+        Returns:
+            A score for each candidate of each prefix; higher is better. Only scores of one prefix by one scorer can
+            be compared.
+
+        Raises:
+            TextError: a text is not a string, a candidate is blank, the number of lists differs from that of the
+                prefixes, or a prefix fills the context of a model whose likelihoods are used. (Where prefix and
+                candidate together are too long for it, the prefix is truncated at its start. A trained scorer reads
+                only the end of a long prefix.)
+            ConfigError: there is no such scorer.
+
+        >>> lm = gerund.load()
+        >>> [[right, wrong]] = lm.score(["The king of France and his"], [[" queen went to Paris.", " oil was sold."]])
+        >>> right > wrong
+        True
+        """
+        checked, texts = check_candidates(prefixes, continuations)
+        chosen = find_scorer(scorer, self)
+        if isinstance(chosen, LikelihoodScorer) and chosen.reads_model:
+            for index, prefix in enumerate(checked):
+                if prefix:
+                    prompt_ids(self.model, self.tokenizer, prefix, "prefix", index)
+        return chosen.score(checked, texts)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], top_k: int | None = None, *, by: RelevanceMeasure | None = None
+    ) -> Ranking:
+        """Order documents by how relevant they are to a query.
+
+        Args:
+            query: the search query.
+            documents: any number of texts.
+            top_k: return only the ``top_k`` most relevant ones.
+            by: ``vectors``, the cosine of the embeddings; ``model``, the model's own scorer, if it was trained to be
+                one; or ``likelihood``, how likely the base model finds the query after the document (UPR, Sachan et
+                al. 2022). None is ``vectors``.
+
+        Raises:
+            TextError: a text is not a string, or blank.
+            ConfigError: there is no such measure, or the model has no scorer of its own.
+
+        >>> lm = gerund.load()
+        >>> ranking = lm.rerank("how to bake bread", ["Trains run on rails.", "Bread is baked of flour."], top_k=1)
+        >>> ranking.indices
+        [1]
+        """
+        checked, texts = check_relevance(query, documents, top_k, by)
+        return relevance.rank(self, checked, texts, by=by or DEFAULT_MEASURE, scorer=self.scorer, top_k=top_k)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        by: RelevanceMeasure | None = None,
+    ) -> list[dict[str, Any]]:
+        """Order documents as ``rerank`` does, and return what sentence-transformers' ``CrossEncoder.rank`` returns.
+
+        The other arguments are those of ``rerank``; ``return_documents`` adds each document's ``text``.
+
+        Returns:
+            One dict per document, the most relevant first: ``corpus_id``, its index in ``documents``, and ``score``.
+
+        >>> [best] = gerund.load().rank("how to bake bread", ["Trains run on rails.", "Bread is baked."], top_k=1)
+        >>> best["corpus_id"]
+        1
+        """
+        with_text = flag("return_documents", return_documents)
+        return [
+            {"corpus_id": index, "score": score, **({"text": documents[index]} if with_text else {})}
+            for index, score in self.rerank(query, documents, top_k, by=by)
+        ]
 
     def read(self, prompt: Prompt) -> Session:
-        """Read a prompt with the untouched model and keep its keys and values, so that nothing is read twice.
+        """Run the base model over a prompt and keep its keys and values, so that it needn't be run again.
 
-        Args:
-            prompt: as in ``generate``: a text, token ids, or the messages of a conversation.
+        The prompt is as in ``generate``: a text, token ids, or the messages of a conversation.
 
         Returns:
-            The session: ``generate`` and ``stream`` continue the prompt, ``read`` reads on, ``save`` keeps it.
+            The session: ``generate`` and ``stream`` continue the prompt, ``read`` extends it, ``save`` stores it.
 
         Raises:
-            TextError: the prompt is none, or fills the model's context.
+            TextError: the prompt is not valid, or fills the model's context.
             ModelError: it is a conversation, and the model has no chat template.
 
         >>> lm = gerund.load()
@@ -255,21 +1182,18 @@ class LanguageModel(GenerativeModel):
     def encode_and_keep(
         self, text: str, prompt: str | None = None, *, prompt_name: str | None = None
     ) -> tuple[np.ndarray, Session]:
-        """Encode one text causally and keep what the pass computed, so that generation continues without reading again.
+        """Embed one text causally and keep the keys and values, so that generation continues without another pass.
 
-        Args:
-            text: the text.
-            prompt: put before the text, as in ``encode``: not pooled, but part of what is continued.
-            prompt_name: as in ``encode``.
+        The prompt is that of ``encode``: not pooled, but part of what is continued.
 
         Returns:
-            The vector ``(dimensions,)`` float32 of ``encode``, computed in the type of the weights; and the
-            session, whose ``generate`` gives what this model's ``generate`` gives for prompt and text.
+            The vector ``(dimensions,)`` float32 of ``encode``, computed in the dtype of the weights; and the
+            session, whose ``generate`` returns what this model's ``generate`` returns for prompt and text.
 
         Raises:
-            ConfigError: the plan is not causal or reads the text twice, or an adapter takes part in encoding: the
-                pass would not be one that generation can go on from.
-            TextError: the text is empty, no string, or too long; it is never cut.
+            ConfigError: the plan is not causal or reads the text twice, or an adapter is active while encoding, so
+                generation couldn't continue from the pass.
+            TextError: the text is empty, not a string, or too long; it is never truncated.
 
         >>> lm = gerund.load(attention="causal", adapter="none")
         >>> vector, session = lm.encode_and_keep("The old man looked at")
@@ -278,9 +1202,98 @@ class LanguageModel(GenerativeModel):
         """
         if self.runtime.adapter is not None:
             raise ConfigError(
-                "this model encodes with an adapter and writes without it, so generation cannot go on from what "
+                "this model encodes with an adapter and generates without it, so generation can't continue from what "
                 'encoding computed; load it with adapter="none", or merge the adapter (gerund convert --merge)'
             )
         [checked] = check_texts([text])
         before = self.encoder.prompt_text(prompt, prompt_name)
         return encode_and_keep(self.runtime, before, checked, lambda: self.weights_hash)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Save weights, tokenizer and ``gerund.json`` atomically; each adapter goes into a subfolder.
+
+        The folder opens with ``AutoModelForCausalLM`` as a plain language model with the same weights, in their
+        current dtype.
+
+        Args:
+            folder: the target folder.
+            overwrite: replace an existing folder.
+
+        Raises:
+            OutputExistsError: the folder exists.
+            ResourceError: the disk is full; nothing is left behind.
+        """
+        with atomic_folder(folder, overwrite=overwrite) as work:
+            save_into(self, work)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Save the model as ``save`` does, by the name that transformers and sentence-transformers use."""
+        self.save(folder, overwrite=overwrite)
+
+    def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> "Export":
+        """Export the encoder for other tools, in the current dtype of its weights.
+
+        Args:
+            folder: the target folder.
+            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
+                model, whose scorer is kept only if its plan and pooling equal the encoder's; ``onnx`` or
+                ``openvino``, a graph from token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits.
+                Each has the encoder's adapter merged in. Or ``gguf`` or ``gguf-q8_0``, the base language model
+                for llama.cpp, which generates, in its own dtype or in 8 bits.
+            overwrite: replace an existing folder.
+
+        Returns:
+            Where it is and how to load it. Plain sentence-transformers reads causal and fully bidirectional
+            encoders; other plans need ``gerund.integrations.sentence_transformers.load``.
+
+        Raises:
+            ConfigError: an unknown format, or a plan that it doesn't support.
+            ModelError: torch cannot export the architecture, the adapter cannot be merged into the weights, or the
+                other program computes something else.
+            MissingDependencyError: the format needs an extra that is not installed.
+            OutputExistsError: the folder exists.
+            ResourceError: the disk is full; nothing is left behind.
+        """
+        scorer = None if self.scorer is None or self.scorer.has_own_config else self.scorer
+        # Loaded on use: few processes export.
+        from gerund.exporting import formats
+
+        return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
+
+
+def save_into(lm: LanguageModel, folder: Path) -> None:
+    """Write the files of ``LanguageModel.save`` into an existing folder."""
+    loading.save_model(lm.model, lm.tokenizer, base_state(lm.model), folder)
+    write_settings(folder, lm.encoder, lm.n_layers, lm.fingerprint(), adapters=lm.adapters)
+    for part in (lm.scorer, lm.head, lm.transform):
+        if part is not None:
+            part.save(folder)
+
+
+def _generation_config(
+    max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: GenerationKeywords
+) -> GenerationConfig:
+    if rerank is None:
+        return GenerationConfig.of(max_new_tokens, sampling, options)
+    settings = GenerationConfig.of(max_new_tokens, sampling, options, NUCLEUS)
+    settings.refuse_with_rerank()
+    return settings
+
+
+def _truncating(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:
+    """Add truncation, the one transform that needs no fitting, where the encoder settings name it."""
+    if runtime.transform is not None:
+        return runtime
+    return replace(runtime, transform=truncation(runtime.config.transform, runtime.width))
+
+
+def _check_layers(encoder: EncoderConfig, n_layers: int) -> None:
+    """Refuse layers that a model of ``n_layers`` layers does not have."""
+    layer_numbers(encoder.layers, n_layers)
+    rerouted_layers(encoder.reroute, n_layers)
+    if encoder.prepend > n_layers:
+        raise ConfigError(f"prepend={encoder.prepend}: the model has {n_layers} layers")
+
+
+def _too_coarse(transform: str) -> ConfigError:
+    return ConfigError(f"{transform} scales small directions up, and int8's rounding with them; use another dtype")

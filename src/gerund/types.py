@@ -366,13 +366,13 @@ class TextModel(Protocol):
         """Returns the vectors of spans, an array per text."""
 
     @property
-    def tokens(self) -> Callable[..., Any]:
-        """Returns the tokens of each text as ``encode`` reads them."""
-
-    @property
     def fingerprint(self) -> Callable[..., str]:
         """Returns the encoder's fingerprint."""
 
     @property
-    def for_job(self) -> Callable[..., Any]:
-        """Returns the same model with another encoder config, and another job's adapter."""
+    def adapters(self) -> Any:
+        """Its adapters by job."""
+
+    @property
+    def with_encoder(self) -> Callable[..., Any]:
+        """Returns the same model with another encoder config."""

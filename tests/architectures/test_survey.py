@@ -72,7 +72,7 @@ def test_one_of_each_way_is_found_so_and_the_doctor_says_the_same(kind, verdict,
 
 def test_a_survey_finds_masks_that_are_not_those_of_the_plan(monkeypatch):
     monkeypatch.setattr(masked, "_mask", lambda plan, index, module, hidden, kwargs: _asked(plan, index, hidden))
-    monkeypatch.setattr("gerund.encoder_model.verify_once", lambda model, plan: None)
+    monkeypatch.setattr("gerund.language_model.verify_once", lambda model, plan: None)
     found = survey("bloom")
     assert found.verdict == "wrong"
     assert "bidir is" in found.why

@@ -197,7 +197,7 @@ def test_the_bundled_model_hardly_changes():
 
 def test_who_cannot_have_it_is_told(tmp_path, monkeypatch):
     folder = save_tiny(tmp_path / "base", "llama")
-    with pytest.raises(ConfigError, match="whitening makes small directions large"):
+    with pytest.raises(ConfigError, match="whitening scales small directions up"):
         gerund.load(folder, device="cpu", dtype="int8", transform="whitening").fitted(TEXTS * 40)
     with pytest.raises(ConfigError, match="not read in 8 bits"):
         T5Scorer.load(folder, dtype="int8")

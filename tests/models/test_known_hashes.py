@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import gerund
-from gerund import encoder_model
 from gerund.models import hash_cache
 from tests.tiny import save_tiny
 
@@ -17,13 +16,13 @@ from tests.tiny import save_tiny
 def worked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was hashed; and small files count as large ones."""
     found: list[str] = []
-    real = encoder_model.weights_hash
+    real = hash_cache.weights_hash
 
     def counted(state: dict) -> str:
         found.append(real(state))
         return found[-1]
 
-    monkeypatch.setattr(encoder_model, "weights_hash", counted)
+    monkeypatch.setattr(hash_cache, "weights_hash", counted)
     monkeypatch.setattr(hash_cache, "LEAST_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return found

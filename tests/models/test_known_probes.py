@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gerund
-from gerund import encoder_model
+from gerund import language_model
 from gerund.models import hash_cache
 from tests.tiny import save_tiny
 
@@ -15,13 +15,13 @@ from tests.tiny import save_tiny
 def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was probed; and small files count as large ones."""
     found: list[str] = []
-    real = encoder_model.verify_once
+    real = language_model.verify_once
 
     def counted(model, plan) -> None:
         found.append(repr(plan))
         real(model, plan)
 
-    monkeypatch.setattr(encoder_model, "verify_once", counted)
+    monkeypatch.setattr(language_model, "verify_once", counted)
     monkeypatch.setattr(hash_cache, "LEAST_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return found

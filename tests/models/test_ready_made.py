@@ -16,6 +16,7 @@ from tokenizers import processors
 
 import gerund
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
+from gerund.inference.encode.texts import text_tokens
 from gerund.models.encoder_settings import stored_reading
 from gerund.models.loading import read_config, settings_folder
 from gerund.models.sources import Source, find
@@ -210,7 +211,7 @@ def test_control_tokens_are_parsed_in_a_prompt_and_never_in_a_text(tmp_path: Pat
     folder = ready_made(tmp_path / "st", "llama", pooling="mean", include_prompt=False, prompts=prompts)
     lm, st = load(folder), theirs(folder)
     assert_equal(lm.encode(TEXTS[:3], prompt_name="query"), st.encode(TEXTS[:3], prompt_name="query"))
-    [tokens] = lm.tokens(["a</s>b"], prompt_name="query")
+    [tokens] = text_tokens(lm.runtime, ["a</s>b"], prompt_name="query")
     assert tokens is not None
     assert tokens.ids.count(lm.tokenizer.eos_token_id) == 2
 
@@ -254,14 +255,14 @@ def test_an_end_token_that_only_the_tokenizers_settings_ask_for(tmp_path: Path) 
     right = ready_made(tmp_path / "right", "mistral", max_seq_length=12)
     lm = load(folder)
     assert_equal(lm.encode(TEXTS), theirs(right).encode(TEXTS))
-    [short, long] = lm.tokens([TEXTS[1], TEXTS[3]])
+    [short, long] = text_tokens(lm.runtime, [TEXTS[1], TEXTS[3]])
     assert short is not None
     assert long is not None
     assert [short.ids[0], short.ids[-1]] == [1, 2]
     assert (len(long.ids), long.ids[0], long.ids[-1]) == (12, 1, 2)
     # A post-processor that closes texts does it once.
     _config(closed(byte_tokenizer()), folder, add_eos_token=True)
-    [short] = load(folder).tokens([TEXTS[1]])
+    [short] = text_tokens(load(folder).runtime, [TEXTS[1]])
     assert short is not None
     assert short.ids.count(2) == 1
 
@@ -275,7 +276,7 @@ def test_an_end_token_that_is_not_the_tokenizers_own(tmp_path: Path) -> None:
     )
     folder = ready_made(tmp_path / "st", tokenizer=tokenizer)
     assert_equal(*both(folder))
-    [tokens] = load(folder).tokens(["a"])
+    [tokens] = text_tokens(load(folder).runtime, ["a"])
     assert tokens is not None
     assert tokens.ids[-1] == 0
 

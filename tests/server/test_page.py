@@ -10,6 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
+from gerund.inference.encode.texts import text_tokens
+
 pytest.importorskip("fastapi", reason="needs gerund[serve]")
 
 from gerund.entry import load
@@ -131,7 +133,7 @@ def test_attention_is_what_the_library_records(live: Running, served_lm: Any) ->
     assert np.allclose(before.sum(-1), 1, atol=0.02)
     assert np.all(np.triu(before, 1) == 0)
     assert np.any(np.triu(after[0], 1) > 0)
-    ids = served_lm.tokens(["The old man."])[0].ids
+    ids = text_tokens(served_lm.runtime, ["The old man."])[0].ids
     reference = attention_maps(served_lm.model, ids, causal_plan(served_lm.n_layers))[1].weights.mean(0)
     assert np.allclose(before, reference.numpy(), atol=1e-3)
     assert len(found["tokens"]) == len(ids) == len(before)

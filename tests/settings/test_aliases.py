@@ -14,8 +14,8 @@ import torch
 
 import gerund
 from gerund import ConfigError, LanguageModel, Rerank, Sampling
-from gerund.generative_model import NUCLEUS
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.language_model import NUCLEUS
 from gerund.models import loading
 from gerund.models.sources import find
 from gerund.poolings import canonical_pooling
@@ -161,7 +161,7 @@ def test_similarity_of_pairs(tiny_folder: Path, lm: LanguageModel, similarity: s
     others = ["the night", "rain", "the end"]
     expected = lm.similarity(TEXTS, others).diagonal()
     np.testing.assert_allclose(lm.similarity_pairwise(TEXTS, lm.encode(others)), expected, rtol=1e-5)
-    with pytest.raises(ConfigError, match="pairs need as many on both sides, not 3 and 1"):
+    with pytest.raises(ConfigError, match="must have the same length, got 3 and 1"):
         lm.similarity_pairwise(TEXTS, "in")
 
 

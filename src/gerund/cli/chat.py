@@ -9,8 +9,8 @@ from gerund.cli import generation_options as options
 from gerund.cli import model_options
 
 if TYPE_CHECKING:
-    from gerund.generative_model import GenerativeModel
     from gerund.inference.generate.config import GenerationKeywords
+    from gerund.language_model import LanguageModel
     from gerund.settings.model_spec import ModelSpec
     from gerund.settings.sampling import Sampling
 
@@ -103,7 +103,7 @@ def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[s
     return conversation
 
 
-def _answer(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked") -> str:
+def _answer(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> str:
     """Print the next turn as it comes, and return it."""
     from gerund.inference.generate.prompts import check_conversation
 
@@ -117,7 +117,7 @@ def _answer(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Ask
     return text
 
 
-def _talk(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
+def _talk(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
     """Take turns until the user ends it; a turn that cannot be answered is told and left out."""
     from gerund.errors import TextError
 
@@ -140,7 +140,7 @@ def _talk(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked
         conversation.append({"role": "assistant", "content": answer})
 
 
-def _print_json(lm: "GenerativeModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
+def _print_json(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
     import json
     from dataclasses import asdict
 

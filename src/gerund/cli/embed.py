@@ -187,7 +187,7 @@ def _elsewhere(
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
-    passes = len(lm.tokenize_prompted(["a"]))  # a template may read a text twice
+    passes = len(lm.encoder.templates)  # a template may read a text twice
     return Elsewhere(machines, EncodingWorker(model, encoding), model.gpus, model.threads, passes)
 
 

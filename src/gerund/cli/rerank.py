@@ -10,7 +10,7 @@ from gerund.cli import model_options, text_io
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gerund.generative_model import GenerativeModel
+    from gerund.language_model import LanguageModel
     from gerund.settings.model_spec import ModelSpec
 
 # A query, its documents, and where they stood.
@@ -93,7 +93,7 @@ def _checked(where: str, check: Any) -> Any:
         raise TextError(f"{where}: {error}" if where else str(error)) from error
 
 
-def _ranked(lm: "GenerativeModel", asked: list[Asked], top_k: int | None, by: Any) -> "Iterator[dict[str, Any]]":
+def _ranked(lm: "LanguageModel", asked: list[Asked], top_k: int | None, by: Any) -> "Iterator[dict[str, Any]]":
     for query, texts, where in asked:
         found = _checked(where, lambda query=query, texts=texts: lm.rerank(query, texts, top_k, by=by))
         yield {"query": query, "indices": found.indices, "scores": [round(score, 6) for score in found.scores]}

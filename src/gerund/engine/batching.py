@@ -19,8 +19,8 @@ from gerund.attention.preemption import pausing
 from gerund.checks import is_listing
 from gerund.engine.scheduling import Job
 from gerund.errors import EngineError, ModelError, TextError
-from gerund.generative_model import GenerativeModel
 from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode.texts import final_vectors, with_usage
 from gerund.inference.generate import generation
 from gerund.inference.generate.batch_decoder import BatchDecoder
 from gerund.inference.generate.config import GenerationConfig
@@ -29,8 +29,8 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import Emit, Piece, SequenceState
 from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
 from gerund.inference.tokens import Tokens, context_length
+from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
-from gerund.text_encoder import TextEncoder
 
 # Seconds of a step, after which the work is interrupted between two layers.
 _PATIENCE = 0.02
@@ -108,7 +108,7 @@ class EncodeJob(Job):
 
     def __init__(
         self,
-        lm: TextEncoder,
+        lm: LanguageModel,
         tokens: Sequence[Sequence[Tokens | None]],
         normalize: bool | None,
         dimensions: int | None,
@@ -128,8 +128,8 @@ class EncodeJob(Job):
 
     def finish(self) -> None:
         """Hand over the vectors."""
-        vectors = self._lm.vectors(self.found, self._normalize, self._dimensions)
-        self.settle(self._lm.with_usage(vectors, self._tokens))
+        vectors = final_vectors(self._lm.encoder, self.found, self._normalize, self._dimensions)
+        self.settle(with_usage(vectors, self._tokens))
 
 
 class _Text(NamedTuple):
@@ -147,7 +147,7 @@ class EncodingPart:
         counts: what was done.
     """
 
-    def __init__(self, lm: TextEncoder, counts: "Counter[str]") -> None:
+    def __init__(self, lm: LanguageModel, counts: "Counter[str]") -> None:
         self._lm, self._counts = lm, counts
         self._jobs: deque[EncodeJob] = deque()
         self._batch: list[_Text] = []
@@ -236,7 +236,7 @@ class EncodingPart:
                 job.fail(error)
 
 
-def text_of(lm: TextEncoder, index: int, ids: Sequence[int]) -> str:
+def text_of(lm: LanguageModel, index: int, ids: Sequence[int]) -> str:
     """Return the text that token ids stand for.
 
     Ids of another tokenizer are valid numbers too, and would give vectors of no meaning; most of them are found out,
@@ -283,7 +283,7 @@ class Request:
     room: int
 
     @classmethod
-    def of(cls, lm: GenerativeModel, prompt: Prompt, settings: GenerationConfig, emit: Emit | None) -> "Request":
+    def of(cls, lm: LanguageModel, prompt: Prompt, settings: GenerationConfig, emit: Emit | None) -> "Request":
         """Check a request.
 
         Raises:
@@ -348,7 +348,7 @@ class WritingPart:
         counts: what was done.
     """
 
-    def __init__(self, lm: GenerativeModel, writers: BatchDecoder | None, at_once: int, counts: "Counter[str]") -> None:
+    def __init__(self, lm: LanguageModel, writers: BatchDecoder | None, at_once: int, counts: "Counter[str]") -> None:
         self._lm, self._writers, self._at_once, self._counts = lm, writers, at_once, counts
         self._waiting: deque[WriteJob] = deque()
         self._own_waiting: deque[WriteJob] = deque()

@@ -17,7 +17,7 @@ from gerund.engine.batching import Abandoned, EncodeJob, EncodingPart, Request, 
 from gerund.engine.config import EngineConfig, EngineState, Ticket
 from gerund.engine.scheduling import Admission, Job, WritingRatio
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
-from gerund.generative_model import GenerativeModel
+from gerund.inference.encode.texts import template_tokens
 from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts
@@ -30,7 +30,8 @@ from gerund.inference.generate.reproducibility import (
 from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.slots import unsupported_reason
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
-from gerund.text_encoder import TextEncoder
+from gerund.language_model import LanguageModel
+from gerund.seq2seq_model import Seq2SeqEncoder
 from gerund.types import EncodeResult, Generation, Promise
 
 _CONTEXT = 2048
@@ -56,7 +57,7 @@ class Prepared:
     context: int | None
 
 
-def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, verify: bool) -> Prepared:
+def prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *, verify: bool) -> Prepared:
     """Make a model ready.
 
     Args:
@@ -66,8 +67,8 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
         verify: prove what can be promised.
     """
     encoding = EncodingPart(lm, counts)
-    if not isinstance(lm, GenerativeModel):
-        writing = WritingPart(lm, None, config.slots, counts)  # type: ignore[arg-type]
+    if isinstance(lm, Seq2SeqEncoder):
+        writing = WritingPart(lm, None, config.slots, counts)
         return Prepared(writing, encoding, "none", "this model does not write", None)
     room = _room(lm, config)
     found = _reproducibility(lm, config, room, verify=verify)
@@ -99,13 +100,13 @@ def prepare(lm: TextEncoder, config: EngineConfig, counts: "Counter[str]", *, ve
     return Prepared(WritingPart(lm, writers, config.slots, counts), encoding, found.promise, found.why, room)
 
 
-def _room(lm: GenerativeModel, config: EngineConfig) -> int:
+def _room(lm: LanguageModel, config: EngineConfig) -> int:
     # What needs more room than the second one is written one at a time, and changes none of the others.
     limits = (context_length(lm.model.config, lm.tokenizer), rotary_limit(lm.model.config))
     return min([config.context or _CONTEXT, *(limit for limit in limits if limit is not None)])
 
 
-def _reproducibility(lm: GenerativeModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
+def _reproducibility(lm: LanguageModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
     if config.exact:
         return Reproducibility(False, "bits of generate", "each text is written alone, through transformers' own loop")
     if verify:
@@ -156,13 +157,13 @@ class Engine:
 
     def __init__(
         self,
-        lm: TextEncoder,
+        lm: LanguageModel,
         config: EngineConfig | None = None,
         *,
         verify: bool = True,
         on_turn: Callable[[float], None] | None = None,
     ) -> None:
-        if not isinstance(lm, TextEncoder):
+        if not isinstance(lm, LanguageModel):
             raise ConfigError(f"an engine takes a model, as gerund.load returns it, not {type(lm).__name__}")
         self.lm, self.config = lm, config or EngineConfig()
         self._verify, self._on_turn = verify, on_turn
@@ -253,7 +254,7 @@ class Engine:
             TooLargeError: the request is larger than the whole queue.
             ClosedError: the engine takes nothing.
         """
-        if not isinstance(self.lm, GenerativeModel):
+        if isinstance(self.lm, Seq2SeqEncoder):
             raise ConfigError(f"{self.lm.name} does not write")
         if not isinstance(settings, GenerationConfig):
             raise ConfigError(
@@ -300,7 +301,7 @@ class Engine:
         if isinstance(texts, str) or not is_listing(texts) or not len(texts):
             raise TextError("give a list of texts, such as ['a cat', 'a dog']")
         plain = [one if isinstance(one, str) else text_of(self.lm, index, one) for index, one in enumerate(texts)]
-        tokens = self.lm.tokenize_prompted(plain, prompt, empty, overflow, prompt_name=prompt_name)
+        tokens = template_tokens(self.lm.runtime, plain, prompt, empty, overflow, prompt_name=prompt_name)
         return self._submit(EncodeJob(self.lm, tokens, normalize, dimensions, deadline))
 
     def call(self, function: Callable[[], T], *, tokens: int, deadline: float | None = None) -> Ticket[T]:

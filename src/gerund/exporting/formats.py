@@ -10,11 +10,11 @@ from typing import Protocol
 from gerund.checks import one_of, place
 from gerund.errors import ConfigError
 from gerund.exporting import gguf, merged, onnx, openvino, sentence_transformers
-from gerund.exporting.shared import write_settings
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state
+from gerund.models.encoder_settings import write_settings
 from gerund.models.sources import Source
 from gerund.settings.encoder import EXPORT_FORMATS
 from gerund.settings.plan import Direction

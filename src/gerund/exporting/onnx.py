@@ -27,10 +27,11 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
-from gerund.exporting.shared import TEXTS, is_fused, plain_tokenizer, prompt_settings, write_json, write_merged
+from gerund.exporting.shared import TEXTS, is_fused, plain_tokenizer, write_merged
 from gerund.inference.encode.runtime import ENOUGH_IN_INT8, EncoderRuntime, encode
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.models import loading
+from gerund.models.sentence_transformers_folder import prompt_settings, write_json
 from gerund.models.sources import find
 from gerund.models.vectors import unit
 from gerund.poolings import pool

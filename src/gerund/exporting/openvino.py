@@ -16,8 +16,8 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.exporting import onnx
 from gerund.exporting.onnx import VECTORS, Prepared
-from gerund.exporting.shared import write_json
 from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.models.sentence_transformers_folder import write_json
 
 # The name that optimum gives such a graph; the weights are in the file of the same name that ends in .bin.
 MODEL_FILE = "openvino_model.xml"

@@ -23,10 +23,7 @@ from gerund.exporting.shared import (
     change_json,
     is_fused,
     plain_tokenizer,
-    prompt_settings,
-    write_json,
     write_merged,
-    write_modules,
 )
 from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
@@ -34,7 +31,14 @@ from gerund.models import loading
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import is_bidirectional
 from gerund.models.heads import ProjectionHead
-from gerund.models.sentence_transformers_folder import MODULE_FILE, MODULE_WEIGHTS, OWN_CLASS
+from gerund.models.sentence_transformers_folder import (
+    MODULE_FILE,
+    MODULE_WEIGHTS,
+    OWN_CLASS,
+    prompt_settings,
+    write_json,
+    write_modules,
+)
 from gerund.poolings import SWITCHES, pooling_parts
 from gerund.settings.plan import Direction, View
 

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
-from gerund.exporting.shared import prompt_settings
 from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.language_model import LanguageModel
-from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE
+from gerund.language_model import LanguageModel, save_into
+from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE, prompt_settings
 from gerund.settings.encoder import CONFIG_FILE
 
 try:
@@ -131,7 +130,7 @@ class Transformer(InputModule):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write model, tokenizer and ``gerund.json`` into a folder that sentence-transformers has made."""
         del args, safe_serialization, kwargs
-        self.lm.save_into(Path(output_path))
+        save_into(self.lm, Path(output_path))
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> "Transformer":

@@ -17,6 +17,7 @@ from gerund import checks
 from gerund.attention.recurrent import ATTENTION_FREE
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.models import sentence_transformers_folder as ready_made
+from gerund.models.adapters import Adapters
 from gerund.models.architectures import SEQ2SEQ, is_bidirectional, is_body, state_width
 from gerund.models.gguf_files import encoder_settings, read_file
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
@@ -311,3 +312,23 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
             raise ConfigError(f"{name} in {CONFIG_FILE} is null")
     with plainly(EncoderSpec):
         return EncoderSpec.model_validate({name: value for name, value in fields.items() if name != _ADAPTER})
+
+
+def write_settings(
+    folder: Path, encoder: EncoderConfig, n_layers: int, identity: str, *, adapters: Adapters | None = None
+) -> None:
+    """Write ``gerund.json``, with k worked out, and copy adapters into folders of their own.
+
+    sentence-transformers is told that only gerund's own class reads the folder as it is meant.
+
+    Args:
+        folder: a model's folder.
+        encoder: how the model is read.
+        n_layers: how many layers it has.
+        identity: the encoder's fingerprint.
+        adapters: those of its jobs.
+    """
+    places = (adapters or Adapters()).copy_into(folder)
+    text = settings_text(EncoderSpec.of_config(encoder, n_layers), identity, places)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    ready_made.write_own_modules(folder, encoder)

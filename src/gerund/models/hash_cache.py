@@ -24,6 +24,8 @@ import gerund.attention
 from gerund.errors import GerundError
 from gerund.jobs.disk_cache import user_cache
 from gerund.jobs.files import write_atomic
+from gerund.models.adapters import base_state
+from gerund.models.fingerprint import times_written, weights_hash
 from gerund.settings.plan import ResolvedPlan
 from gerund.version import __version__
 
@@ -93,6 +95,43 @@ def probe_passed(key: str) -> bool:
 def cache_passed_probe(key: str) -> None:
     """Record that a probe was passed, where the cache can be written."""
     _write("probes", key, _PASSED)
+
+
+class CachedWeightsHash:
+    """The hash of a model's weights, computed once for as long as no tensor is changed in place.
+
+    ``files_key`` is that of ``weights_key``, where the tensors are those of the files; the hash is then cached on disk.
+    """
+
+    def __init__(self, model: PreTrainedModel, files_key: str | None) -> None:
+        self._model, self._files_key = model, files_key
+        self._hashed: tuple[int, str] | None = None
+        self._changes_loaded = 0 if files_key is None else self._changes()
+
+    def _changes(self) -> int:
+        """Return how often tensors were changed in place, which each of them counts."""
+        return sum(times_written(tensor) for tensor in base_state(self._model).values())
+
+    @property
+    def files_key(self) -> str | None:
+        """The key of the files; None without any, or after a tensor was changed."""
+        return self._files_key if self._files_key is None or self._changes() == self._changes_loaded else None
+
+    def value(self) -> str:
+        """Return the hash of the weights as they are now."""
+        changes = self._changes()
+        if self._hashed is None or self._hashed[0] != changes:
+            self._hashed = changes, self._hash()
+        return self._hashed[1]
+
+    def _hash(self) -> str:
+        key = self.files_key
+        hashed = None if key is None else cached_hash(key)
+        if hashed is None:
+            hashed = weights_hash(base_state(self._model))
+            if key is not None:
+                cache_hash(key, hashed)
+        return hashed
 
 
 def _key(*parts: str) -> str:

@@ -511,7 +511,7 @@ class Opened:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of ``TextEncoder``."""
+        """The keyword arguments of ``LanguageModel``."""
         return {
             "name": self.name,
             "adapters": self.adapters,
@@ -673,6 +673,6 @@ def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | P
     if encoder.reads_beside:
         raise ConfigError(f"{name} has an encoder of its own; layers, prepend and reroute are for decoder-only models")
     if encoder.attention.name != "bidir":
-        raise ConfigError(f"{name} has an encoder of its own, which looks both ways: attention is bidir, nothing else")
+        raise ConfigError(f"{name} has a bidirectional encoder of its own: attention must be bidir")
     if any(where not in (None, NO_ADAPTER) for where in adapters):
         raise ConfigError(f"{name} has an encoder of its own; an adapter for encoding is for decoder-only models")

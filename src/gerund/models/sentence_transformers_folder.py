@@ -7,6 +7,7 @@ Knows: ``modules.json`` and the JSON files beside it, in the layouts of versions
 what a model computes.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from gerund.checks import read_json
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.folder_files import demand_readable
 from gerund.poolings import CONCATENATED, MODES, SWITCHES
-from gerund.settings.encoder import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS
+from gerund.settings.encoder import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS, EncoderConfig
 from gerund.settings.templates import TRUNCATE, is_template
 
 OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
@@ -476,3 +477,69 @@ def _number(path: Path, data: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or value < 1:
         raise DataError(f"{path}: {key} is a whole number above 0, not {value!r}")
     return value
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file as transformers writes its own."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+_NORMALIZE = "sentence_transformers.models.Normalize"
+# The prompts that sentence-transformers looks up by itself.
+_JOBS = ("query", "document")
+_NEEDS = {
+    "gerund": {
+        "specifier": ">=0.1",
+        "reason": "Its attention plan is gerund's; open it with gerund.integrations.sentence_transformers.load(FOLDER)",
+    }
+}
+
+
+def write_own_modules(folder: Path, config: EncoderConfig) -> None:
+    """Say that gerund's own class reads this folder."""
+    write_modules(folder, config, [("", OWN_CLASS)], needs=_NEEDS)
+
+
+def write_modules(
+    folder: Path,
+    config: EncoderConfig,
+    modules: list[tuple[str, str]],
+    *,
+    needs: dict[str, dict[str, str]] | None = None,
+) -> None:
+    """Write both files.
+
+    Args:
+        folder: where to.
+        config: prompts, and whether vectors get length 1.
+        modules: folder and class of each module but the normalisation, which needs no folder of its own.
+        needs: packages without which it is not read: a ``specifier`` of versions, and a ``reason``.
+    """
+    if config.normalize:
+        modules = [*modules, (f"{len(modules)}_Normalize", _NORMALIZE)]
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
+    write_json(folder / MODULES_FILE, listed)
+    prompts, default = prompt_settings(config)
+    settings = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": config.similarity}
+    required = {"requirements": needs} if needs else {}
+    write_json(folder / SETTINGS_FILE, {"model_type": "SentenceTransformer", **settings, **required})
+
+
+def prompt_settings(config: EncoderConfig) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name, and the name of the default one.
+
+    A default prompt is that of queries and documents too, where these have none of their own: ``encode_query`` and
+    ``encode_document`` would otherwise put nothing before a text.
+
+    >>> prompt_settings(EncoderConfig(prompt="Query: ", prompts={"document": "Text: "}))
+    ({'default': 'Query: ', 'query': 'Query: ', 'document': 'Text: '}, 'default')
+    >>> prompt_settings(EncoderConfig(prompts={"document": "Text: "}))
+    ({'document': 'Text: '}, None)
+    """
+    prompts = dict(config.prompts)
+    if not config.prompt:
+        return prompts, None
+    name = next((name for name, text in prompts.items() if text == config.prompt), None)
+    if name is None:
+        name = "default" if "default" not in prompts else "gerund-default"
+    return {name: config.prompt, **dict.fromkeys(_JOBS, config.prompt), **prompts}, name

@@ -11,7 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from gerund.checks import refuse_blank
 from gerund.errors import ConfigError, DataError, TextError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
+from gerund.inference.encode.texts import text_tokens
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
 from gerund.models.encoder_settings import default_encoder_config, read_saved, saved_fields, settings_from
@@ -174,7 +175,7 @@ class DualScorer(VectorScorer):
         settings, projection_DD = read_scorer(folder)
         saved = read_scorer_config(folder) or (read_saved(folder) if is_other else None)
         if saved is not None:
-            encoder = encoder.for_job("score", saved.applied_to(default_encoder_config(encoder.model.config)))
+            encoder = _for_scoring(encoder, saved.applied_to(default_encoder_config(encoder.model.config)))
         if projection_DD is not None and projection_DD.shape != (encoder.dimensions, encoder.dimensions):
             raise DataError(f"{folder / WEIGHTS_FILE} does not fit vectors of {encoder.dimensions} dimensions")
         return cls(encoder, settings, projection_DD)
@@ -224,8 +225,9 @@ class _Vectors:
         return self._encode(self._truncated(texts), self.settings.continuation)
 
     def incremental(self, encoder: IncrementalEncoder, texts: Sequence[str]) -> np.ndarray:
-        tokens = self.encoder.tokens(self._truncated(texts), PromptText(self.settings.continuation))
-        return self._projected(encoder.encode([text_tokens for text_tokens in tokens if text_tokens is not None]))
+        marker = PromptText(self.settings.continuation)
+        tokens = text_tokens(self.encoder.runtime, self._truncated(texts), marker)
+        return self._projected(encoder.encode([text for text in tokens if text is not None]))
 
     def _truncated(self, texts: Sequence[str]) -> list[str]:
         return [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in texts]
@@ -280,6 +282,14 @@ def write_scorer(
     if config is not None:
         data["encoder"] = saved_fields(EncoderSpec.of_config(config))
     (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _for_scoring(lm: TextModel, config: EncoderConfig) -> Any:
+    """Return the same model with the scorer's own encoder settings and adapter, without head and transform."""
+    scoring = lm.with_encoder(config)
+    scoring.job, scoring.head, scoring.transform = "score", None, None
+    scoring.runtime = replace(scoring.runtime, adapter=lm.adapters.name("score"), head=None, transform=None)
+    return scoring
 
 
 def _keep_start(encoder: TextModel, text: str, limit: int) -> str:

@@ -14,10 +14,10 @@ from fastapi import Depends, Request
 from gerund.engine.config import Ticket
 from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, GerundError, InputError, StaleIndexError
-from gerund.generative_model import GenerativeModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.tokens import context_length
+from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
@@ -212,7 +212,7 @@ class Service:
     error: GerundError | None = None
 
     def __post_init__(self) -> None:
-        self._lm: GenerativeModel | None = None
+        self._lm: LanguageModel | None = None
         self._engine: Engine | None = None
         self._index: Index | None = None
         self._fingerprints: dict[int | None, str] = {}
@@ -220,7 +220,7 @@ class Service:
         self.workers: dict[str, Any] = {"expected": self.settings.workers, "ready": 1, "last_error": None}
 
     @property
-    def lm(self) -> GenerativeModel:
+    def lm(self) -> LanguageModel:
         """The model.
 
         Raises:
@@ -270,7 +270,7 @@ class Service:
 
         self.start(load(spec))
 
-    def start(self, lm: GenerativeModel) -> None:
+    def start(self, lm: LanguageModel) -> None:
         """Start an engine for a model that is in memory; blocks until it is warm.
 
         Raises:
@@ -402,16 +402,16 @@ class Service:
             self.metrics.observe(self._engine.state())
 
 
-def _opened(where: str, lm: GenerativeModel) -> "Index":
+def _opened(where: str, lm: LanguageModel) -> "Index":
     """Return an index that is there, under this model.
 
     Raises:
         GerundError: there is none, or another encoder made it.
     """
-    from gerund.language_model import LanguageModel
     from gerund.retrieval.index import demand_index, open_index
+    from gerund.seq2seq_model import Seq2SeqModel
 
-    if not isinstance(lm, LanguageModel):
+    if isinstance(lm, Seq2SeqModel):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
     demand_index(where)
     index = open_index(where, lm)

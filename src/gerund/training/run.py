@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save_file
 from gerund.errors import GerundError, ResourceError
 from gerund.jobs.files import atomic_folder, lock_folder, write_atomic
 from gerund.jobs.signals import interrupt_deferred
-from gerund.language_model import LanguageModel
+from gerund.language_model import LanguageModel, save_into
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
@@ -315,14 +315,14 @@ def write_model(
             finished = trained.model if is_copy else copy.deepcopy(trained.model)
             finished = finished.to("cpu", _stored_type(trained))
             kind = Seq2SeqModel if trained.is_encoder_decoder else LanguageModel
-            kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head).save_into(partial)
+            save_into(kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head), partial)
         else:
             assert trained.source is not None
             base, tokenizer = loading.read(trained.source, None)
             with TemporaryDirectory(dir=partial.parent) as room:
                 write_adapter(trained, Path(room))
                 options: dict[str, Any] = {"name": folder.name, "adapters": Adapters.shared(Path(room)), "head": head}
-                LanguageModel(base, tokenizer, trained.encoder, **options).save_into(partial)
+                save_into(LanguageModel(base, tokenizer, trained.encoder, **options), partial)
         for write in extra_files:
             write(partial)
         write_atomic(partial / "training.json", json.dumps(report, indent=1) + "\n")

@@ -16,6 +16,7 @@ from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.few_shot import FewShot
 from gerund.evaluation.tasks.fine_tuning import find
 from gerund.inference.encode.classifier import TextClassifier
+from gerund.inference.encode.texts import text_tokens
 from gerund.models.heads import HeadConfig, ProjectionHead
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.evaluation.made_up import fruits, write_classification
@@ -64,7 +65,7 @@ def test_a_copy_begins_as_the_encoder_and_the_model_stays(kind, tiny_folder, t5_
     lm = loaded(kind, tiny_folder, t5_folder, tmp_path)
     vectors = lm.encode(TEXTS, normalize=False, empty="zeros")
     state = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
-    tokens = lm.tokens(TEXTS, empty="zeros")
+    tokens = text_tokens(lm.runtime, TEXTS, empty="zeros")
     # A classifier whose layer hands the vector on.
     classifier = TextClassifier(copied(lm.runtime), lm.dimensions).eval()
     classifier.classifier = torch.nn.Identity()
@@ -92,8 +93,8 @@ def test_the_score_is_of_what_is_predicted(task, tiny_folder):
     names = sorted(set(train.labels))
     labels = [names.index(train.labels[place]) for place in sample]
     how = How(task.epochs, task.learning_rate, task.batch_size, seed=0)
-    classifier = fine_tuned(lm.runtime, lm.tokens([train.texts[place] for place in sample]), labels, how)
-    found = [names[label] for label in predicted(classifier, lm.runtime, lm.tokens(test.texts))]
+    classifier = fine_tuned(lm.runtime, text_tokens(lm.runtime, [train.texts[place] for place in sample]), labels, how)
+    found = [names[label] for label in predicted(classifier, lm.runtime, text_tokens(lm.runtime, test.texts))]
     assert score.value == sum(a == b for a, b in zip(found, test.labels, strict=True)) / 15
     assert (score.main, score.size, score.runs, score.spread) == ("accuracy", 15, 1, None)
     assert score.notes == ("1 of 3 classes have fewer than 10 training examples and give all of theirs",)

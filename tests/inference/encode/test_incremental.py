@@ -9,6 +9,7 @@ import torch
 import gerund
 from gerund.inference.encode import incremental
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
+from gerund.inference.encode.texts import text_tokens
 from gerund.settings.plan import AttentionPlan
 from tests.tiny import CONFIGS, save_tiny
 
@@ -31,7 +32,7 @@ def anew(lm, texts):
 
 
 def grown(growing, lm, texts):
-    return growing.encode(lm.tokens(texts))
+    return growing.encode(text_tokens(lm.runtime, texts))
 
 
 @pytest.mark.sweep(quick=4)
@@ -63,11 +64,15 @@ def test_reads_what_is_new(tiny_folder, monkeypatch):
         IncrementalEncoder, "_run", lambda self, ids, *rest: (read.append(tuple(ids.shape)), run(self, ids, *rest))[1]
     )
     growing = IncrementalEncoder(lm.runtime)
-    first = lm.tokens(["the cat sat in the rain"])
+    first = text_tokens(lm.runtime, ["the cat sat in the rain"])
     growing.encode(first)
-    growing.encode(lm.tokens(["the cat sat in the rain now"]))
-    growing.encode(lm.tokens(["the cat sat in the rain now"]))
-    assert read == [(1, len(first[0])), (1, len(lm.tokens([" now"])[0]) - lm.tokens(["x"])[0].specials_before), (1, 1)]
+    growing.encode(text_tokens(lm.runtime, ["the cat sat in the rain now"]))
+    growing.encode(text_tokens(lm.runtime, ["the cat sat in the rain now"]))
+    assert read == [
+        (1, len(first[0])),
+        (1, len(text_tokens(lm.runtime, [" now"])[0]) - text_tokens(lm.runtime, ["x"])[0].specials_before),
+        (1, 1),
+    ]
 
 
 @pytest.mark.parametrize("plan", ["bidir", "mask0-bidir", "echo", "extra-bidir"])

@@ -9,6 +9,7 @@ import torch
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
 from gerund.inference.encode.runtime import placeholder_embedding
+from gerund.inference.encode.texts import text_tokens
 from gerund.language_model import LanguageModel
 from gerund.models.encoder_settings import saved_fields, settings_from
 from gerund.settings.encoder import METHODS
@@ -151,7 +152,7 @@ def test_both_copies_of_a_long_text_lose_as_much(length: int) -> None:
     np.testing.assert_allclose(found[0], states[-2 - room : -2].mean(0).numpy(), atol=3e-5, rtol=1e-4)
     whole, cut = "y" * room, "y" * (room + 1)
     assert lm.encode_with_usage([whole, cut]).truncated == [False, True]
-    assert [len(text) for text in lm.tokens([whole])] == [8 + 2 * room]
+    assert [len(text) for text in text_tokens(lm.runtime, [whole])] == [8 + 2 * room]
     with pytest.raises(TextError, match="tokens and there is room for"):
         lm.encode(cut, overflow="error")
     with pytest.raises(ConfigError, match="leaves no room for text"):
@@ -162,7 +163,7 @@ def test_a_copy_has_the_tokens_of_its_place(bundled) -> None:
     """A tokenizer of words and pieces: what is pooled is told by characters."""
     lm = bundled.with_encoder(EncoderConfig(AttentionPlan("echo"), template="rewrite", max_length=40))
     with pytest.warns(UserWarning, match="were cut"):
-        [tokens] = lm.tokens(["The kitten sleeps. " * 30], offsets=True)
+        [tokens] = text_tokens(lm.runtime, ["The kitten sleeps. " * 30], offsets=True)
     assert 36 <= len(tokens) <= 40
     text = lm.tokenizer.decode(tokens.ids)
     before, _, behind = text.partition(", rewritten sentence: ")

@@ -7,6 +7,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, TextError
+from gerund.inference.encode.texts import text_tokens
 from gerund.models.vectors import unit
 
 TEXTS = ["The cat sat. A dog ran.", "é over there", "Short."]
@@ -16,7 +17,7 @@ SPANS = [[(0, 12), (13, 23), (4, 20), (0, 23)], [(0, 1), (2, 12)], []]
 def by_hand(lm, text, span):
     """Pool the states of every token that has a character of the stretch, one text alone."""
     [states] = lm.encode_tokens([text])
-    [tokens] = lm.tokens([text], offsets=True)
+    [tokens] = text_tokens(lm.runtime, [text], offsets=True)
     before = len(states) - len(tokens.offsets)
     own = [states[before + row] for row, (a, b) in enumerate(tokens.offsets) if a < b and a < span[1] and b > span[0]]
     ranks = np.arange(1, len(own) + 1, dtype=np.float32)
@@ -52,7 +53,7 @@ def test_a_prompt_is_read_and_not_pooled(tiny_folder):
     [plain] = lm.encode_spans(["The cat sat."], [[(4, 7)]])
     [prompted] = lm.encode_spans(["The cat sat."], [[(4, 7)]], prompt="About: ")
     assert not np.allclose(plain, prompted, atol=1e-3)  # its tokens have seen the prompt
-    both = lm.tokens(["The cat sat."], "About: ", offsets=True)[0]
+    both = text_tokens(lm.runtime, ["The cat sat."], "About: ", offsets=True)[0]
     states = lm.encode_tokens(["The cat sat."], prompt="About: ")[0]
     own = [states[both.specials_before + row] for row, (a, b) in enumerate(both.offsets) if a < 7 and b > 4 and a < b]
     assert prompted[0] == pytest.approx(unit(np.mean(own, axis=0)), abs=1e-5)
@@ -113,7 +114,7 @@ def test_texts_that_read_the_same_have_the_same_vectors(bundled, text, other):
     first, last = other.rindex(" ") + 1, len(other)
     [[one], [same]] = bundled.encode_spans([text, other], [[(text.rindex(" ") + 1, len(text))], [(first, last)]])
     assert one @ same == pytest.approx(1, abs=1e-5)
-    [tokens] = bundled.tokens([other], offsets=True)
+    [tokens] = text_tokens(bundled.runtime, [other], offsets=True)
     assert tokens.offsets[-1][1] == last
 
 
@@ -130,8 +131,8 @@ def test_texts_may_be_encoded_as_they_are(tiny_folder):
     assert "text_normalization" not in usual.encoder.to_dict()
     assert lm.fingerprint() != usual.fingerprint()
     nfd = unicodedata.normalize("NFD", "Zürich")
-    assert lm.tokens([nfd])[0].ids == lm.tokenizer(nfd).input_ids
-    assert usual.tokens([nfd])[0].ids == lm.tokenizer("Zürich").input_ids
+    assert text_tokens(lm.runtime, [nfd])[0].ids == lm.tokenizer(nfd).input_ids
+    assert text_tokens(usual.runtime, [nfd])[0].ids == lm.tokenizer("Zürich").input_ids
     np.testing.assert_array_equal(lm.encode(TEXTS), usual.encode(TEXTS))  # these have their form
     with pytest.raises(ConfigError, match="text_normalization"):
         gerund.load(tiny_folder, text_normalization="nfd")

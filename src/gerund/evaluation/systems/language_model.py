@@ -11,6 +11,7 @@ import numpy as np
 
 from gerund.evaluation.systems.base import Encoder, cosine_scores
 from gerund.inference.encode.spans import WordPooling
+from gerund.inference.encode.texts import encode_word_tokens
 from gerund.models.architectures import is_encoder_decoder
 from gerund.models.encoder_settings import read_saved
 from gerund.scoring.registry import find_scorer
@@ -155,8 +156,8 @@ class LanguageModelSystem(Encoder):
     def encode_word_tokens(
         self, sentences: Sequence[Sequence[str]], *, prompt: str | None = None, show: bool | None = None
     ) -> list[list[np.ndarray]]:
-        """Return the states of every word's tokens; see ``LanguageModel.encode_word_tokens``."""
-        return self.lm.encode_word_tokens(sentences, prompt=prompt, show_progress=show)
+        """Return the states of every word's tokens; see ``inference.encode.texts``."""
+        return encode_word_tokens(self.lm.runtime, sentences, prompt, show=show)
 
     def find_scorer(self, name: str, *, seed: int) -> Scorer | None:
         """Return the scorer of a name, the model's own for the empty name; None where it has none.

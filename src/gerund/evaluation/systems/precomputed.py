@@ -15,6 +15,7 @@ from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.inference.encode.spans import WordPooling, check_words, word_vectors
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
+from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Tokens
 
 # Vectors of words that are held at once: 1 GB.
@@ -85,7 +86,7 @@ def precomputed_words(
     if len(models) > 1:
         unique = list(dict.fromkeys(map(tuple, check_words(sentences))))
         lm = models[0].lm
-        tokens = lm.tokens([" ".join(words) for words in unique], prompt, offsets=True)
+        tokens = text_tokens(lm.runtime, [" ".join(words) for words in unique], prompt, offsets=True)
         for one in models:
             one.words[prompt, pooling, shift] = {}
 
@@ -112,7 +113,7 @@ def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], 
     needy = [one for one, store in zip(kin, stores, strict=True) if any(key not in store for key in new)]
     if len(needy) < 2:
         return
-    tokens: list[Tokens | None] = kin[0].lm.tokens(missing, prompt, empty="zeros")
+    tokens: list[Tokens | None] = text_tokens(kin[0].lm.runtime, missing, prompt, empty="zeros")
     cache = needy[0].cache
     assert cache is not None
     everything = " ".join([*(one.cache_key for one in needy), text_of_prompt])

@@ -18,7 +18,6 @@ from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem, fusion_named
 from gerund.evaluation.systems.index import INDEX, IndexCache, IndexSystem, way_named
 from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
-from gerund.generative_model import GenerativeModel
 from gerund.language_model import LanguageModel
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
@@ -59,14 +58,14 @@ def systems_of(
     fusions = [how for one in models if isinstance(one, str) and (how := fusion_named(one)) is not None]
     ways = [way for one in models if isinstance(one, str) and (way := way_named(one)) is not None]
     named: list[tuple[str, Callable[[str], System]]] = []
-    several = len({model.name for model in models if isinstance(model, GenerativeModel)}) > 1
+    several = len({model.name for model in models if isinstance(model, LanguageModel)}) > 1
     for model in models:
         if isinstance(model, str) and (fusion_named(model) is not None or way_named(model) is not None):
             continue
         if isinstance(model, SentenceTransformersSystem):
             named.append((_short(model.name), partial(model.called, cache=cache)))
             continue
-        if not isinstance(model, GenerativeModel):
+        if not isinstance(model, LanguageModel):
             if model != BM25:
                 raise ConfigError(f"a spec, a model in memory, {BM25!r}, {HYBRID!r} or {INDEX!r}, not {model!r}")
             named.append((BM25, BM25System))

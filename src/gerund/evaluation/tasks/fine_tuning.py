@@ -14,6 +14,7 @@ from gerund.evaluation.classifiers import FineTuningConfig, accuracy, fine_tuned
 from gerund.evaluation.labelled_task import LabelledTask, by_label, chosen, labelled_tasks
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Score
+from gerund.inference.encode.texts import text_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class FineTuning(LabelledTask):
         lm, prompt = system.lm, self.prompt(config)
         how = FineTuningConfig(self.epochs, self.learning_rate, self.batch_size, seed=config.seed + number * 1_000_003)
         labels = [names.index(label) for label in learnt.labels]
-        learnt_tokens, tokens = (lm.tokens(own, prompt, empty="zeros") for own in (learnt.texts, texts))
+        learnt_tokens, tokens = (text_tokens(lm.runtime, own, prompt, empty="zeros") for own in (learnt.texts, texts))
         classifier = fine_tuned(lm.runtime, learnt_tokens, labels, how, show=config.show_progress)
         found = [names[label] for label in predicted(classifier, lm.runtime, tokens)]
         del classifier

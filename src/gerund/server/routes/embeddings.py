@@ -18,6 +18,7 @@ from gerund.inference.tokens import check_unicode
 from gerund.language_model import LanguageModel
 from gerund.models.vectors import compared, unit
 from gerund.scoring.names import check_relevance
+from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.config import FINGERPRINT_HEADER
 from gerund.server.errors import MISMATCH, ApiError, api_error, blamed
 from gerund.server.schemas.embeddings import (
@@ -492,7 +493,7 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
     """
     service.demand_model(body.model)
     lm = service.lm
-    if not isinstance(lm, LanguageModel):
+    if isinstance(lm, Seq2SeqModel):
         raise ApiError("no attention plan applies to a model with an encoder of its own", code="not_with_this_model")
     async with service.claim(request) as claim:
         try:

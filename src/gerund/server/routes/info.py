@@ -6,8 +6,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from gerund.language_model import LanguageModel
 from gerund.scoring.names import DEFAULT, MEASURE_NAMES, MODEL, RELEVANCE_MEASURES
+from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
@@ -81,7 +81,7 @@ async def about(service: Served) -> dict[str, Any]:
     """Say what the page can offer: plans, scorers, whether there are chats and an index."""
     service.demand_ready()
     lm = service.lm
-    is_decoder = isinstance(lm, LanguageModel)
+    is_decoder = not isinstance(lm, Seq2SeqModel)
     plan = lm.encoder.attention.with_defaults(lm.n_layers).name if is_decoder else ""
     own = [MODEL] if lm.scorer is not None else []
     return {
