@@ -130,7 +130,7 @@ class TestGenerate:
             ({"sampling": {}}, "sampling is a Sampling, .* not {}"),
             ({"sampling": {"seed": 1}, "rerank": Rerank(2)}, "sampling is a Sampling"),
             ({"max_new_tokens": 2.5, "rerank": Rerank(2)}, "max_new_tokens is a whole number, not 2.5"),
-            ({"rerank": "pmi"}, "rerank is a Rerank, .* not 'pmi'"),
+            ({"rerank": "pmi"}, "rerank must be a Rerank, .* not 'pmi'"),
         ],
     )
     def test_arguments_of_the_wrong_kind(self, lm, verb, arguments, said):
