@@ -29,7 +29,7 @@ from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, found_by_both, joined, rrf
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.store import About, Found
+from gerund.retrieval.store import IndexMetadata, Match
 from gerund.scoring.names import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
@@ -39,7 +39,7 @@ AS_FOUND = "as found"
 _SPARE = 16
 
 # What words and what vectors find for a query.
-Sides = tuple[list[Found], list[Found]]
+Sides = tuple[list[Match], list[Match]]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def indexed(encoder: Encoder, chunking: Chunking, own: Set) -> Iterator[LanceSto
     """Yield a store of a collection's chunks."""
     with tempfile.TemporaryDirectory() as folder:
         store = LanceStore(Path(folder) / "my.index")
-        store.create(About("fingerprint", encoder.name, encoder.dimensions, "", chunking))
+        store.create(IndexMetadata("fingerprint", encoder.name, encoder.dimensions, "", chunking))
         for first in range(0, len(own.documents), 128):
             listed = [cut(one, encoder.tokenizer, chunking) for one in own.documents[first : first + 128]]
             chunks = [one for chunks in listed for one in chunks]
@@ -236,7 +236,7 @@ def joined_score(
     return own.ndcg({query: by_document(join(*map(_scores, found)), found) for query, found in sides.items()})
 
 
-def _scores(side: Sequence[Found]) -> dict[str, float]:
+def _scores(side: Sequence[Match]) -> dict[str, float]:
     return {chunk.id: score for chunk, score in side}
 
 

@@ -30,7 +30,7 @@ from gerund.jobs.engine import peak_resident_mib
 from gerund.retrieval.documents import Chunk
 from gerund.retrieval.hybrid_search import DEPTH
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.store import About, Words
+from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from inputs import demo_texts, random_llama, save, size_of
 from results import Column, Table, median_of
 
@@ -128,7 +128,7 @@ def build(case: dict[str, Any]) -> dict[str, Any]:
     centres_CD = rng.normal(size=(100, width)).astype(np.float32)
     vectors_ND = np.lib.format.open_memmap(folder / "vectors.npy", "w+", np.float32, (size, width))
     store = LanceStore(folder / "my.index")
-    store.create(About("fingerprint", "random", width, "", Chunking()))
+    store.create(IndexMetadata("fingerprint", "random", width, "", Chunking()))
     for first in range(0, size, _BLOCK):
         own = range(first, min(first + _BLOCK, size))
         block_ND = centres_CD[rng.integers(100, size=len(own))] + rng.standard_normal((len(own), width), np.float32)
@@ -156,7 +156,7 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
 
     def by_words() -> None:
         for number in range(case["queries"]):
-            store.words(Words(f"word{number % 50} word{number % 500} word{number}"), DEPTH)
+            store.words(KeywordQuery(f"word{number % 50} word{number % 500} word{number}"), DEPTH)
 
     def by_vectors() -> None:
         for query_D in queries_QD:

@@ -24,11 +24,11 @@ import pyarrow.parquet  # noqa: F401  (imported once here rather than in every c
 
 from gerund.retrieval import indexing, lance_store, migrating, reading
 from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
-from gerund.retrieval.store import About
+from gerund.retrieval.store import IndexMetadata
 from tests.retrieval import helpers
 
-WRITES = ("create", "replace", "note_files", "tidy", "beside", "swap", "drop_others")
-OTHER = About("fedcba9876543210", "another model", helpers.DIMENSIONS, "bidir, mean", Chunking(9))
+WRITES = ("create", "replace", "note_files", "tidy", "create_successor", "swap", "drop_others")
+OTHER = IndexMetadata("fedcba9876543210", "another model", helpers.DIMENSIONS, "bidir, mean", Chunking(9))
 KILLS = 10
 
 

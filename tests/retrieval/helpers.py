@@ -9,10 +9,10 @@ import numpy as np
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.indexing import IndexSummary, Writer
 from gerund.retrieval.lance_store import LanceStore
-from gerund.retrieval.store import About, Found, VectorStore
+from gerund.retrieval.store import IndexMetadata, Match, VectorStore
 
 DIMENSIONS = 8
-ABOUT = About("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
+ABOUT = IndexMetadata("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
 
 
 def vector_of(text: str) -> np.ndarray:
@@ -38,7 +38,7 @@ def vectors(texts: Sequence[str]) -> np.ndarray:
     return np.stack([vector_of(text) for text in texts])
 
 
-def sources(found: Sequence[Found]) -> list[str]:
+def sources(found: Sequence[Match]) -> list[str]:
     """Return the names of the documents that were found."""
     return [one.source for one, _ in found]
 

@@ -14,7 +14,7 @@ from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
 from gerund.retrieval.question_answering import NOTHING, SILENT, Asked, Written, extractive_answer
-from gerund.retrieval.store import About
+from gerund.retrieval.store import IndexMetadata
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer
 from tests.retrieval.test_index import NOTES
@@ -275,7 +275,7 @@ def test_headings_and_code_are_not_quoted() -> None:
         "The first railway opened in 1825.",
     ]
     hits = [Hit("a", 0, 90, "\n\n".join(parts), 1.0, 1, title="First railway opened")]
-    about = About("", "", 2, "", Chunking())
+    about = IndexMetadata("", "", 2, "", Chunking())
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         return np.tile(np.array([[1.0, 0.0]], dtype=np.float32), (len(texts), 1))

@@ -147,10 +147,10 @@ def test_prompts_of_the_encoder_go_before_queries_and_documents(tiny_folder):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens": 0}, "chunks of 0 tokens hold nothing"),
+        ({"tokens": 0}, "`tokens` must be at least 1, got 0"),
         ({"tokens": 2.5}, "tokens is a whole number, not 2.5"),
         ({"late": "yes"}, "late is True or False"),
-        ({"language": "en/../x"}, "is no language code such as en"),
+        ({"language": "en/../x"}, "is not a language code such as en"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):

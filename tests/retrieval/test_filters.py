@@ -8,7 +8,7 @@ from gerund.retrieval.documents import Chunk
 from gerund.retrieval.filters import check_filter
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore, _is_like
-from gerund.retrieval.store import Words
+from gerund.retrieval.store import KeywordQuery
 from tests.retrieval.helpers import ABOUT
 
 SOURCES = [
@@ -100,7 +100,7 @@ def test_both_stores_leave_the_same(stores, where):
     for store in stores:
         found = store.vectors(np.ones(ABOUT.dimensions, dtype=np.float32), 99, sql)
         assert {chunk.source for chunk, _ in found} == RIGHT[where], store.name
-        assert {chunk.source for chunk, _ in store.words(Words("steam"), 99, sql)} == RIGHT[where], store.name
+        assert {chunk.source for chunk, _ in store.words(KeywordQuery("steam"), 99, sql)} == RIGHT[where], store.name
 
 
 def test_a_pattern_of_many_parts_takes_no_time():

@@ -11,7 +11,7 @@ from gerund import Answer, Chunking, Document, Hit
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError, TextError
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.question_answering import NOTHING, coverage
-from gerund.retrieval.store import Words
+from gerund.retrieval.store import KeywordQuery
 
 NOTES = {
     "bread": "Bread is made of flour, water and salt. Yeast makes the dough rise.",
@@ -40,7 +40,7 @@ def test_search_is_the_sum_of_both_rankings(index, bundled):
     query = "how is bread made"
     [hits] = index.search_all([query], 4)
     chunks = {one.source: one for one in index.store.chunks_of(list(NOTES))}
-    words = {chunk.source: score for chunk, score in index.store.words(Words(query), 100)}
+    words = {chunk.source: score for chunk, score in index.store.words(KeywordQuery(query), 100)}
     cosines = bundled.encode([one.text for one in chunks.values()]) @ bundled.encode(query)
     cosines = dict(zip(chunks, cosines.tolist(), strict=True))
     share = hybrid_search.WEIGHT

@@ -15,7 +15,7 @@ from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.indexing import Writer, all_failed, refill
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.store import About
+from gerund.retrieval.store import IndexMetadata
 from tests.retrieval.helpers import ABOUT, cut_lines, embed, index_files, vector_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -267,7 +267,7 @@ def test_everything_is_embedded_anew_from_what_is_stored(store, tmp_path):
     folder = write(tmp_path / "n", a="one\n\n\ntwo\n", b="three\n")
     add(store, folder, root=tmp_path)
     (folder / "a.txt").unlink()  # the file is not needed
-    about = About("another", "m", 3, "x", Chunking(9))
+    about = IndexMetadata("another", "m", 3, "x", Chunking(9))
     asked = []
 
     def cut_words(document):
@@ -277,7 +277,7 @@ def test_everything_is_embedded_anew_from_what_is_stored(store, tmp_path):
     def embed_small(documents):
         return np.stack([vector_of(one.text)[:3] for own in documents for one in own])
 
-    other = store.beside(about)
+    other = store.create_successor(about)
     assert refill(store, other, cut_words, embed_small) == 2
     assert [(one.source, one.text, one.title) for one in asked] == [
         ("n/a.txt", "one\n\n\ntwo", "a"),

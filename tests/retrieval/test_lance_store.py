@@ -21,7 +21,7 @@ from gerund.retrieval import lance_store
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.indexing import Writer
 from gerund.retrieval.lance_store import TERMS, LanceStore, terms_of
-from gerund.retrieval.store import About, Words
+from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, cut_lines, embed, sources, stored, vector_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,14 +35,14 @@ def test_it_is_opened_again_and_readers_see_what_another_wrote(tmp_path):
     for place in range(3):
         stored(writer, [chunk(f"d{place}", f"text {place}")])
         assert reader.count() == place + 1
-        assert len(reader.words(Words("text"), 9)) == place + 1
+        assert len(reader.words(KeywordQuery("text"), 9)) == place + 1
     writer.tidy()
     assert len(reader.vectors(np.ones(DIMENSIONS, dtype=np.float32), 9)) == 3
-    writer.swap(writer.beside(About("other", "m", DIMENSIONS, "x", Chunking(9))))
+    writer.swap(writer.create_successor(IndexMetadata("other", "m", DIMENSIONS, "x", Chunking(9))))
     with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
-        reader.words(Words("text"), 9)
+        reader.words(KeywordQuery("text"), 9)
     with pytest.raises(InputError, match="was migrated by another process meanwhile; open it again"):
-        reader.words(Words.of('"of text"'), 9)
+        reader.words(KeywordQuery.of('"of text"'), 9)
 
 
 def older(place: Path) -> None:
@@ -64,28 +64,28 @@ def test_words_of_an_older_index_are_analysed_again_when_they_are_needed(tmp_pat
     store = LanceStore(tmp_path / "my.index")
     before = store.vectors(vector_of("The Who played in Genève."), 2)
     assert (store.count(), caplog.messages) == (2, [])
-    assert sources(store.words(Words.of('"the who" geneve'), 5)) == ["a"]
-    assert sources(store.words(Words("首都"), 5)) == ["b"]
-    assert sources(store.words(Words("china"), 5)) == ["b"]
+    assert sources(store.words(KeywordQuery.of('"the who" geneve'), 5)) == ["a"]
+    assert sources(store.words(KeywordQuery("首都"), 5)) == ["b"]
+    assert sources(store.words(KeywordQuery("china"), 5)) == ["b"]
     assert caplog.messages == [f"{store.name} was written by another version of gerund: its words are indexed again"]
     assert store.vectors(vector_of("The Who played in Genève."), 2) == before
     stored(store, [chunk("b", "Changed."), chunk("c", "New.")])
-    assert sources(LanceStore(tmp_path / "my.index").words(Words("changed new"), 5)) in (["b", "c"], ["c", "b"])
+    assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery("changed new"), 5)) in (["b", "c"], ["c", "b"])
     assert len(caplog.messages) == 1
 
 
 def test_a_migration_that_an_older_version_left_is_finished(tmp_path):
-    place, about = tmp_path / "my.index", About("other", "m", DIMENSIONS, "x", Chunking(9))
+    place, about = tmp_path / "my.index", IndexMetadata("other", "m", DIMENSIONS, "x", Chunking(9))
     older(place)
-    LanceStore(place).beside(about)
-    other = lancedb.connect(place).open_table(LanceStore(place).beside(about)._generation)
+    LanceStore(place).create_successor(about)
+    other = lancedb.connect(place).open_table(LanceStore(place).create_successor(about)._generation)
     other.drop_columns([TERMS])
     other.add_columns(pa.schema([("words", pa.string())]))
     store = LanceStore(place)
-    new = store.beside(about)
+    new = store.create_successor(about)
     stored(new, [chunk("c", "New words.")])
     store.swap(new)
-    assert sources(LanceStore(place).words(Words("new"), 5)) == ["c"]
+    assert sources(LanceStore(place).words(KeywordQuery("new"), 5)) == ["c"]
 
 
 def test_two_readers_of_an_older_index_on_an_object_store_do_not_hinder_each_other(tmp_path, monkeypatch):
@@ -96,9 +96,9 @@ def test_two_readers_of_an_older_index_on_an_object_store_do_not_hinder_each_oth
     monkeypatch.setattr(lancedb.table.LanceTable, "add_columns", lambda *all: (barrier.wait(10), add(*all)))
     place = (tmp_path / "my.index").as_uri()
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: sources(LanceStore(place).words(Words("geneve"), 5)), range(2)))
+        found = list(pool.map(lambda _: sources(LanceStore(place).words(KeywordQuery("geneve"), 5)), range(2)))
     assert found == [["a"], ["a"]]
-    assert sources(LanceStore(place).words(Words("首都"), 5)) == ["b"]
+    assert sources(LanceStore(place).words(KeywordQuery("首都"), 5)) == ["b"]
 
 
 def test_an_older_index_is_not_taken_for_one_that_was_interrupted(tmp_path):
@@ -115,22 +115,22 @@ def test_an_index_of_words_that_was_not_finished_is_finished(tmp_path, caplog):
     store.create(ABOUT)
     stored(store, [chunk("a", "Bread rises.")])
     lancedb.connect(tmp_path / "my.index").open_table(store._current()).drop_index("terms_idx")
-    assert sources(LanceStore(tmp_path / "my.index").words(Words("bread"), 5)) == ["a"]
+    assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery("bread"), 5)) == ["a"]
     assert caplog.messages == [f"{store.name}: the index of its words was not finished, and is finished now"]
 
 
 def test_an_older_index_is_written_into_and_what_was_interrupted_is_finished(tmp_path, monkeypatch):
     older(tmp_path / "my.index")
     store = LanceStore(tmp_path / "my.index")
-    monkeypatch.setattr("gerund.retrieval.lance_store._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("gerund.retrieval.lance_store._BATCH_ROWS", 1)
     monkeypatch.setattr("gerund.retrieval.lance_store.terms_of", fails_at_the_second())
     with pytest.raises(KeyboardInterrupt):
         stored(store, [chunk("c", "New.")])
     monkeypatch.undo()
     stored(LanceStore(tmp_path / "my.index"), [chunk("c", "New words.")])
-    assert sources(LanceStore(tmp_path / "my.index").words(Words("geneve new 北京"), 5)) != []
+    assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery("geneve new 北京"), 5)) != []
     for query, wanted in {"geneve": "a", "北京": "b", "new": "c"}.items():
-        assert sources(LanceStore(tmp_path / "my.index").words(Words(query), 5)) == [wanted]
+        assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery(query), 5)) == [wanted]
 
 
 def fails_at_the_second():
@@ -154,7 +154,7 @@ def test_an_older_index_that_cannot_be_written_says_what_to_do(tmp_path, monkeyp
 
     monkeypatch.setattr(step, refuse)
     with pytest.raises(InputError, match="have to be indexed again, for which its folder must be writable"):
-        LanceStore(tmp_path / "my.index").words(Words("x"), 5)
+        LanceStore(tmp_path / "my.index").words(KeywordQuery("x"), 5)
     monkeypatch.undo()
     assert len(LanceStore(tmp_path / "my.index").vectors(vector_of("x"), 5)) == 2
 
@@ -163,7 +163,7 @@ def test_what_is_there_and_is_no_index(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="is a file; an index is a folder"):
         LanceStore(tmp_path / "file")
-    with pytest.raises(DataError, match="is no index: it holds file"):
+    with pytest.raises(DataError, match="is not an index: it contains file"):
         LanceStore(tmp_path)
     (tmp_path / "empty").mkdir()
     assert LanceStore(tmp_path / "empty").about() is None
@@ -189,7 +189,7 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     for write in (
         lambda store: stored(store, [chunk("a", "One.")]),
         lambda store: store.note_files({"a": "1"}),
-        lambda store: store.beside(ABOUT),
+        lambda store: store.create_successor(ABOUT),
     ):
         with pytest.raises(InputError, match=r"my\.index cannot be read or written: Permission denied"):
             write(LanceStore(tmp_path / "my.index"))
@@ -222,10 +222,10 @@ def test_a_full_disk_keeps_what_was_stored(tmp_path):
 
 def test_a_newer_format_is_refused(tmp_path):
     with pytest.raises(DataError, match="has format 2"):
-        About.from_json(ABOUT.to_json().replace('"format": 1', '"format": 2'), "my.index")
+        IndexMetadata.from_json(ABOUT.to_json().replace('"format": 1', '"format": 2'), "my.index")
     for broken in ("{", "[]", "{}", '{"format": 1}', ABOUT.to_json().replace("tokens", "token")):
-        with pytest.raises(DataError, match=r"my\.index|no description of chunks"):
-            About.from_json(broken, "my.index")
+        with pytest.raises(DataError, match=r"my\.index|not a description of chunking"):
+            IndexMetadata.from_json(broken, "my.index")
 
 
 @pytest.mark.slow
@@ -262,7 +262,7 @@ def test_what_an_interrupted_writer_left_out_is_made_up_for(tmp_path, monkeypatc
     stored(store, [chunk(f"e{place}", f"text {place}") for place in range(100)])
     with store.locked():  # as another process that is still at it
         assert not LanceStore(tmp_path / "my.index").finish()
-    table = store._table(store._demand_current())
+    table = store._table(store._require_current())
     table.optimize()
     assert not store.is_tidy()  # there is no index of vectors yet
     assert LanceStore(tmp_path / "my.index").finish()
@@ -271,7 +271,7 @@ def test_what_an_interrupted_writer_left_out_is_made_up_for(tmp_path, monkeypatc
     assert not store.is_tidy()
     store.tidy()
     assert store.is_tidy()
-    assert len(store.words(Words("text"), 400)) == 300
+    assert len(store.words(KeywordQuery("text"), 400)) == 300
 
 
 def test_a_full_disk_keeps_nobody_from_searching(tmp_path, monkeypatch):
@@ -283,7 +283,7 @@ def test_a_full_disk_keeps_nobody_from_searching(tmp_path, monkeypatch):
     stored(store, [chunk("a", "one cat")])
     monkeypatch.setattr(LanceStore, "tidy", full)
     assert not store.finish()
-    assert sources(store.words(Words("cat"), 5)) == ["a"]
+    assert sources(store.words(KeywordQuery("cat"), 5)) == ["a"]
 
 
 @pytest.mark.parametrize("place", ["file://{folder}/my.index", "memory://{name}/my.index"])
@@ -295,9 +295,9 @@ def test_paths_of_object_stores_are_lancedbs(tmp_path, place):
     chunks = cut_lines(document)
     store.replace(["a"], chunks, embed([chunks]))
     store.tidy()
-    assert [chunk.text for chunk, _ in store.words(Words("cat"), 5)] == ["one cat"]
-    assert [chunk.text for chunk, _ in store.words(Words.of('"one cat"'), 5)] == ["one cat"]
-    assert store.words(Words.of('"the cat"'), 5) == store.words(Words.of('"the"'), 5) == []
+    assert [chunk.text for chunk, _ in store.words(KeywordQuery("cat"), 5)] == ["one cat"]
+    assert [chunk.text for chunk, _ in store.words(KeywordQuery.of('"one cat"'), 5)] == ["one cat"]
+    assert store.words(KeywordQuery.of('"the cat"'), 5) == store.words(KeywordQuery.of('"the"'), 5) == []
     assert store.vectors(embed([chunks])[1], 1)[0][0].text == "two dogs"
     store.replace(["a"], [], embed([chunks])[:0])
     assert store.count() == 0
@@ -309,7 +309,9 @@ def test_a_search_waits_for_no_other_thread_that_writes(tmp_path):
     stored(store, [chunk("a", "one cat")])
     found = []
     with store.locked():
-        thread = threading.Thread(target=lambda: found.extend(sources(store.words(Words("cat"), 5))), daemon=True)
+        thread = threading.Thread(
+            target=lambda: found.extend(sources(store.words(KeywordQuery("cat"), 5))), daemon=True
+        )
         thread.start()
         thread.join(30)
         assert found == ["a"]

@@ -10,7 +10,7 @@ import gerund
 from gerund.errors import FingerprintError
 from gerund.models.heads import HeadConfig, ProjectionHead
 from gerund.retrieval.documents import Chunking
-from gerund.retrieval.store import About
+from gerund.retrieval.store import IndexMetadata
 from tests.tiny import save_tiny
 
 DOCUMENTS = [gerund.Document("bread", "Bread is made of flour."), gerund.Document("rail", "Trains need rails.")]
@@ -83,7 +83,7 @@ def test_the_space_is_no_longer_declared_when_the_vectors_are_others(tmp_path, t
 
 def test_indices_of_earlier_versions_are_read():
     chunking = Chunking()
-    about = About("f", "m", 3, "causal, mean", chunking, None, "s")
-    assert About.from_json(about.to_json(), "it") == about
+    about = IndexMetadata("f", "m", 3, "causal, mean", chunking, None, "s")
+    assert IndexMetadata.from_json(about.to_json(), "it") == about
     earlier = about.to_json().replace(', "space": "s"', "")
-    assert About.from_json(earlier, "it").space == ""
+    assert IndexMetadata.from_json(earlier, "it").space == ""

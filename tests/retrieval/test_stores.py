@@ -13,7 +13,7 @@ from gerund.retrieval.documents import Chunking
 from gerund.retrieval.hybrid_search import found_by_both, with_phrases
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.store import About, Words
+from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, sources, stored, vector_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def filled(store):
 
 def test_what_it_says_about_itself_is_kept(store):
     assert store.about() == ABOUT
-    store.create(About("another", "m", 3, "x", Chunking(5)))  # there is one
+    store.create(IndexMetadata("another", "m", 3, "x", Chunking(5)))  # there is one
     assert store.about() == ABOUT
 
 
@@ -62,7 +62,7 @@ def test_a_document_is_replaced_whole(filled):
     stored(filled, [chunk("rail", "Trains."), chunk("rail", "More trains.", 1), chunk("new", "New.")])
     assert filled.count() == 6
     assert [one.text for one in filled.chunks_of(["rail"])] == ["Trains.", "More trains."]
-    assert sources(filled.words(Words("railway"), 5)) == []
+    assert sources(filled.words(KeywordQuery("railway"), 5)) == []
     stored(filled, [chunk("rail", "Fewer trains.")])
     assert [one.text for one in filled.chunks_of(["rail"])] == ["Fewer trains."]
     filled.replace(["rail", "it's", "unknown"], [], np.zeros((0, 0), dtype=np.float32))
@@ -93,7 +93,7 @@ def test_files_are_noted_and_forgotten(store):
     ],
 )
 def test_words(filled, query, wanted):
-    assert sources(filled.words(Words.of(query), 5)) == wanted
+    assert sources(filled.words(KeywordQuery.of(query), 5)) == wanted
 
 
 STOP_WORDS = {
@@ -134,23 +134,23 @@ STOP_WORDS = {
 def test_stop_words_count_in_phrases(store, query, wanted):
     stored(store, [chunk(source, text) for source, text in STOP_WORDS.items()])
     store.tidy()
-    found = store.words(Words.of(query), 9)
+    found = store.words(KeywordQuery.of(query), 9)
     assert sorted(sources(found)) == sorted(wanted)
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
     if wanted and query.endswith("question"):
         assert sources(found) == wanted
-    told, cosines = store.words_with_cosines(Words.of(query), vector_of("x"), 9)
+    told, cosines = store.words_with_cosines(KeywordQuery.of(query), vector_of("x"), 9)
     assert (sources(told), len(cosines)) == (sources(found), len(found))
     assert cosines == pytest.approx([float(vector_of(chunk.text) @ vector_of("x")) for chunk, _ in told])
-    assert set(sources(store.words(Words.of(query), 9, "source = 'who' OR false"))) == {"who"} & set(wanted)
-    assert len(store.words(Words.of(query), 1)) == min(1, len(wanted))
+    assert set(sources(store.words(KeywordQuery.of(query), 9, "source = 'who' OR false"))) == {"who"} & set(wanted)
+    assert len(store.words(KeywordQuery.of(query), 1)) == min(1, len(wanted))
 
 
 def test_a_phrase_is_looked_for_behind_what_only_looks_like_it(store):
     # Shorter texts come first, and none of them has the phrase.
     others = [chunk(f"d{place}", "made in flour") for place in range(30)]
     stored(store, [*others, chunk("bread", "Of all that there is in the house bread alone is made of flour.")])
-    assert sources(store.words(Words.of('"made of flour"'), 2)) == ["bread"]
+    assert sources(store.words(KeywordQuery.of('"made of flour"'), 2)) == ["bread"]
 
 
 SCRIPTS = {
@@ -195,14 +195,14 @@ SCRIPTS = {
 def test_words_of_any_script_are_found_in_an_index_of_the_default_language(store, query, wanted):
     stored(store, [chunk(source, text) for source, text in SCRIPTS.items()])
     store.tidy()
-    assert sorted(sources(store.words(Words.of(query), 20))) == wanted
+    assert sorted(sources(store.words(KeywordQuery.of(query), 20))) == wanted
 
 
 def test_a_query_of_stop_words_alone_finds_what_has_most_of_them(store):
     stored(store, [chunk(source, text) for source, text in STOP_WORDS.items()])
-    assert sources(store.words(Words("The Who"), 9))[0] in ("who", "leeds")
-    assert sources(store.words(Words("to be or not to be"), 9))[0] == "long"
-    assert sources(store.words(Words("who is that zebra"), 9)) == []  # beside a word they are nothing
+    assert sources(store.words(KeywordQuery("The Who"), 9))[0] in ("who", "leeds")
+    assert sources(store.words(KeywordQuery("to be or not to be"), 9))[0] == "long"
+    assert sources(store.words(KeywordQuery("who is that zebra"), 9)) == []  # beside a word they are nothing
 
 
 def test_both_rank_by_the_same_words(tmp_path):
@@ -211,53 +211,53 @@ def test_both_rank_by_the_same_words(tmp_path):
         one.create(ABOUT)
         stored(one, [chunk(source, text) for source, text in {**SCRIPTS, **STOP_WORDS, **TEXTS}.items()])
     for query in ("the first railway of steam", "首都是北京", "Who is in Leeds", "flour flour water"):
-        found = [sources(one.words(Words(query), 20)) for one in (lance, memory)]
+        found = [sources(one.words(KeywordQuery(query), 20)) for one in (lance, memory)]
         assert set(found[0]) == set(found[1])
         assert found[0][0] == found[1][0]
 
 
 def test_a_language_has_its_stems_on_disk_and_in_memory(tmp_path):
-    about = About("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
+    about = IndexMetadata("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
     lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
     for one in (lance, memory):
         one.create(about)
         stored(one, [chunk("a", "Die alten Häuser am See."), chunk("b", "Ein Hund.")])
-        assert sources(one.words(Words("des Hauses"), 5)) == ["a"]
-        assert sources(one.words(Words("die am"), 5)) == ["a"]
+        assert sources(one.words(KeywordQuery("des Hauses"), 5)) == ["a"]
+        assert sources(one.words(KeywordQuery("die am"), 5)) == ["a"]
 
 
 def test_phrases_in_another_language(tmp_path):
-    about = About("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
+    about = IndexMetadata("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
     lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
     texts = {"der": "Der Hund bellt.", "ein": "Ein Hund bellt, und nicht der.", "sein": "Sein oder nicht sein."}
     for one in (lance, memory):
         one.create(about)
         stored(one, [chunk(source, text) for source, text in texts.items()])
     for query, wanted in {'"der Hund"': ["der"], '"nicht der"': ["ein"], '"oder nicht"': ["sein"]}.items():
-        assert [sources(one.words(Words.of(query), 5)) for one in (lance, memory)] == [wanted, wanted]
+        assert [sources(one.words(KeywordQuery.of(query), 5)) for one in (lance, memory)] == [wanted, wanted]
 
 
 def test_words_are_found_in_title_and_heading_too(store):
     stored(store, [chunk("a", "It is dark.", title="Rye", heading="Bread > Sour dough"), chunk("b", "Nothing here.")])
-    assert [sources(store.words(Words(word), 5)) for word in ("rye", "sour", "dark")] == [["a"]] * 3
+    assert [sources(store.words(KeywordQuery(word), 5)) for word in ("rye", "sour", "dark")] == [["a"]] * 3
 
 
 def test_of_several_the_one_with_more_words_comes_first(filled):
-    found = filled.words(Words("steam locomotives"), 5)
+    found = filled.words(KeywordQuery("steam locomotives"), 5)
     assert sources(found) == ["rail", "sea"]
     assert found[0][1] > found[1][1] > 0
-    assert sources(filled.words(Words("steam locomotives"), 1)) == ["rail"]
+    assert sources(filled.words(KeywordQuery("steam locomotives"), 1)) == ["rail"]
 
 
 def test_words_come_with_the_cosines_of_their_chunks(filled):
     query = vector_of("anything")
-    found, cosines = filled.words_with_cosines(Words("steam locomotives"), query, 5)
-    assert found == filled.words(Words("steam locomotives"), 5)
+    found, cosines = filled.words_with_cosines(KeywordQuery("steam locomotives"), query, 5)
+    assert found == filled.words(KeywordQuery("steam locomotives"), 5)
     assert cosines == pytest.approx([float(vector_of(TEXTS[one]) @ query) for one in sources(found)])
-    only = filled.words_with_cosines(Words("steam"), query, 5, "source = 'sea'")
+    only = filled.words_with_cosines(KeywordQuery("steam"), query, 5, "source = 'sea'")
     assert (sources(only[0]), len(only[1])) == (["sea"], 1)
-    assert filled.words_with_cosines(Words("?!"), query, 5) == ([], [])
-    assert filled.words_with_cosines(Words("unheard"), query, 5) == ([], [])
+    assert filled.words_with_cosines(KeywordQuery("?!"), query, 5) == ([], [])
+    assert filled.words_with_cosines(KeywordQuery("unheard"), query, 5) == ([], [])
 
 
 def test_what_words_alone_find_is_joined_with_its_cosine(filled):
@@ -281,7 +281,7 @@ def test_vectors_are_ranked_by_their_cosine(filled):
 @pytest.mark.parametrize("precision", ["float16", "binary"])
 @pytest.mark.parametrize("dimensions", [16, 19])  # of the last byte of 19 bits five are empty
 def test_small_vectors_are_ranked_as_written_out(tmp_path, kind, precision, dimensions):
-    about = About("f", "m", dimensions, "causal, mean", Chunking(precision=precision))
+    about = IndexMetadata("f", "m", dimensions, "causal, mean", Chunking(precision=precision))
     store = LanceStore(tmp_path / "my.index") if kind == "lance" else MemoryStore()
     store.create(about)
     assert store.about() == about
@@ -296,8 +296,8 @@ def test_small_vectors_are_ranked_as_written_out(tmp_path, kind, precision, dime
     assert sources(found) == [f"d{place}" for place in order]
     tolerance = 1e-6 if precision == "binary" else 2e-3
     assert [score for _, score in found] == pytest.approx([float(kept[one] @ query) for one in order], abs=tolerance)
-    told = store.words_with_cosines(Words("text"), query.astype(np.float32), 5)
-    assert told[0] == store.words(Words("text"), 5)
+    told = store.words_with_cosines(KeywordQuery("text"), query.astype(np.float32), 5)
+    assert told[0] == store.words(KeywordQuery("text"), 5)
     places = [int(one.source[1:]) for one, _ in told[0]]
     assert told[1] == pytest.approx([float(kept[one] @ query) for one in places], abs=tolerance)
     assert sources(store.vectors(query.astype(np.float32), 40, "source = 'd7'")) == ["d7"]
@@ -312,7 +312,7 @@ def test_only_the_nearest_by_their_bits_are_looked_at_again(tmp_path):
     near = np.argsort((np.signbit(exact) != np.signbit(query)).sum(axis=1), kind="stable")[:8].tolist()
     wanted = sorted(near, key=lambda place: -float(np.sign(exact[place]) @ query))[:2]
     store = MemoryStore()
-    store.create(About("f", "m", 32, "causal, mean", Chunking(precision="binary")))
+    store.create(IndexMetadata("f", "m", 32, "causal, mean", Chunking(precision="binary")))
     chunks = [chunk(f"d{place}", f"Text {place}.") for place in range(200)]
     store.replace([one.source for one in chunks], chunks, exact)
     assert sources(store.vectors(query, 2)) == [f"d{place}" for place in wanted]
@@ -321,7 +321,7 @@ def test_only_the_nearest_by_their_bits_are_looked_at_again(tmp_path):
 def test_filters(filled):
     stored(filled, [chunk("sea", "Steam at sea."), chunk("sea", "More steam at sea.", 1)])
     query = vector_of("anything")
-    assert sources(filled.words(Words("steam"), 9, "source = 'rail' OR start > 0")) in (
+    assert sources(filled.words(KeywordQuery("steam"), 9, "source = 'rail' OR start > 0")) in (
         ["rail", "sea"],
         ["sea", "rail"],
     )
@@ -335,7 +335,7 @@ def test_filters(filled):
 @pytest.mark.parametrize("where", ["nope = 3", "source =", "1); DROP TABLE chunks; --", "("])
 def test_filters_that_cannot_be_used(filled, where):
     for search in (
-        lambda: filled.words(Words("steam"), 3, where),
+        lambda: filled.words(KeywordQuery("steam"), 3, where),
         lambda: filled.vectors(vector_of("x"), 3, where),
     ):
         with pytest.raises(ConfigError, match="its columns are source, file"):
@@ -345,13 +345,13 @@ def test_filters_that_cannot_be_used(filled, where):
 
 def test_another_takes_its_place_in_one_step(filled):
     filled.note_files({"a": "1"})
-    about = About("other", "another model", 3, "bidir, mean", Chunking(9))
-    other = filled.beside(about)
+    about = IndexMetadata("other", "another model", 3, "bidir, mean", Chunking(9))
+    other = filled.create_successor(about)
     other.replace(["new"], [chunk("new", "New text.")], np.eye(3, dtype=np.float32)[:1])
     assert (filled.about(), filled.count()) == (ABOUT, 4)
     filled.swap(other)
     assert (filled.about(), filled.count(), filled.files()) == (about, 1, {})
-    assert sources(filled.words(Words("text"), 3)) == ["new"]
+    assert sources(filled.words(KeywordQuery("text"), 3)) == ["new"]
     assert sources(filled.vectors(np.eye(3, dtype=np.float32)[0], 3)) == ["new"]
 
 
@@ -366,7 +366,7 @@ def test_both_find_the_same_by_vectors_of_many(tmp_path):
     for query in ("a", "b", "c"):
         found = [one.vectors(vector_of(query), 20) for one in (lance, memory)]
         assert sources(found[0]) == sources(found[1])
-        words = [one.words(Words("word3 word5"), 300) for one in (lance, memory)]
+        words = [one.words(KeywordQuery("word3 word5"), 300) for one in (lance, memory)]
         assert set(sources(words[0])) == set(sources(words[1]))
 
 

@@ -243,7 +243,7 @@ def test_an_index_that_was_removed_is_told_and_found_again(indexed: Running, tmp
     try:
         error = indexed.post("/v1/search", query="rails").json()["error"]
         assert error["code"] == "index_unavailable"
-        assert f"a part of the index {where} is missing" in error["message"]
+        assert f"the index {where} is incomplete" in error["message"]
     finally:
         (tmp_path / "data").rename(data)
     assert indexed.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"

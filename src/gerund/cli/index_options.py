@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gerund.retrieval.index import Index
-    from gerund.retrieval.store import About
+    from gerund.retrieval.store import IndexMetadata
     from gerund.settings.model_spec import ModelSpec
 
 Place = Annotated[
@@ -66,7 +66,7 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
     return index
 
 
-def own_model(about: "About", where: str, spec: "ModelSpec") -> "ModelSpec | None":
+def own_model(about: "IndexMetadata", where: str, spec: "ModelSpec") -> "ModelSpec | None":
     """Return the model that an index names, with what the options say laid over it; None where they say nothing."""
     said = {name: getattr(spec, name) for name in spec.model_fields_set}
     return about.model_spec(where).model_copy(update=said) if said else None

@@ -1,11 +1,8 @@
-"""Documents into chunks: whole sentences up to a budget of tokens, never across a heading.
-
-Knows: sentences, sections, how many tokens a tokenizer makes of them. Does not know: models, stores.
-"""
+"""Split documents into chunks: full sentences up to a token budget, never across a heading."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,33 +10,32 @@ from gerund.data.passages import sentence_bounds
 from gerund.inference.text_ids import encode_texts
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking, Document
 
-# Sentences that are tokenized at once.
-_AT_ONCE = 1024
+# Sentences per call of the tokenizer.
+_BATCH = 1024
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     start: int
     end: int
     tokens: int
 
 
 def cut(document: Document, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) -> list[Chunk]:
-    """Cut a document into chunks.
+    """Split a document into chunks.
 
-    Each is as many whole sentences of one section as fit the budget; a longer sentence is cut between words, and a
-    longer word between tokens. Every character but white space is in exactly one chunk. What white space stands behind
-    a sentence is counted with it.
+    Each has as many full sentences of one section as fit the budget. A longer sentence is split between words, and a
+    longer word between tokens. Every character except white space is in exactly one chunk. White space after a sentence
+    counts as part of it.
 
     Raises:
-        ModelError: a sentence is too long, and the tokenizer, which is not a fast one, cannot say where to cut it.
+        ModelError: a sentence is too long, and the tokenizer, which is not a fast one, cannot tell where to split it.
     """
     text, digest = document.text, document.digest
-    borders = [(0, ""), *((one.start, PATH_SIGN.join(one.path)) for one in document.sections), (len(text), "")]
+    sections = [(section.start, PATH_SIGN.join(section.path)) for section in document.sections]
     chunks: list[Chunk] = []
-    for (begin, heading), (end, _) in pairwise(borders):
-        for own in _spans(text[begin:end], tokenizer, chunking):
-            start, stop = begin + own.start, begin + own.end
+    for (begin, heading), (end, _) in pairwise([(0, ""), *sections, (len(text), "")]):
+        for span in _spans(text[begin:end], tokenizer, chunking):
+            start, stop = begin + span.start, begin + span.end
             chunks.append(
                 Chunk(
                     source=document.source,
@@ -47,7 +43,7 @@ def cut(document: Document, tokenizer: PreTrainedTokenizerBase, chunking: Chunki
                     end=stop,
                     text=text[start:stop],
                     number=len(chunks),
-                    tokens=own.tokens,
+                    tokens=span.tokens,
                     title=document.title,
                     heading=heading,
                     file=document.file,
@@ -59,62 +55,61 @@ def cut(document: Document, tokenizer: PreTrainedTokenizerBase, chunking: Chunki
 
 def _spans(text: str, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) -> Iterator[_Span]:
     """Yield the chunks of a section."""
-    open_: _Span | None = None
-    for one in _sentences(text, tokenizer, chunking):
-        if open_ is not None and open_.tokens + one.tokens <= chunking.tokens:
-            open_ = _Span(open_.start, one.end, open_.tokens + one.tokens)
+    chunk: _Span | None = None
+    for sentence in _sentences(text, tokenizer, chunking):
+        if chunk is not None and chunk.tokens + sentence.tokens <= chunking.tokens:
+            chunk = _Span(chunk.start, sentence.end, chunk.tokens + sentence.tokens)
             continue
-        if open_ is not None:
-            yield open_
-        open_ = one
-    if open_ is not None:
-        yield open_
+        if chunk is not None:
+            yield chunk
+        chunk = sentence
+    if chunk is not None:
+        yield chunk
 
 
 def _sentences(text: str, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) -> Iterator[_Span]:
     """Yield the sentences, those that are too long in pieces."""
     bounds = sentence_bounds(text, chunking.language)
-    # Up to where the next one begins, so that the tokens of line ends count too.
-    behind = [start for start, _ in bounds[1:]] + [bounds[-1][1] if bounds else 0]
-    for first in range(0, len(bounds), _AT_ONCE):
-        rows = range(first, min(first + _AT_ONCE, len(bounds)))
-        found = encode_texts(tokenizer, [text[bounds[row][0] : behind[row]] for row in rows], specials=False)
-        for row, own in zip(rows, found, strict=True):
+    # Up to where the next sentence begins, so that the tokens of line ends count too.
+    ends = [start for start, _ in bounds[1:]] + [bounds[-1][1] if bounds else 0]
+    for first in range(0, len(bounds), _BATCH):
+        rows = range(first, min(first + _BATCH, len(bounds)))
+        encoded = encode_texts(tokenizer, [text[bounds[row][0] : ends[row]] for row in rows], specials=False)
+        for row, sentence in zip(rows, encoded, strict=True):
             start, end = bounds[row]
-            if len(own.ids) <= chunking.tokens:
-                yield _Span(start, end, len(own.ids))
+            if len(sentence.ids) <= chunking.tokens:
+                yield _Span(start, end, len(sentence.ids))
             else:
                 yield from _pieces(text, start, end, tokenizer, chunking.tokens)
 
 
-def _pieces(text: str, start: int, end: int, tokenizer: PreTrainedTokenizerBase, most: int) -> Iterator[_Span]:
-    """Cut a sentence into pieces of at most so many tokens, between words where there are any."""
-    [found] = encode_texts(tokenizer, [text[start:end]], specials=False, offsets=True)
-    begins = [start + own for own, _ in found.offsets]
+def _pieces(text: str, start: int, end: int, tokenizer: PreTrainedTokenizerBase, limit: int) -> Iterator[_Span]:
+    """Split a sentence into pieces of at most ``limit`` tokens, between words where there are any."""
+    [encoded] = encode_texts(tokenizer, [text[start:end]], specials=False, offsets=True)
+    begins = [start + offset for offset, _ in encoded.offsets]
     first = 0
     while first < len(begins):
-        stop = _stop(text, begins, first, most)
+        stop = _stop(text, begins, first, limit)
         begin = begins[first] if first else start
-        piece_end = begins[stop] if stop < len(begins) else end
-        piece = text[begin:piece_end]
-        lead = len(piece) - len(piece.lstrip())
+        piece = text[begin : begins[stop] if stop < len(begins) else end]
         if piece.strip():
-            yield _Span(begin + lead, begin + len(piece.rstrip()), stop - first)
+            leading = len(piece) - len(piece.lstrip())
+            yield _Span(begin + leading, begin + len(piece.rstrip()), stop - first)
         first = stop
 
 
-def _stop(text: str, begins: Sequence[int], first: int, most: int) -> int:
-    """Return behind which token a piece ends that begins with token ``first``."""
-    limit = first + most
-    if limit >= len(begins):
+def _stop(text: str, begins: Sequence[int], first: int, limit: int) -> int:
+    """Return the token before which a piece ends that begins with token ``first``."""
+    last = first + limit
+    if last >= len(begins):
         return len(begins)
-    for stop in range(limit, first, -1):
+    for stop in range(last, first, -1):
         at = begins[stop]
-        # A token's first character may be the space in front of its word.
+        # A token's first character may be the space before its word.
         if at > begins[first] and (text[at].isspace() or text[at - 1].isspace()):
             return stop
-    # No word ends here: between two characters, since several tokens may be of one.
-    stop = limit
+    # No word ends here: between two characters, since several tokens may be of one character.
+    stop = last
     while stop < len(begins) and begins[stop] == begins[stop - 1]:
         stop += 1
     return stop

@@ -1,7 +1,4 @@
-"""What is indexed: documents, their sections, the chunks that they are cut into, and how they are cut.
-
-Knows: names, offsets, hashes. Does not know: files, models, stores.
-"""
+"""Documents, the chunks that they are split into, and settings for chunking."""
 
 import hashlib
 import re
@@ -14,21 +11,22 @@ from gerund.errors import ConfigError, DataError
 from gerund.retrieval.formats import Section
 
 PATH_SIGN = " > "
+"""Separates the headings above a chunk."""
+
 BINARY = "binary"
-# Not int8, which LanceDB stores and does not compare with a query.
+# Not int8, which LanceDB stores but does not compare with a query.
 PRECISIONS = ("float32", "float16", BINARY)
-"""Stands between the headings above a chunk."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text with what says where it is from.
+    """A text with its source.
 
     Attributes:
-        source: what it is called: a file, or ``FILE#ID`` for a row of a table. No two of an index are called the same.
+        source: its unique name in an index: a file, or ``FILE#ID`` for a row of a table.
         text: the text; offsets are counted in its characters.
         title: its title; empty where there is none.
-        sections: where its sections begin, in their order; none for a text without headings.
+        sections: where its sections begin, in order; none for a text without headings.
         file: the file that it came from; empty where it came from none.
 
     >>> Document("a.txt", "One.").digest == Document("a.txt", "One.", "A title").digest
@@ -44,27 +42,17 @@ class Document:
     @property
     def digest(self) -> str:
         """Hash of everything that its chunks depend on: 32 hexadecimal digits."""
-        parts = [self.title, *(f"{one.start} {PATH_SIGN.join(one.path)}" for one in self.sections)]
-        whole = hashlib.blake2b("\0".join(parts).encode() + b"\0\0", digest_size=16)
-        whole.update(self.text.encode())
-        return whole.hexdigest()
+        parts = [self.title, *(f"{section.start} {PATH_SIGN.join(section.path)}" for section in self.sections)]
+        content = hashlib.blake2b("\0".join(parts).encode() + b"\0\0", digest_size=16)
+        content.update(self.text.encode())
+        return content.hexdigest()
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of a document, as it is stored.
+    """A part of a document: its characters ``start`` to ``end``, the ``number``-th chunk.
 
-    Attributes:
-        source: the document's name.
-        start: its first character in the document's text.
-        end: the character behind its last.
-        text: these characters.
-        number: which of the document's chunks it is, counted from 0.
-        tokens: how many tokens it has.
-        title: the document's title.
-        heading: the headings above it, outermost first.
-        file: the file that the document came from.
-        digest: the document's.
+    ``heading`` has the headings above it, outermost first; ``file`` and ``digest`` are the document's.
     """
 
     source: str
@@ -80,59 +68,58 @@ class Chunk:
 
     @property
     def id(self) -> str:
-        """What tells it from all others: a hash of source and start."""
+        """A unique hash of source and start."""
         return hashlib.blake2b(f"{self.source}\0{self.start}".encode(), digest_size=16).hexdigest()
 
     @property
     def context(self) -> str:
-        """What stands above it: title and headings, a line each; empty where there is nothing."""
-        above = self.heading.split(PATH_SIGN) if self.heading else []
-        return "\n".join(dict.fromkeys(one for one in (self.title, *above) if one))
+        """Title and headings above it, one per line; empty where there are none."""
+        headings = self.heading.split(PATH_SIGN) if self.heading else []
+        return "\n".join(dict.fromkeys(line for line in (self.title, *headings) if line))
 
     @property
     def indexed_text(self) -> str:
-        """What words are searched in: what stands above it, and its text."""
+        """The text for keyword search: context and text."""
         return f"{self.context}\n{self.text}" if self.context else self.text
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """How documents are cut and embedded; an index has one way, and keeps it.
+    """How documents are split and embedded; fixed for an index when it is created.
 
     >>> Chunking.from_dict(Chunking(tokens=32).to_dict())
     Chunking(tokens=32, late=False, context=False, language='en', precision='float32')
     """
 
     tokens: int = 128
-    """Tokens of a chunk at most, special ones not counted."""
+    """Maximum tokens of a chunk, without special tokens."""
 
     late: bool = False
-    """Late chunking: the document is read in one pass, and each chunk's vector is pooled from the states of its own
-    tokens, which have seen what stands around them. Otherwise each chunk is read by itself."""
+    """Late chunking: the document is encoded in one pass, and each chunk's vector is pooled from the states of its
+    tokens, which have seen the text around them. Otherwise each chunk is encoded on its own."""
 
     context: bool = False
-    """Whether the title and the headings above a chunk are read in front of it when it is embedded. Words are searched
-    in them in any case."""
+    """Whether title and headings are put before a chunk when it is embedded. Keyword search always includes them."""
 
     language: str = "en"
-    """What the documents are written in: how sentences end, and which words are stems of each other."""
+    """The documents' language, for sentence splitting and stemming."""
 
     precision: str = "float32"
-    """How the numbers of vectors are stored: ``float32``; ``float16``, half the bytes; or ``binary``, a bit each, by
-    which four times as many chunks are found as are wanted, then put into order by the query's own numbers."""
+    """How vectors are stored: ``float32``; ``float16``, half the bytes; or ``binary``, one bit per dimension, where
+    four times as many candidates are found and rescored with the query's float values."""
 
     def __post_init__(self) -> None:
         one_of("precision of an index", self.precision, PRECISIONS)
         if whole_number("tokens", self.tokens) < 1:
-            raise ConfigError(f"chunks of {self.tokens} tokens hold nothing")
+            raise ConfigError(f"`tokens` must be at least 1, got {self.tokens}")
         for name in ("late", "context"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         if not isinstance(self.language, str) or not re.fullmatch("[a-z]{2,3}", self.language):
-            raise ConfigError(f"language={self.language!r} is no language code such as en, zh or de")
+            raise ConfigError(f"language={self.language!r} is not a language code such as en, zh or de")
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        # Indices of whole numbers are described, and their tables called, as they were before there were others.
+        # Without the default precision, so that descriptions and table names are those from before it was a setting.
         return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", PRECISIONS[0])}
 
     @classmethod
@@ -142,8 +129,8 @@ class Chunking:
         Raises:
             DataError: it describes something else.
         """
-        if not isinstance(values, Mapping) or {*values, "precision"} != {one.name for one in fields(cls)}:
-            raise DataError(f"this is no description of chunks: {values!r}")
+        if not isinstance(values, Mapping) or {*values, "precision"} != {field.name for field in fields(cls)}:
+            raise DataError(f"this is not a description of chunking: {values!r}")
         return cls(**values)
 
     def __str__(self) -> str:
@@ -154,7 +141,7 @@ class Chunking:
 
 
 def rebuilt(chunks: list[Chunk]) -> Document:
-    r"""Return a document out of all of its chunks; what stood between them, which is white space, becomes line ends.
+    r"""Return a document from all of its chunks; the white space between them becomes line ends.
 
     >>> parts = [(0, "One."), (6, "Two.")]
     >>> chunks = [Chunk("a", at, at + 4, text, place, 1, "", "", "", "") for place, (at, text) in enumerate(parts)]
@@ -162,7 +149,7 @@ def rebuilt(chunks: list[Chunk]) -> Document:
     'One.\n\nTwo.'
     """
     text, sections = "", list[Section]()
-    for chunk in sorted(chunks, key=lambda one: one.start):
+    for chunk in sorted(chunks, key=lambda chunk: chunk.start):
         text += "\n" * (chunk.start - len(text))
         path = tuple(chunk.heading.split(PATH_SIGN)) if chunk.heading else ()
         if path != (sections[-1].path if sections else ()):

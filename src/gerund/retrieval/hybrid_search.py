@@ -11,7 +11,7 @@ import numpy as np
 
 from gerund.checks import check_unicode, demand_number, one_of
 from gerund.errors import ConfigError, TextError
-from gerund.retrieval.store import Found, VectorStore, Words, one_of_sources
+from gerund.retrieval.store import KeywordQuery, Match, VectorStore, one_of_sources
 from gerund.types import Hit
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def sides(
     mode: Mode,
     limit: int,
     where: str | None,
-) -> tuple[list[Found], list[Found]]:
+) -> tuple[list[Match], list[Match]]:
     """Return what words find and what vectors find, as far as a mode asks for it, to be joined.
 
     Args:
@@ -163,7 +163,7 @@ def sides(
     return found_by_both(store, asked, asked_ND, limit, where)
 
 
-def _found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Found]:
+def _found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where: str | None) -> list[Match]:
     """Return what BM25 finds for a query and other ways to ask it; phrases are the query's alone.
 
     Args:
@@ -175,7 +175,7 @@ def _found_by_words(store: VectorStore, asked: Sequence[str], limit: int, where:
     return store.words(_words_of(asked), limit, where)
 
 
-def _found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where: str | None) -> list[Found]:
+def _found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, where: str | None) -> list[Match]:
     """Return the chunks that are nearest to the mean of vectors; none where that is zero.
 
     Args:
@@ -190,7 +190,7 @@ def _found_by_vectors(store: VectorStore, asked_ND: np.ndarray, limit: int, wher
 
 def found_by_both(
     store: VectorStore, asked: Sequence[str], asked_ND: np.ndarray, limit: int, where: str | None
-) -> tuple[list[Found], list[Found]]:
+) -> tuple[list[Match], list[Match]]:
     """Return what words find and what vectors find, both to be joined: among the latter, what words found stands too.
 
     Args:
@@ -209,9 +209,9 @@ def found_by_both(
     return words, sorted(vectors, key=lambda found: -found[1])
 
 
-def _words_of(asked: Sequence[str]) -> Words:
-    own = Words.of(asked[0])
-    return Words(" ".join([own.text, *asked[1:]]).strip(), own.phrases)
+def _words_of(asked: Sequence[str]) -> KeywordQuery:
+    own = KeywordQuery.of(asked[0])
+    return KeywordQuery(" ".join([own.text, *asked[1:]]).strip(), own.phrases)
 
 
 def _mean_of(asked_ND: np.ndarray) -> np.ndarray:
@@ -221,7 +221,7 @@ def _mean_of(asked_ND: np.ndarray) -> np.ndarray:
     return vector_D / length if length > 0 else np.zeros_like(vector_D)
 
 
-def with_phrases(store: VectorStore, query: str, found: list[Found], where: str | None) -> list[Found]:
+def with_phrases(store: VectorStore, query: str, found: list[Match], where: str | None) -> list[Match]:
     """Return those of the chunks that vectors found in which the query's phrases stand, as BM25 reads them.
 
     Args:
@@ -230,16 +230,16 @@ def with_phrases(store: VectorStore, query: str, found: list[Found], where: str 
         found: the chunks.
         where: the filter by which they were found.
     """
-    phrases = tuple(one for one in Words.of(query).phrases if any(letter.isalnum() for letter in one))
+    phrases = tuple(one for one in KeywordQuery.of(query).phrases if any(letter.isalnum() for letter in one))
     if not phrases or not found:
         return found
     there = one_of_sources(list(dict.fromkeys(chunk.source for chunk, _ in found)))
     condition = there if where is None else f"({where}) AND {there}"
-    kept = {chunk.id for chunk, _ in store.words(Words("", phrases), _MOST_WITH_PHRASE, condition)}
+    kept = {chunk.id for chunk, _ in store.words(KeywordQuery("", phrases), _MOST_WITH_PHRASE, condition)}
     return [one for one in found if one[0].id in kept]
 
 
-def joined(words: Sequence[Found], vectors: Sequence[Found], mode: Mode, weight: float) -> list[Hit]:
+def joined(words: Sequence[Match], vectors: Sequence[Match], mode: Mode, weight: float) -> list[Hit]:
     """Return what was found as hits, best first.
 
     Args:

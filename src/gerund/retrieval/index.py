@@ -31,7 +31,7 @@ from gerund.retrieval.question_answering import (
     no_answer,
     sources_of,
 )
-from gerund.retrieval.store import About, VectorStore
+from gerund.retrieval.store import IndexMetadata, VectorStore
 from gerund.scoring.names import check_measure
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
@@ -97,7 +97,7 @@ class Index(Asking):
         return self.store.count()
 
     @property
-    def about(self) -> About | None:
+    def about(self) -> IndexMetadata | None:
         """What the index says about itself; None where there is none yet."""
         return self._about
 

@@ -32,7 +32,7 @@ from gerund.retrieval.document_reader import (
 )
 from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
 from gerund.retrieval.formats import ParsedText
-from gerund.retrieval.store import About, DocumentState, VectorStore
+from gerund.retrieval.store import DocumentState, IndexMetadata, VectorStore
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -359,14 +359,14 @@ def migrate_index(
         return cut(document, lm.tokenizer, about.chunking)
 
     with store.locked():
-        other = store.beside(about)
+        other = store.create_successor(about)
         count = refill(store, other, cut_anew, embed or embedder.chunks, show_progress)
         other.tidy()
         store.swap(other)
     return count
 
 
-def about_of(lm: "LanguageModel", chunking: Chunking) -> About:
+def about_of(lm: "LanguageModel", chunking: Chunking) -> IndexMetadata:
     """Return what an index says about itself that is made with a model."""
     try:
         spec = found_from_anywhere(lm.spec).model_dump(exclude_none=True)
@@ -374,10 +374,10 @@ def about_of(lm: "LanguageModel", chunking: Chunking) -> About:
         spec = None
     fingerprint, space = lm.fingerprint(), lm.space
     own = "" if space == fingerprint else space
-    return About(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, own)
+    return IndexMetadata(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, own)
 
 
-def difference(about: About, lm: "LanguageModel") -> str:
+def difference(about: IndexMetadata, lm: "LanguageModel") -> str:
     """Return what a model is that did not make an index: the settings that differ, or else another model's name."""
     own, before = dict(about_of(lm, about.chunking).spec or {}), dict(about.spec or {})
     names = [name for name in sorted({*own, *before}) if own.get(name) != before.get(name)]

@@ -1,8 +1,7 @@
-"""A store of chunks in memory: SQLite's full text, and the product of all vectors with the query's.
+"""Store chunks in memory: BM25 by SQLite, and the dot products of all vectors and the query's.
 
-For tests, for what is too small for a folder, and as the slow, obvious way that other stores are compared with.
-
-Knows: SQLite, numpy. Does not know: models, files.
+For small collections, for ranking the sentences of an answer, and as the reference in tests of other stores. It works
+without the ``index`` extra, and its BM25 scores are those of SQLite, so LanceDB in memory could not replace it.
 """
 
 import re
@@ -10,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any, Self
 
@@ -19,10 +19,10 @@ from gerund.quantization import quantize
 from gerund.retrieval.documents import BINARY, Chunk
 from gerund.retrieval.filters import bad_filter
 from gerund.retrieval.store import (
-    About,
     DocumentState,
-    Found,
-    Words,
+    IndexMetadata,
+    KeywordQuery,
+    Match,
     cosines_with,
     nearest_bits,
     one_of_sources,
@@ -33,7 +33,7 @@ _FIELDS = "source, start, stop, text, number, tokens, title, heading, file, dige
 
 
 def _is_like(pattern: str, text: str) -> bool:
-    r"""Tell whether a text is like a pattern of LIKE: ``%``, ``_``, and a backslash before what is meant as it is."""
+    r"""Whether a text matches a pattern of LIKE: ``%``, ``_``, and a backslash before a literal character."""
     return _like_pattern(pattern).fullmatch(text) is not None
 
 
@@ -46,13 +46,13 @@ def _like_pattern(pattern: str) -> re.Pattern[str]:
         else:
             parts[-1] += "." if sign == "_" else re.escape(sign[-1])
     first, *middle, last = parts if len(parts) > 1 else [*parts, ""]
-    # The first place where a part stands leaves the most room for the rest: no other one is ever tried, so that a
-    # pattern of many parts takes no longer than its text is long, times the pattern.
-    found = "".join(f"(?>.*?{part})" for part in middle if part)
-    return re.compile(f"{first}{found}.*{last}" if len(parts) > 1 else first, re.DOTALL)
+    # The first place where a part matches leaves the most room for the rest, so no other is tried (atomic groups):
+    # the time stays proportional to text times pattern.
+    groups = "".join(f"(?>.*?{part})" for part in middle if part)
+    return re.compile(f"{first}{groups}.*{last}" if len(parts) > 1 else first, re.DOTALL)
 
 
-# What SQLite has not, or has for the letters of English alone, and LanceDB for all.
+# Functions that SQLite lacks, or has for ASCII letters only.
 _FILTER_FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
     ("like", 2, _is_like),
     ("lower", 1, str.lower),
@@ -65,181 +65,156 @@ _FILTER_FUNCTIONS: tuple[tuple[str, int, Callable[..., Any]], ...] = (
 
 
 class _Database(sqlite3.Connection):
-    """Is closed by being forgotten, as an index in memory is; since Python 3.13 an open one is warned of."""
+    """Closes itself when it is garbage-collected; since Python 3.13 an open connection would give a warning."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class MemoryStore:
-    """Chunks in memory."""
+    """Chunks in memory; the methods are those of ``store.VectorStore``."""
 
     def __init__(self, name: str = "the index in memory") -> None:
         self.name = name
         self._lock = threading.RLock()
-        self._about: About | None = None
+        self._about: IndexMetadata | None = None
         self._db = sqlite3.connect(":memory:", check_same_thread=False, factory=_Database)
-        for called, takes, function in _FILTER_FUNCTIONS:
-            self._db.create_function(called, takes, function, deterministic=True)
+        for function_name, n_arguments, function in _FILTER_FUNCTIONS:
+            self._db.create_function(function_name, n_arguments, function, deterministic=True)
         self._files: dict[str, str] = {}
         self._rows = np.zeros(0, dtype=np.int64)
         self._vectors_ND = np.zeros((0, 0), dtype=np.float32)
 
-    def about(self) -> About | None:
-        """Return what the index says about itself; None where there is none yet."""
+    def about(self) -> IndexMetadata | None:
         return self._about
 
-    def create(self, about: About) -> None:
-        """Make an empty index, unless it is there."""
+    def create(self, about: IndexMetadata) -> None:
         with self._lock:
             if self._about is None:
                 self._about = about
-                self._vectors_ND = self._kept(np.zeros((0, about.dimensions), dtype=np.float32))
+                self._vectors_ND = self._stored(np.zeros((0, about.dimensions), dtype=np.float32))
                 self._db.execute(
                     "CREATE TABLE chunks (source TEXT, start INT, stop INT, text TEXT, number INT, tokens INT, "
                     "title TEXT, heading TEXT, file TEXT, digest TEXT)"
                 )
-                # Terms are letters and digits, between which this tokenizer puts no border and changes nothing.
+                # Terms are letters and digits, which this tokenizer neither splits nor changes.
                 self._db.execute("CREATE VIRTUAL TABLE words USING fts5(terms, tokenize='ascii')")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other threads from writing until the block ends."""
         with self._lock:
             yield
 
     def documents(self) -> dict[str, DocumentState]:
-        """Return what is known about every document, by its source."""
         if self._about is None:
             return {}
         rows = self._fetch("SELECT source, digest, file FROM chunks WHERE number = 0")
         return {source: DocumentState(digest, file) for source, digest, file in rows}
 
     def files(self) -> dict[str, str]:
-        """Return the hash of every file that was indexed to its end."""
         return dict(self._files)
 
     def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
-        """Let documents have exactly these chunks, in one step."""
         if not sources:
             return
         with self._lock:
-            old = [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")]
-            numbers = [(row,) for row in old]
-            self._db.executemany("DELETE FROM chunks WHERE rowid = ?", numbers)
-            self._db.executemany("DELETE FROM words WHERE rowid = ?", numbers)
-            kept = ~np.isin(self._rows, old)
+            old = self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")
+            self._db.executemany("DELETE FROM chunks WHERE rowid = ?", old)
+            self._db.executemany("DELETE FROM words WHERE rowid = ?", old)
+            remains = ~np.isin(self._rows, [row for (row,) in old])
             new = []
-            for one in chunks:
-                values = [one.source, one.start, one.end, one.text, one.number, one.tokens]
-                values += [one.title, one.heading, one.file, one.digest]
+            for chunk in chunks:
+                values = astuple(chunk)  # in the order of the columns
                 marks = ", ".join("?" * len(values))
                 row = self._db.execute(f"INSERT INTO chunks VALUES ({marks})", values).lastrowid
-                terms = " ".join(self._analyzer.document(one.indexed_text))
+                terms = " ".join(self._analyzer.document(chunk.indexed_text))
                 self._db.execute("INSERT INTO words (rowid, terms) VALUES (?, ?)", (row, terms))
                 new.append(row)
             assert self._about is not None
-            new_ND = self._kept(np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._about.dimensions))
-            self._rows = np.concatenate([self._rows[kept], np.array(new, dtype=np.int64)])
-            self._vectors_ND = np.concatenate([self._vectors_ND[kept], new_ND])
+            new_ND = self._stored(np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._about.dimensions))
+            self._rows = np.concatenate([self._rows[remains], np.array(new, dtype=np.int64)])
+            self._vectors_ND = np.concatenate([self._vectors_ND[remains], new_ND])
 
     def note_files(self, digests: Mapping[str, str | None]) -> None:
-        """Note that files were indexed to their end; None forgets one."""
-        for file, digest in digests.items():
-            if digest is None:
-                self._files.pop(file, None)
-            else:
-                self._files[file] = digest
+        files = {**self._files, **digests}
+        self._files = {file: digest for file, digest in files.items() if digest is not None}
 
     def chunks_of(self, sources: Sequence[str]) -> list[Chunk]:
-        """Return all chunks of documents."""
         if not sources:
             return []
         rows = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE {one_of_sources(sources)} ORDER BY source, start")
         return [Chunk(*row) for row in rows]
 
-    def words(self, query: Words, limit: int, where: str | None = None) -> list[Found]:
-        """Return the chunks that BM25 finds, best first; none for a query without a word."""
-        return [one for one, _ in self._by_words(query, limit, where)]
+    def words(self, query: KeywordQuery, limit: int, where: str | None = None) -> list[Match]:
+        return [match for match, _ in self._by_words(query, limit, where)]
 
-    def _by_words(self, query: Words, limit: int, where: str | None) -> list[tuple[Found, int]]:
+    def _by_words(self, query: KeywordQuery, limit: int, where: str | None) -> list[tuple[Match, int]]:
         """Return the chunks that BM25 finds, each with its row."""
-        if self._about is None:
-            return []
-        wanted = _match(query, self._analyzer)
-        if not wanted:
+        if self._about is None or not (expression := _fts_expression(query, self._analyzer)):
             return []
         fields = ", ".join(f"chunks.{name.strip()}" for name in _FIELDS.split(","))
         condition = "" if where is None else f"AND chunks.rowid IN (SELECT rowid FROM chunks WHERE ({where}))"
-        # What FTS5 calls bm25 is its negative, so that the best comes first in the usual order.
+        # FTS5's bm25 is negative, so that the best comes first in ascending order.
         rows = self._fetch(
             f"SELECT {fields}, -bm25(words), chunks.rowid FROM words JOIN chunks ON chunks.rowid = words.rowid "
             f"WHERE words MATCH ? {condition} ORDER BY bm25(words), chunks.rowid LIMIT ?",
-            (wanted, limit),
+            (expression, limit),
             where,
         )
-        return [((Chunk(*own), float(score)), row) for *own, score, row in rows]
+        return [((Chunk(*values), float(score)), row) for *values, score, row in rows]
 
     def words_with_cosines(
-        self, query: Words, vector_D: np.ndarray, limit: int, where: str | None = None
-    ) -> tuple[list[Found], list[float]]:
-        """Return what ``words`` does, and the cosine of each of these chunks' vectors with a vector of length 1."""
+        self, query: KeywordQuery, vector_D: np.ndarray, limit: int, where: str | None = None
+    ) -> tuple[list[Match], list[float]]:
         with self._lock:
-            found = self._by_words(query, limit, where)
-            place_of = {int(row): place for place, row in enumerate(self._rows)} if found else {}
-            vectors_ND = self._vectors_ND[[place_of[row] for _, row in found]]
-        return [one for one, _ in found], cosines_with(vector_D, vectors_ND)
+            matches = self._by_words(query, limit, where)
+            place = {int(row): place for place, row in enumerate(self._rows)} if matches else {}
+            vectors_ND = self._vectors_ND[[place[row] for _, row in matches]]
+        return [match for match, _ in matches], cosines_with(vector_D, vectors_ND)
 
-    def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Found]:
-        """Return the chunks whose vectors are nearest to a vector of length 1, best first."""
+    def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Match]:
         if not self.count():
             return []
         with self._lock:
             rows, vectors_ND = self._rows, self._vectors_ND
         if where is not None:
-            kept = np.isin(
-                rows, [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE ({where})", (), where)]
-            )
-            rows, vectors_ND = rows[kept], vectors_ND[kept]
-        own_D = np.asarray(vector_D, dtype=np.float32)
+            filtered = [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE ({where})", (), where)]
+            is_filtered = np.isin(rows, filtered)
+            rows, vectors_ND = rows[is_filtered], vectors_ND[is_filtered]
+        query_D = np.asarray(vector_D, dtype=np.float32)
         if self._is_binary:
-            places, scores = nearest_bits(own_D, vectors_ND, limit)
+            places, scores = nearest_bits(query_D, vectors_ND, limit)
         else:
-            cosine_N = vectors_ND.astype(np.float32) @ own_D
+            cosine_N = vectors_ND.astype(np.float32) @ query_D
             places = np.argsort(-cosine_N, kind="stable")[:limit].tolist()
             scores = cosine_N[places].tolist()
-        found = []
+        matches = []
         for place, score in zip(places, scores, strict=True):
-            [row] = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE rowid = ?", (int(rows[place]),))
-            found.append((Chunk(*row), score))
-        return found
+            [values] = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE rowid = ?", (int(rows[place]),))
+            matches.append((Chunk(*values), score))
+        return matches
 
     def count(self) -> int:
-        """Return how many chunks there are."""
         return len(self._rows)
 
     def is_tidy(self) -> bool:
-        """Return True: there is nothing to put into shape."""
         return True
 
     def finish(self) -> bool:
-        """Return False: there is nothing to put into shape."""
         return False
 
     def tidy(self) -> None:
-        """Do nothing: there is nothing to put into shape."""
+        """Do nothing: memory needs no optimization."""
 
-    def beside(self, about: About) -> Self:
-        """Return an empty store that may take the place of this one."""
+    def create_successor(self, about: IndexMetadata) -> Self:
         other = type(self)(self.name)
         other.create(about)
         return other
 
     def drop_others(self) -> None:
-        """Do nothing: nothing is left beside it."""
+        """Do nothing: a successor that is not used is garbage-collected."""
 
     def swap(self, other: Self) -> None:
-        """Let what ``beside`` returned take this one's place."""
         with self._lock:
             self._about, self._db, self._files = other._about, other._db, other._files
             self._rows, self._vectors_ND = other._rows, other._vectors_ND
@@ -253,11 +228,11 @@ class MemoryStore:
     def _is_binary(self) -> bool:
         return self._about is not None and self._about.chunking.precision == BINARY
 
-    def _kept(self, vectors_ND: np.ndarray) -> np.ndarray:
-        """Return vectors as they are kept: numbers, or bytes of eight bits each."""
+    def _stored(self, vectors_ND: np.ndarray) -> np.ndarray:
+        """Return vectors as they are stored: floats, or bytes of eight bits each."""
         assert self._about is not None
-        kept = quantize(vectors_ND, "ubinary") if self._is_binary else vectors_ND.astype(self._about.chunking.precision)
-        return np.asarray(kept)
+        precision = self._about.chunking.precision
+        return np.asarray(quantize(vectors_ND, "ubinary") if self._is_binary else vectors_ND.astype(precision))
 
     def _fetch(self, sql: str, values: Sequence[object] = (), where: str | None = None) -> list[Any]:
         try:
@@ -269,13 +244,12 @@ class MemoryStore:
             raise bad_filter(where, str(error)) from error
 
 
-def _match(query: Words, analyzer: Analyzer) -> str:
-    """Return a query in the language of FTS5, every term quoted; empty for one without a word."""
+def _fts_expression(query: KeywordQuery, analyzer: Analyzer) -> str:
+    """Return a query in the language of FTS5, every term quoted; empty for a query without a word."""
     words = [f'"{term}"' for term in analyzer.query(query.text)]
-    phrases = [" ".join(analyzer.phrase(one)) for one in query.phrases]
-    must = [f'"{one}"' for one in phrases if one]
-    if not must:
+    phrases = [f'"{terms}"' for phrase in query.phrases if (terms := " ".join(analyzer.phrase(phrase)))]
+    if not phrases:
         return " OR ".join(words)
-    # A word beside a phrase is a wish: OR with the phrases that are there in any case counts it where it is.
-    wishes = [f"({' OR '.join([*words, must[0]])})"] if words else []
-    return " AND ".join([*must, *wishes])
+    # Next to a phrase, words are optional: OR with a phrase, which is there anyway, counts a word where it occurs.
+    optional = [f"({' OR '.join([*words, phrases[0]])})"] if words else []
+    return " AND ".join([*phrases, *optional])

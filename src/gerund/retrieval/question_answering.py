@@ -21,7 +21,7 @@ from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
 from gerund.retrieval.hybrid_search import check_query, convex
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.store import About, Words
+from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from gerund.settings.aliases import TopK, names_of, takes_aliases
 from gerund.settings.sampling import Sampling
 from gerund.text_analysis import Analyzer
@@ -521,7 +521,7 @@ def extractive_answer(
     question: str,
     hits: Sequence[Hit],
     encode: Callable[[Sequence[str]], np.ndarray],
-    about: About,
+    about: IndexMetadata,
     weight: float,
 ) -> Answer:
     """Return the sentence of the hits that fits the question best, as it stands there.
@@ -547,7 +547,7 @@ def extractive_answer(
     store.create(about)
     chunks = [_chunk(place, text) for place, (_, text) in enumerate(sentences)]
     store.replace([one.source for one in chunks], chunks, vectors_ND[1:])
-    words = {int(one.source): score for one, score in store.words(Words.of(question), len(chunks))}
+    words = {int(one.source): score for one, score in store.words(KeywordQuery.of(question), len(chunks))}
     vectors = {int(one.source): score for one, score in store.vectors(vectors_ND[0], len(chunks))}
     scores = convex(words, vectors, weight)
     lesser = [_handicap(text, hits[number - 1]) for number, text in sentences]
