@@ -24,9 +24,8 @@ import study
 from gerund.entry import load
 from gerund.evaluation.registry import select
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.writing import DECODINGS, ENDS, Writing
-from gerund.reporting.plots.curves import divergence_curves
-from gerund.reporting.plots.scores import TradePoint, trade_off
+from gerund.papers.generated_texts import DECODINGS, ENDS, Writing
+from gerund.reporting.plots.scores import TradePoint, divergence_curves, trade_off
 from gerund.reporting.plots.style import picture
 from gerund.scoring.registry import find_scorer
 from results import Column, Row, Table, mean_of

@@ -21,8 +21,7 @@ from gerund.data.mining.job import mine
 from gerund.entry import load
 from gerund.evaluation.registry import select
 from gerund.evaluation.systems.base import Ranks
-from gerund.evaluation.systems.bm25 import BM25
-from gerund.evaluation.systems.hybrid import HYBRID
+from gerund.evaluation.systems.search import BM25, HYBRID
 from gerund.models.architectures import is_encoder_decoder
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import prepare_objectives

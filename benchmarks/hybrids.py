@@ -15,11 +15,12 @@ from typing import Any
 
 import harness
 import study
-from gerund.data.mining import MiningConfig, mine
+from gerund.data.mining.candidates import MiningConfig
+from gerund.data.mining.job import mine
 from gerund.entry import load
 from gerund.errors import GerundError
 from gerund.evaluation.registry import select
-from gerund.evaluation.tuned_settings import PLANS
+from gerund.evaluation.search_space import PLANS
 from gerund.settings.model_spec import parse_encoder_spec
 from results import Column, Row, Table
 

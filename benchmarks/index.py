@@ -24,7 +24,7 @@ import torch
 import gerund
 import harness
 from gerund import Chunking, Document
-from gerund.evaluation.sets.beir import collection_files, read_collection
+from gerund.evaluation.beir import collection_files, read_collection
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, found_by_both, joined, rrf

@@ -18,9 +18,9 @@ from typing import Any
 
 import gerund
 import harness
+from gerund.evaluation.beir import Collection, collection_files, read_collection
 from gerund.evaluation.mteb import run_search
-from gerund.evaluation.sets.beir import Collection, collection_files, read_collection
-from gerund.evaluation.systems.bm25 import BM25, BM25System, bm25_candidates
+from gerund.evaluation.systems.search import BM25, BM25System, bm25_candidates
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import search_task
 from gerund.scoring.names import RELEVANCE_MEASURES

@@ -17,7 +17,7 @@ import study
 from gerund.data.corpus import read_documents
 from gerund.entry import load
 from gerund.evaluation.registry import select, with_options
-from gerund.evaluation.systems.bm25 import BM25
+from gerund.evaluation.systems.search import BM25
 from gerund.language_model import LanguageModel
 from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from results import Cell, Column, Row, Table

@@ -22,15 +22,14 @@ import numpy as np
 
 import gerund
 import harness
-from gerund.evaluation.encoder_configs import label_of
+from gerund.evaluation.data_files import read_scored_pairs
 from gerund.evaluation.registry import select, with_options
 from gerund.evaluation.run import evaluate
-from gerund.evaluation.sets.labelled import read_scored_pairs
-from gerund.evaluation.systems.embeddings import EmbeddingCache
+from gerund.evaluation.search_space import METHODS, PLANS
+from gerund.evaluation.systems.base import EmbeddingCache
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.systems.selection import read_as
+from gerund.evaluation.systems.selection import label_of, read_as
 from gerund.evaluation.task import EvaluationConfig, Task
-from gerund.evaluation.tuned_settings import METHODS, PLANS
 from gerund.evaluation.tuning import Trial, Tuned, tune
 from gerund.language_model import LanguageModel
 from gerund.settings.encoder import METHODS as METHOD_FIELDS

@@ -6,7 +6,7 @@ import pytest
 import sentencex
 
 from gerund.data.passages import sentence_bounds
-from gerund.evaluation.text_metrics import sentences_of
+from gerund.papers.generated_texts import sentences_of
 from gerund.text_analysis import segments
 
 

@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gerund.cli.main import app
-from gerund.demo.steps import HITS, SAMPLES, Demo
-from gerund.demo.texts import read_beginnings, read_gaps, read_passages
+from gerund.demo.steps import HITS, SAMPLES, Demo, read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
 from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction

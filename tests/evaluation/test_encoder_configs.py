@@ -3,8 +3,7 @@
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.evaluation.encoder_configs import label_of
-from gerund.evaluation.systems.selection import distinct
+from gerund.evaluation.systems.selection import distinct, label_of
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import parse_encoder_spec
 from gerund.settings.plan import AttentionPlan

@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.labelled_task import LabelledTask, chosen, labelled_tasks, sampled
-from gerund.evaluation.task import EvaluationConfig, LabelledTexts, Score
+from gerund.evaluation.data_files import LabelledTexts
+from gerund.evaluation.task import EvaluationConfig, LabelledTask, Score, sampled
 from tests.evaluation.made_up import fruits, write_classification
 
 
@@ -25,22 +25,22 @@ class TestOnly(Counting):
 
 
 def test_tasks_are_found_by_the_splits_they_need(tmp_path: Path) -> None:
-    assert labelled_tasks(Counting, tmp_path) == []
+    assert Counting.find(tmp_path) == []
     write_classification(tmp_path, "b", train=fruits(1), test=fruits(1))
     write_classification(tmp_path, "a", train=fruits(1), dev=fruits(1), test=fruits(1))
     write_classification(tmp_path, "only-test", test=fruits(1))
     write_classification(tmp_path, "only-train", train=fruits(1))
     (tmp_path / "classification" / "notes.txt").write_text("no folder")
-    first, second = labelled_tasks(Counting, tmp_path)
+    first, second = Counting.find(tmp_path)
     assert (first.name, second.name) == ("counting/a", "counting/b")
     assert [path.name for path in first.files] == ["train.jsonl", "dev.jsonl", "test.jsonl"]
     assert (first.has_validation, second.has_validation) == (True, False)
-    assert [task.title for task in labelled_tasks(TestOnly, tmp_path)] == ["a", "b", "only-test"]
+    assert [task.title for task in TestOnly.find(tmp_path)] == ["a", "b", "only-test"]
 
 
 def test_the_split_that_is_scored(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(3), valid=fruits(1, start=3), test=fruits(2, start=5))
-    [task] = labelled_tasks(Counting, tmp_path)
+    [task] = Counting.find(tmp_path)
     train, test = task.learnt_and_scored(EvaluationConfig())
     assert list(zip(train.texts, train.labels, strict=True)) == fruits(3)
     assert list(zip(test.texts, test.labels, strict=True)) == fruits(2, start=5)
@@ -53,7 +53,7 @@ def test_the_split_that_is_scored(tmp_path: Path) -> None:
 
 def test_a_split_that_is_not_there(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(1), test=fruits(1))
-    [task] = labelled_tasks(Counting, tmp_path)
+    [task] = Counting.find(tmp_path)
     with pytest.raises(DataError, match=r"made-up: there is no file of the validation split"):
         task.scored(EvaluationConfig(split="validation"))
     task.files[0].unlink()
@@ -71,7 +71,7 @@ def test_a_split_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_scored_is_refused(tmp_path: Path, rows: list, message: str) -> None:
     write_classification(tmp_path, train=fruits(1), test=rows)
-    [task] = labelled_tasks(Counting, tmp_path)
+    [task] = Counting.find(tmp_path)
     with pytest.raises(DataError, match=message):
         task.learnt_and_scored(EvaluationConfig())
 
@@ -91,4 +91,4 @@ def test_a_limit_draws_by_the_seed_and_keeps_the_order() -> None:
 
 
 def test_texts_at_some_places() -> None:
-    assert chosen(LabelledTexts(["a", "b", "c"], ["x", "y", "z"]), [2, 0]) == LabelledTexts(["c", "a"], ["z", "x"])
+    assert LabelledTexts(["a", "b", "c"], ["x", "y", "z"]).take([2, 0]) == LabelledTexts(["c", "a"], ["z", "x"])

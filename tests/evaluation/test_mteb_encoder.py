@@ -10,7 +10,7 @@ import torch
 import gerund
 from gerund.errors import ModelError
 from gerund.evaluation.mteb import MTEBEncoder
-from gerund.evaluation.systems.embeddings import EmbeddingCache, key_of_text
+from gerund.evaluation.systems.base import EmbeddingCache, key_of_text
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan

@@ -16,7 +16,7 @@ import torch
 
 from gerund.evaluation.mteb import mteb_seed, own_random_state, quiet, score_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import sts
+from gerund.evaluation.tasks.similarity import Sts
 from tests.evaluation.tables import random_table, write_collection, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def test_the_default_seed_is_mtebs():
 def test_a_run_leaves_the_random_state_alone(tmp_path):
     (tmp_path / "sts").mkdir()
     (tmp_path / "sts" / "a.test.tsv").write_text("1\ta\tb\n2\tc\td\n")
-    [task] = sts.find(tmp_path)
+    [task] = Sts.find(tmp_path)
 
     def draws():
         return random.random(), float(np.random.rand()), float(torch.rand(1))

@@ -3,10 +3,11 @@
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.prompts import LBW, MAGNET, document_prompts, prompt_set
+from gerund.evaluation.mteb import TASKS_15
+from gerund.evaluation.prompts import document_prompts, prompt_set
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.mteb import TASKS_15
-from gerund.evaluation.tasks.sts import Sts
+from gerund.evaluation.tasks.similarity import Sts
+from gerund.papers.prompts import LBW, MAGNET
 
 LOCAL = ["sts/stsb", "classification/banking77", "clustering/twentynewsgroups", "retrieval/cranfield", "ner/conll2003"]
 
@@ -50,8 +51,8 @@ def test_every_task_of_the_fifteen_has_one_in_look_both_ways():
     assert list(found) == names
     assert found["mteb/STS17"] == found["mteb/SICK-R"] == found["mteb/STSBenchmark"]
     assert len(set(found.values())) == 13
-    assert len(LBW) == 13
-    assert len(MAGNET) == 6
+    assert len(LBW.instructions) == 13
+    assert len(MAGNET.instructions) == 6
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,8 @@ def test_prompts_from_a_file_stand_as_they_are(tmp_path):
     "content, said",
     [
         ("stss: x", "unknown task or kind in .*mine.yaml 'stss'; valid are: sts, pair-classification"),
-        ("sts: 5", "the prompt of 'sts' is no text"),
-        ("5: x", "the prompt of 5 is no text"),
+        ("sts: 5", "the prompt of 'sts' is not a text"),
+        ("5: x", "the prompt of 5 is not a text"),
         ("- sts", "a mapping from task or kind to text"),
         ("", "a mapping from task or kind to text"),
     ],

@@ -1,14 +1,11 @@
-"""A new task is one module and one line in the registry: everything else follows from what the module says."""
+"""A task from another package is one class and one entry point."""
 
 import json
-import sys
-from types import ModuleType
 
 import pytest
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.evaluation import registry
 from gerund.evaluation.prompts import prompt_set
 from gerund.evaluation.registry import option_help, select, task_classes, tasks_in, unused_files, with_options
 from gerund.evaluation.run import evaluate
@@ -23,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gerund.errors import ConfigError
-from gerund.evaluation.sets.rows import read_json_lines
+from gerund.evaluation.data_files import read_json_lines
 from gerund.evaluation.systems.base import Encodes
 from gerund.evaluation.task import FileTask, Score
 
@@ -39,6 +36,11 @@ class Length(FileTask):
 
     power: float = field(default=1.0, metadata={"help": "The length is raised to it."})
 
+    @classmethod
+    def find(cls, folder):
+        paths = sorted(folder.glob("length/*.test.jsonl"))
+        return [cls(name=f"length/{path.name.split('.')[0]}", files=(path,)) for path in paths]
+
     def __post_init__(self):
         if self.power <= 0:
             raise ConfigError(f"length.power={self.power} is not above 0")
@@ -50,25 +52,24 @@ class Length(FileTask):
         vectors = system.encode(self.texts(config), prompt=self.prompt(config))
         lengths = (vectors**2).sum(axis=1) ** (self.power / 2)
         return Score("length", {"length": float(lengths.mean())}, size=len(vectors))
-
-
-def find(folder):
-    paths = sorted(folder.glob("length/*.test.jsonl"))
-    return [Length(name=f"length/{path.name.split('.')[0]}", files=(path,)) for path in paths]
 '''
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    module = ModuleType("gerund.evaluation.tasks.length")
-    exec(compile(MODULE, "length.py", "exec"), module.__dict__)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(registry, "TASKS", (*registry.TASKS, "length"))
+    package = tmp_path / "site"
+    (package / "other-1.0.dist-info").mkdir(parents=True)
+    (package / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+    (package / "other-1.0.dist-info" / "entry_points.txt").write_text("[gerund.tasks]\nlength = other_tasks:Length\n")
+    (package / "other_tasks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(package)
+    task_classes.cache_clear()
     (tmp_path / "length").mkdir()
     for name in ("mine.test.jsonl", "mine.other.jsonl"):
         rows = [{"text": "a cat"}, {"text": "an inn"}]
         (tmp_path / "length" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
+    yield tmp_path
+    task_classes.cache_clear()
 
 
 def test_it_is_found_named_configured_measured_and_listed(folder, tiny_folder):

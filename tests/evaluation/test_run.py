@@ -10,10 +10,9 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.evaluation.results import ResultStore
-from gerund.evaluation.run import cache_in, evaluate
-from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.precomputed import word_groups
+from gerund.evaluation.run import ResultStore, cache_in, evaluate
+from gerund.evaluation.systems.base import EmbeddingCache
+from gerund.evaluation.systems.language_model import word_groups
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.inference.encode import runtime as encoding
@@ -212,7 +211,7 @@ def test_words_of_many_plans_are_read_together(lm, monkeypatch, shift, prompt):
 
 
 def test_words_that_do_not_fit_together_are_read_in_groups(lm, monkeypatch):
-    monkeypatch.setattr("gerund.evaluation.systems.precomputed._MOST_BYTES", 2 * 4 * lm.dimensions * 14)
+    monkeypatch.setattr("gerund.evaluation.systems.language_model._MOST_BYTES", 2 * 4 * lm.dimensions * 14)
     systems = systems_of([lm], encoder_configs(*PLANS))
     groups = word_groups(systems, [["a"] * 7, ["b"] * 7])
     assert sorted(len(group) for group in groups) == [1, 2, 2]

@@ -6,9 +6,9 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.evaluation.encoder_configs import label_of
+from gerund.evaluation.search_space import METHODS, ONE_K, PLANS, spread, windows
+from gerund.evaluation.systems.selection import label_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tuned_settings import METHODS, ONE_K, PLANS, spread, windows
 from gerund.evaluation.tuning import Trial, Tuned, _Search, most_k, tune
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan

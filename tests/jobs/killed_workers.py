@@ -197,7 +197,7 @@ def evaluation(folder):
     written(data / "small.test.tsv", (f"{i % 6}\t{some[i]}\t{some[-1 - i]}" for i in range(100)))
 
     def run(output, engine):
-        from gerund.evaluation.systems import workers as evaluation_workers
+        from gerund.evaluation.systems import language_model as evaluation_workers
 
         with patch.object(evaluation_workers, "_SHARD", 4):
             options = ["--tasks", "sts", "--data", data.parent, "-o", output / "out", "--no-pictures"]

@@ -25,9 +25,9 @@ from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, embedding_job
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
-from gerund.evaluation.systems import workers as evaluation_workers
+from gerund.evaluation.systems import language_model as evaluation_workers
+from gerund.evaluation.systems.language_model import encoded_by
 from gerund.evaluation.systems.selection import systems_of
-from gerund.evaluation.systems.workers import encoded_by
 from gerund.jobs import engine
 from gerund.jobs.engine import RayEngine, StatefulWork, make_engine, map_shards
 from gerund.retrieval import embedding

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import gerund
-from gerund.demo.texts import read_beginnings, read_passages
+from gerund.demo.steps import read_beginnings, read_passages
 from gerund.models.encoder_settings import read_adapters
 from gerund.settings.encoder import JOBS
 from gerund.training.recipe import find_recipe

@@ -1,6 +1,6 @@
 """Results made up for the report's tests."""
 
-from gerund.evaluation.results import Result
+from gerund.evaluation.run import Result
 from gerund.evaluation.task import Score
 
 SETTINGS = {"seed": 0, "limit": None, "prompts": {}, "split": "test"}

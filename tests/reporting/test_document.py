@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gerund.evaluation.results import Result
+from gerund.evaluation.run import Result
 from gerund.evaluation.task import EvaluationConfig
 from gerund.reporting.comparison import compare
-from gerund.reporting.document import FORMAT, bare_name, results_json, versions
+from gerund.reporting.evaluation import FORMAT, results_json
+from gerund.reporting.rendering import bare_name, versions
 from gerund.version import __version__
 from tests.reporting.results import made, several
 

@@ -10,8 +10,8 @@ from gerund.errors import DataError
 from gerund.evaluation.run import Evaluation, evaluate
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
+from gerund.reporting import pictures
 from gerund.reporting.evaluation import joined, write_report
-from gerund.reporting.pages import pictures
 from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.fakes import FakeEncoder
 from tests.evaluation.toys import ToyTask, ToyWriting

@@ -9,10 +9,8 @@ import pytest
 from rich.console import Console
 
 from gerund.evaluation.task import EvaluationConfig, Examples, Score
-from gerund.reporting.comparison import compare
-from gerund.reporting.document import results_json
-from gerund.reporting.pages.evaluation import write_page
-from gerund.reporting.significance import NOTHING, significance_of, telling_examples
+from gerund.reporting.comparison import NOTHING, compare, significance_of, telling_examples
+from gerund.reporting.evaluation import results_json, write_page
 from gerund.reporting.terminal import render
 from tests.reporting.results import made
 

@@ -20,8 +20,7 @@ from gerund.evaluation.statistics import Difference, Interval, difference_of, in
 from gerund.evaluation.task import Examples
 from gerund.jobs.files import write_atomic
 from gerund.progress import progress
-from gerund.reporting.document import bare_name, versions
-from gerund.reporting.pages.rendering import duration, write_html
+from gerund.reporting.rendering import bare_name, duration, versions, write_html
 from gerund.retrieval.hybrid_search import DEPTH, MODES, Mode
 from gerund.retrieval.index import open_index
 from gerund.version import __version__

@@ -10,8 +10,7 @@ from gerund.cli import model_options as options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gerund.demo.results import DemoResults, SearchResults, Verification
-    from gerund.demo.steps import Demo
+    from gerund.demo.steps import Demo, DemoResults, SearchResults, Verification
     from gerund.settings.model_spec import ModelSpec
 
 
@@ -60,8 +59,8 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
 
     with _waiting(console, "loading"):
         start = time.perf_counter()
+        from gerund.demo import page
         from gerund.demo.steps import Demo
-        from gerund.reporting.pages import demo as page
 
         demo = Demo(spec)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
@@ -87,7 +86,7 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
 
 def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults":
     """Go through the steps, and print what each finds."""
-    from gerund.demo.results import DemoResults
+    from gerund.demo.steps import DemoResults
 
     with _waiting(console, "embedding"):
         baseline, found = demo.baseline(), demo.search()

@@ -10,8 +10,7 @@ from gerund.cli import engine_options
 from gerund.cli import model_options as options
 
 if TYPE_CHECKING:
-    from gerund.evaluation.results import Result
-    from gerund.evaluation.run import Cost, Evaluation
+    from gerund.evaluation.run import Cost, Evaluation, Result
     from gerund.evaluation.systems.base import System
     from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
     from gerund.evaluation.task import EvaluationConfig, Task
@@ -140,8 +139,8 @@ def command(
     chosen = _tasks(",".join(tasks), data, set_ or [], validation=validation)
     config = _with_prompts(config, chosen, prompts)
     from gerund.evaluation.run import cache_in, evaluate
+    from gerund.evaluation.systems.language_model import encoded_by
     from gerund.evaluation.systems.selection import systems_of
-    from gerund.evaluation.systems.workers import encoded_by
     from gerund.worker_model import use_threads
 
     if runs_in_process(machines) and threads is not None:
@@ -159,7 +158,7 @@ def _list(data: Path | None) -> None:
 
     from gerund.errors import ConfigError
     from gerund.evaluation.registry import SIDES, option_help, tasks_in, unused_files
-    from gerund.evaluation.results import options_of
+    from gerund.evaluation.task import options_of
 
     if data is None:
         raise ConfigError("--list shows which tasks a folder of data holds; give --data FOLDER")
@@ -239,9 +238,7 @@ def report_folder(output: Path) -> Any:
 
 def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
-    from gerund.evaluation.systems.bm25 import BM25
-    from gerund.evaluation.systems.hybrid import fusion_named
-    from gerund.evaluation.systems.index import way_named
+    from gerund.evaluation.systems.search import BM25, fusion_named, way_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX
     from gerund.models.sources import find
 
@@ -252,9 +249,7 @@ def _check_names(names: list[str]) -> None:
 
 def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceTransformersSystem | str"]:
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
-    from gerund.evaluation.systems.bm25 import BM25
-    from gerund.evaluation.systems.hybrid import fusion_named
-    from gerund.evaluation.systems.index import way_named
+    from gerund.evaluation.systems.search import BM25, fusion_named, way_named
     from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
 
     def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":

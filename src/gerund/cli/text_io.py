@@ -91,7 +91,7 @@ def one_or_file(
         DataError: the file is malformed.
     """
     from gerund.errors import ConfigError, DataError
-    from gerund.evaluation.sets.rows import read_json_lines
+    from gerund.evaluation.data_files import read_json_lines
 
     own, many = names
     if (text is None) == (file is None):

@@ -93,7 +93,7 @@ def command(
     """
     from gerund.checks import read_sample
     from gerund.cli.eval import ProgressReporter, demand_data, report_folder
-    from gerund.evaluation.tuned_settings import PLANS, demand_settings, plans_named
+    from gerund.evaluation.search_space import PLANS, demand_settings, plans_named
     from gerund.jobs.files import require_new_folder
     from gerund.models.sources import find
 
@@ -122,7 +122,7 @@ def command(
 
     demand_tasks(chosen)
     lm = load(spec)
-    from gerund.reporting.pages.tuning import adapter_sentence, write_tuning
+    from gerund.reporting.tuning import adapter_sentence, write_tuning
 
     if (told := adapter_sentence(lm)) and not as_json:
         typer.echo(f"gerund: {told}", err=True)
@@ -225,8 +225,8 @@ def _tune_fusion(
 
     from gerund.cli.eval import ProgressReporter
     from gerund.entry import load
-    from gerund.evaluation.fusion_tuning import demand_rankings, tune_fusion
-    from gerund.reporting.pages.tuning import write_fusion
+    from gerund.evaluation.tuning import demand_rankings, tune_fusion
+    from gerund.reporting.tuning import write_fusion
 
     demand_rankings(tasks)
     lm = load(spec)

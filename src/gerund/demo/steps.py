@@ -1,19 +1,16 @@
-"""The steps of the demo: searching, writing, ranking, filling gaps, verifying that nothing was lost.
+"""The steps of `gerund demo`: search, generate, rank, infill, and compare with plain transformers."""
 
-Knows: the verbs of ``LanguageModel``, the texts that come with the demo. Does not know: pages, the command line.
-"""
-
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import torch
 
-from gerund.demo.results import Filled, Fitting, Hit, Scored, SearchResults, Verification, Written
-from gerund.demo.texts import read_beginnings, read_gaps, read_passages
 from gerund.entry import load
 from gerund.errors import GerundError
 from gerund.inference.infill.infilling import BLANK
@@ -29,6 +26,191 @@ from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Ranked
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A document or a search, with the topic that it is about."""
+
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A text that is continued.
+
+    Attributes:
+        text: the beginning.
+        right: the sentence that follows it.
+        wrong: sentences that do not.
+    """
+
+    text: str
+    right: str
+    wrong: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A text with a ``[blank]``, and what might stand there."""
+
+    text: str
+    original: str
+
+
+def read_passages(name: str) -> list[Passage]:
+    """Read ``documents.jsonl`` or ``queries.jsonl``."""
+    return [Passage(row["topic"], row["text"]) for row in _rows(name)]
+
+
+def read_beginnings() -> list[Beginning]:
+    """Read ``beginnings.jsonl``."""
+    return [Beginning(row["text"], row["right"], tuple(row["wrong"])) for row in _rows("beginnings.jsonl")]
+
+
+def read_gaps() -> list[Gap]:
+    """Read ``gaps.jsonl``."""
+    return [Gap(row["text"], row["original"]) for row in _rows("gaps.jsonl")]
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    text = (resources.files("gerund") / "assets" / "demo" / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One answer to a search."""
+
+    text: str
+    score: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class SearchResults:
+    """What the searches found, under one attention plan.
+
+    Attributes:
+        plan: name of the plan, and of the adapter where there is one; or what the baseline is called.
+        answers: for each search its best documents, best first.
+        right: fraction of those answers whose topic is the search's.
+        neighbours: fraction of the documents' own nearest documents that have the same topic.
+    """
+
+    plan: str
+    answers: tuple[tuple[Hit, ...], ...]
+    right: float
+    neighbours: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A continuation with its score; scores of one beginning can be compared."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """How one beginning was continued.
+
+    Attributes:
+        prompt: the beginning.
+        plain: one continuation, sampled without looking at any score.
+        ranked: those that were sampled to choose from, best first; empty where the model cannot rank.
+    """
+
+    prompt: str
+    plain: str
+    ranked: tuple[Scored, ...]
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Which of several sentences a scorer lets follow a beginning.
+
+    Attributes:
+        prompt: the beginning.
+        candidates: the sentences, best first.
+        right: the one that follows it.
+    """
+
+    prompt: str
+    candidates: tuple[Scored, ...]
+    right: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the right one came first."""
+        return self.candidates[0].text == self.right
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A gap, filled in two ways.
+
+    Attributes:
+        before: the text before the gap.
+        after: the text behind it.
+        span: the filling, seeing both sides.
+        left_only: the filling by the untouched model, seeing the left side.
+        original: what stood there.
+    """
+
+    before: str
+    after: str
+    span: str
+    left_only: str
+    original: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared with the model as plain transformers loads it, and what came out.
+
+    Attributes:
+        tokens: how many positions were compared.
+        numbers: how many logits that makes.
+        difference: the largest difference between two logits.
+        same_text: whether greedy decoding wrote the same tokens.
+    """
+
+    tokens: int
+    numbers: int
+    difference: float
+    same_text: bool
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every logit is the same to the last bit, and so is the text."""
+        return self.difference == 0 and self.same_text
+
+
+@dataclass(frozen=True)
+class DemoResults:
+    """All that one run of the demo found.
+
+    Attributes:
+        found: the searches under the model's own plan.
+        baseline: the same with the untouched causal attention.
+        written: the beginnings, continued.
+        scorer: what ranked them.
+        fitting: the same beginnings with sentences to choose from.
+        filled: the gaps; empty where the model cannot see both sides of one.
+        verification: whether it is still the same language model.
+    """
+
+    found: SearchResults
+    baseline: SearchResults
+    written: tuple[Written, ...]
+    scorer: str
+    fitting: tuple[Fitting, ...]
+    filled: tuple[Filled, ...]
+    verification: Verification
+
 
 HITS = 3
 SMALL = 50_000_000

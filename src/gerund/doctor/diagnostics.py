@@ -1,10 +1,7 @@
-"""Examines a model: the probe at length, sinks, padding, batches, precision, the tokenizer.
-
-Knows: everything up to ``inference``. Does not know: how results are shown.
-"""
+"""Examine a model: attention probe, supported plans, sinks, padding, batches, precision, tokenizer."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,17 +11,10 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masks import Chunk, Near, visible
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
-from gerund.attention.recurrent import kind_of
-from gerund.doctor.results import Check, Diagnosis, LayerResult, TokenizerFacts, advise
-from gerund.doctor.supported_plans import support
+from gerund.attention.recurrent import kind_of, recurrent_modules
+from gerund.doctor.results import MEANINGS, Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.errors import ConfigError, UnsupportedModelError
-from gerund.inference.encode.runtime import (
-    ENOUGH,
-    ENOUGH_IN_INT8,
-    EncoderRuntime,
-    bfloat16_cosine,
-    int8_cosine,
-)
+from gerund.inference.encode.runtime import ENOUGH, ENOUGH_IN_INT8, EncoderRuntime, bfloat16_cosine, int8_cosine
 from gerund.inference.inspection import (
     EXAMPLE_TEXTS,
     AttentionMap,
@@ -42,6 +32,70 @@ from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
+from gerund.settings.plan import PLAN_NAMES, AttentionPlan
+
+_CAUSAL = ("causal", "echo")
+
+
+@dataclass(frozen=True)
+class Support:
+    """What can be done with a model.
+
+    Attributes:
+        verdict: a key of ``MEANINGS``.
+        refusals: for each plan, by name, why it is refused; None for a plan that is obeyed.
+        both: the same for the plans with recurrent layers both ways; empty for a model without any.
+    """
+
+    verdict: str
+    refusals: dict[str, str | None]
+    both: dict[str, str | None]
+
+    @property
+    def reason(self) -> str:
+        """Why some plan is refused, one that is refused both ways if there is any; empty where none is."""
+        lost = [why for name, why in self.refusals.items() if self.both.get(name, why)]
+        return next((why for why in (*lost, *self.refusals.values(), *self.both.values()) if why), "")
+
+    def __str__(self) -> str:
+        return MEANINGS[self.verdict]
+
+
+def support(model: PreTrainedModel, n_layers: int) -> Support:
+    """Find out which plans a model obeys.
+
+    Args:
+        model: attached to gerund's attention functions; causal, which is not looked at again here.
+        n_layers: number of decoder layers.
+    """
+    refusals = {name: _refusal(model, AttentionPlan(name), n_layers) for name in PLAN_NAMES}
+    both: dict[str, str | None] = {}
+    has_recurrent = bool(recurrent_modules(model))
+    if has_recurrent:
+        both = {name: _refusal(model, plan, n_layers) for name in PLAN_NAMES if (plan := _turned(name)) is not None}
+    obeyed = [name for name, why in refusals.items() if why is None and name not in _CAUSAL]
+    obeyed += [name for name, why in both.items() if why is None]
+    verdict = "causal" if not obeyed else "recurrent" if has_recurrent else "exact"
+    return Support(verdict, refusals, both)
+
+
+def _turned(name: str) -> AttentionPlan | None:
+    try:
+        return AttentionPlan(name, recurrent="both")
+    except ConfigError:
+        return None
+
+
+def _refusal(model: PreTrainedModel, plan: AttentionPlan, n_layers: int) -> str | None:
+    resolved = plan.resolve(n_layers)
+    if resolved.is_causal:
+        return None
+    try:
+        verify(model, resolved)
+    except (UnsupportedModelError, ConfigError) as error:
+        return str(error)
+    return None
+
 
 # How far states may lie apart that ought to be the same, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}

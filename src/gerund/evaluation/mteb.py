@@ -1,29 +1,24 @@
-"""MTEB's evaluators on our systems and on local data, so that the scores are MTEB's.
-
-Knows: MTEB's encoder protocol; how its task objects are made, seeded and run; which of their warnings are expected.
-Does not know: files, how vectors are made.
-"""
+"""MTEB: encoders as MTEB's models, local data as its tasks, and its own tasks by name."""
 
 import logging
 import math
 import random
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from gerund.errors import ModelError
-from gerund.evaluation.systems.base import Encoder, Ranks, System
+from gerund.errors import DataError, MissingDependencyError
+from gerund.evaluation.systems.base import Encoder, EncoderForMTEB, Encodes, Ranks
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.task import EvaluationConfig, Examples, Score
+from gerund.evaluation.task import EvaluationConfig, Examples, Score, Side, Task
 from gerund.language_model import LanguageModel
-from gerund.settings.templates import PromptText
 
 # MTEB seeds its own tasks with 42, so that our default seed 0 samples what MTEB samples.
 _MTEB_SEED = 42
@@ -48,16 +43,16 @@ _EXPECTED = (
 )
 
 
-class MTEBEncoder:
+class MTEBEncoder(EncoderForMTEB):
     """An encoder that ``mteb.evaluate`` accepts (``mteb.models.EncoderProtocol``).
 
     All texts of a call are encoded at once, so that gerund sorts and batches them by length. Vectors are given
-    as they were pooled unless told otherwise: similarities are cosines either way, while the logistic regression
-    that MTEB classifies with loses most of what lies in normalised vectors of a plain language model (Banking77
-    with a causal model of 260k parameters: .369 raw, .196 normalised).
+    as they were pooled unless ``normalize`` is set: similarities are cosines either way, while the logistic regression
+    that MTEB classifies with loses most of what is in normalized vectors of a plain language model (Banking77
+    with a causal model of 260k parameters: .369 raw, .196 normalized).
 
     Args:
-        model: a language model, or an encoder among the systems, whose embeddings are kept.
+        model: a language model, or an encoder among the systems, whose embeddings are cached.
         name: what MTEB calls the model in its results; None takes the model's name.
         prompts: by MTEB task name (``STSBenchmark``) or type (``STS``), the name first. Documents of retrieval
             and re-ranking do not get it: there the prompt belongs to the query (Look Both Ways, appendix B).
@@ -82,60 +77,9 @@ class MTEBEncoder:
         normalize: bool = False,
         show_progress: bool | None = None,
     ) -> None:
-        self._system = model if isinstance(model, System) else language_model_system(model.name, model)
-        self._name = name or self._system.name
-        self._prompts, self._document_prompts = dict(prompts or {}), dict(document_prompts or {})
-        self._normalize = normalize
-        self._show = show_progress
-
-    @cached_property
-    def mteb_model_meta(self) -> Any:
-        """MTEB's description of the model; its revision is our fingerprint, so that no cache mixes two plans."""
-        from mteb.models import ModelMeta
-
-        one = self._system
-        known = {"revision": one.fingerprint, "embed_dim": one.dimensions, "max_tokens": one.max_length}
-        return ModelMeta.create_empty(overwrites={"name": self._name, **known})
-
-    def encode(
-        self, inputs: Iterable[Mapping[str, Any]], *, task_metadata: Any, prompt_type: Any = None, **_kwargs: Any
-    ) -> np.ndarray:
-        """Encode the texts of MTEB's batches.
-
-        Args:
-            inputs: batches with a list of ``text`` each.
-            task_metadata: MTEB's; its name and type choose the prompt.
-            prompt_type: ``query``, ``document`` or None.
-
-        Returns:
-            ``(n, D)`` float32.
-
-        Raises:
-            ModelError: the model gives vectors that are not finite.
-        """
-        texts = [text for batch in inputs for text in batch["text"]]
-        prompt = self._prompt_for(task_metadata)
-        if prompt_type == _DOCUMENT:
-            prompt = self._document_prompts.get(task_metadata.name)
-        if prompt is None and prompt_type is not None:
-            # A member of MTEB's enumeration, or its value.
-            own = self._system.stored_prompts.get(str(getattr(prompt_type, "value", prompt_type)))
-            prompt = None if own is None else PromptText(own)
-        vectors = self._system.encode(texts, prompt=prompt, normalize=self._normalize, show=self._show)
-        if not np.isfinite(vectors).all():
-            raise ModelError(f"{self._name} gives vectors that are not finite numbers, which nothing can be scored on")
-        return vectors
-
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return the cosine of each vector ``(n, D)`` with each of ``(m, D)``: ``(n, m)``; 0 for a zero vector."""
-        return _directions(embeddings1) @ _directions(embeddings2).T
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
-        """Return the cosine of each vector ``(n, D)`` with its partner: ``(n,)``; 0 for a zero vector."""
-        return (_directions(embeddings1) * _directions(embeddings2)).sum(dim=-1)
-
-    def _prompt_for(self, task_metadata: Any) -> str | None:
-        return self._prompts.get(task_metadata.name, self._prompts.get(task_metadata.type))
+        system = model if isinstance(model, Encoder) else language_model_system(model.name, model)
+        settings: dict[str, Any] = {"normalize": normalize, "show_progress": show_progress}
+        super().__init__(system, name=name, prompts=prompts, document_prompts=document_prompts, **settings)
 
 
 @dataclass(frozen=True)
@@ -359,6 +303,148 @@ def _task(local: LocalTask, seed: int) -> Any:
     return type("Local", (base,), {"metadata": metadata, **local.attributes})(seed=seed)
 
 
-def _directions(vectors: Any) -> torch.Tensor:
-    """Return vectors of length 1, in float32; zero vectors stay zero."""
-    return torch.nn.functional.normalize(torch.atleast_2d(torch.as_tensor(vectors, dtype=torch.float32)), dim=-1)
+MTEB15 = "MTEB15"
+TASKS_15 = (
+    "SciFact",
+    "ArguAna",
+    "NFCorpus",
+    "StackOverflowDupQuestions",
+    "SciDocsRR",
+    "BiorxivClusteringS2S",
+    "MedrxivClusteringS2S",
+    "TwentyNewsgroupsClustering",
+    "SprintDuplicateQuestions",
+    "Banking77Classification",
+    "EmotionClassification",
+    "MassiveIntentClassification",
+    "STS17",
+    "SICK-R",
+    "STSBenchmark",
+)
+"""The selection of LLM2Vec that Look Both Ways and UniMAE use (UniMAE, table 3)."""
+
+_TEST = "test"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtebNamed(Task):
+    """One of MTEB's tasks, scored by the metric that MTEB's leaderboard shows.
+
+    The test split is scored where there is one, and of a multilingual task the English part where there is
+    one, as in MTEB's English benchmark. ``config.limit`` is at most so many rows of each split, or so many
+    queries; MTEB may pack several texts into a row.
+    """
+
+    kind: ClassVar[str] = "mteb"
+    side: ClassVar[Side] = "representation"
+    requires: ClassVar[type] = Encodes
+
+    def run(self, system: Encoder, config: EvaluationConfig) -> Score:
+        """Fetch the data where they are not there yet, and measure.
+
+        Raises:
+            DataError: the data cannot be fetched.
+        """
+        prompt = self.prompt(config)
+        prompts = {} if prompt is None else {self.title: prompt}
+        with own_random_state(), quiet():
+            task = _named_task(self.title, mteb_seed(config))
+            self._load(task)
+            if config.limit is not None:
+                _shorten(task, config.limit)
+            own = config.document_prompts.get(self.name)
+            documents = {} if own is None else {self.title: own}
+            encoder = MTEBEncoder(
+                system, prompts=prompts, document_prompts=documents, show_progress=config.show_progress
+            )
+            result = evaluate(encoder, task)
+        return _score(result, task.metadata.main_score, _notes(task, config))
+
+    @classmethod
+    def known_names(cls) -> list[str]:
+        """Return the names of MTEB's text tasks, sorted.
+
+        Raises:
+            MissingDependencyError: mteb is not installed.
+        """
+        return sorted(_registry())
+
+    def _load(self, task: Any) -> None:
+        try:
+            task.load_data()
+        # Whatever stands between here and the hub has errors of its own.
+        except Exception as error:
+            raise DataError(
+                f"{self.name}: MTEB could not fetch the data ({type(error).__name__}); they are fetched once, "
+                "with a network and without HF_HUB_OFFLINE, and then kept"
+            ) from error
+
+
+@cache
+def _registry() -> Mapping[str, Any]:
+    """Return the classes of MTEB's text tasks by name."""
+    try:
+        with own_random_state():
+            from mteb.abstasks.aggregated_task import AbsTaskAggregate
+            from mteb.get_tasks import TASK_LIST
+    except ImportError as error:
+        raise MissingDependencyError("MTEB's tasks need mteb: pip install 'gerund[eval]'") from error
+    # An aggregate holds tasks that are made already, with a seed of their own, when mteb is imported.
+    return {
+        one.metadata.name: one
+        for one in TASK_LIST
+        if one.metadata.modalities == ["text"] and not issubclass(one, AbsTaskAggregate)
+    }
+
+
+def _named_task(name: str, seed: int) -> Any:
+    """Return a fresh task object that samples by ``seed`` and scores the English part of the test split."""
+    task = _registry()[name](seed=seed)
+    english = [
+        subset
+        for subset, languages in task.metadata.hf_subsets_to_langscripts.items()
+        if all(language.startswith("eng-") for language in languages)
+    ]
+    if english:
+        task.hf_subsets = english
+    if _TEST in task.metadata.eval_splits:
+        task.filter_eval_splits([_TEST])
+    return task
+
+
+def _shorten(task: Any, limit: int) -> None:
+    """Leave at most ``limit`` rows, or queries, in the splits that are scored."""
+    if hasattr(task, "convert_v1_dataset_format_to_v2"):
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
+    _shorten_in(task.dataset, limit, task.eval_splits)
+
+
+def _shorten_in(dataset: dict[str, Any], limit: int, splits: Sequence[str]) -> None:
+    for key, value in dataset.items():
+        if isinstance(value, dict) and "relevant_docs" in value:
+            judged = {query: grades for query, grades in value["relevant_docs"].items() if grades}
+            # MTEB leaves out queries without judgements by itself.
+            value["relevant_docs"] = dict(list(judged.items())[:limit])
+        elif isinstance(value, dict):
+            _shorten_in(value, limit, splits)
+        elif key in splits:
+            dataset[key] = value.select(range(min(limit, len(value))))
+
+
+def _score(result: Any, main: str, notes: Sequence[str]) -> Score:
+    """Return the mean over splits and subsets, and the subsets beside it where there are several."""
+    parts = [(split, part) for split, scores in result.scores.items() for part in scores]
+    by_part = {f"{main} ({split}, {part['hf_subset']})": part["main_score"] for split, part in parts}
+    others = tuple(by_part) if len(parts) > 1 else ()
+    return score_of({main: result.get_score(), **by_part}, main, others, notes=notes)
+
+
+def _notes(task: Any, config: EvaluationConfig) -> list[str]:
+    notes = []
+    if task.metadata.superseded_by:
+        notes.append(f"MTEB recommends {task.metadata.superseded_by} instead")
+    if len(task.hf_subsets) < len(task.metadata.hf_subsets):
+        notes.append(f"of {len(task.metadata.hf_subsets)} subsets only {', '.join(task.hf_subsets)}")
+    if config.limit is not None:
+        notes.append(f"the first {config.limit} rows or queries")
+    return notes

@@ -1,56 +1,69 @@
-"""Which tasks there are, which of them a folder of data holds, and which a name means.
+"""Find evaluation tasks: by their data in a folder, or by name.
 
-A task is made known by the name of its module in ``TASKS``; what else is to be known, its module says.
-
-Knows: the modules of tasks, names. Does not know: how anything is measured.
+Tasks are entry points of the group ``gerund.tasks``, each named after its kind: ``my-kind = "module:MyTask"``.
 """
 
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from importlib import import_module
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from gerund.errors import ConfigError, DataError
-from gerund.evaluation.results import options_of
-from gerund.evaluation.task import Task
+from gerund.errors import ConfigError, DataError, MissingDependencyError
+from gerund.evaluation.task import Task, options_of
 
-TASKS = (
-    "sts",
-    "pair_classification",
-    "retrieval",
-    "title_retrieval",
-    "book_retrieval",
-    "quotation_retrieval",
-    "reranking",
-    "classification",
-    "linear_probe",
-    "few_shot",
-    "fine_tuning",
-    "zero_shot",
-    "clustering",
-    "token_labels",
-    "perplexity",
-    "infilling_perplexity",
-    "suffix_identification",
-    "human_or_generated",
-    "writing",
-    "cited_answers",
-    "lm_eval",
-)
-"""Modules in ``tasks``, in the order of tables."""
-
+GROUP = "gerund.tasks"
 SIDES = ("representation", "tokens", "generation")
 ALL = "all"
-# Modules whose tasks are fetched by name, by their kind.
-_FETCHED = {"mteb": "mteb", "lm-eval": "lm_eval"}
 MTEB15 = "MTEB15"
+# The order of tables; kinds from elsewhere follow by name.
+_ORDER = (
+    "sts",
+    "pair-classification",
+    "retrieval",
+    "title-retrieval",
+    "book-retrieval",
+    "quotation-retrieval",
+    "reranking",
+    "classification",
+    "linear-probe",
+    "few-shot",
+    "fine-tuning",
+    "zero-shot",
+    "clustering",
+    "chunking",
+    "ner",
+    "pos",
+    "perplexity",
+    "infilling",
+    "suffix-identification",
+    "human-or-generated",
+    "writing",
+    "ask",
+    "lm-eval",
+    "mteb",
+)
+
+
+@cache
+def task_classes() -> tuple[type[Task], ...]:
+    """Return the classes of all tasks, in the order of tables.
+
+    Raises:
+        MissingDependencyError: gerund was installed before it had these entry points.
+    """
+    found: dict[str, type[Task]] = {entry.name: entry.load() for entry in entry_points(group=GROUP)}
+    if "sts" not in found:
+        raise MissingDependencyError("gerund's own tasks are not registered; install it again: pip install gerund")
+    known = {kind: found[kind] for kind in _ORDER if kind in found}
+    return tuple({**known, **{kind: found[kind] for kind in sorted(found)}}.values())
 
 
 def tasks_in(folder: Path | None) -> list[Task]:
-    """Return every task whose data lie in ``folder``, in the order of tables.
+    """Return every task whose data are in ``folder``, in the order of tables.
 
     Raises:
         DataError: there is no such folder.
@@ -59,35 +72,21 @@ def tasks_in(folder: Path | None) -> list[Task]:
         return []
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    return [task for name in TASKS for task in _module(name).find(folder)]
-
-
-def task_classes() -> list[type[Task]]:
-    """Return the classes of tasks that have a kind, in the order of tables; those that are only fetched come last."""
-    modules = [_module(name) for name in dict.fromkeys((*TASKS, *_FETCHED.values()))]
-    return [
-        item
-        for module in modules
-        for item in vars(module).values()
-        if isinstance(item, type)
-        and issubclass(item, Task)
-        and item.__module__ == module.__name__
-        and hasattr(item, "kind")
-    ]
+    return [task for kind in task_classes() for task in kind.find(folder)]
 
 
 def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
-    """Return the files in a folder of data that no task uses, training files apart: mostly slips in a name."""
+    """Return the files in a folder of data that no task uses, training files apart: mostly misspelled names."""
     known = {path for task in tasks for path in task.files}
-    folders = dict.fromkeys(one.data_folder for one in task_classes() if one.data_folder)
-    found = (path for own in folders for path in sorted((folder / own).rglob("*")))
+    folders = dict.fromkeys(kind.data_folder for kind in task_classes() if kind.data_folder)
+    found = (path for name in folders for path in sorted((folder / name).rglob("*")))
     return [path for path in found if path.is_file() and path not in known and "train" not in path.name]
 
 
 def select(names: Sequence[str], folder: Path | None) -> list[Task]:
     """Return the tasks that names mean, each once, in the order of tables; those that are fetched come last.
 
-    A name is ``kind/name``, its second half where that is one task's alone, a kind, a side
+    A name is ``kind/name``, its second half where only one task has it, a kind, a side
     (``representation``, ``tokens``, ``generation``), ``all``, a pattern (``sts/*``), ``MTEB15``, ``mteb/NAME``
     (``mteb/`` may be left out) or ``lm-eval/NAME``. A side and ``all`` leave out what takes very long.
 
@@ -106,20 +105,20 @@ def select(names: Sequence[str], folder: Path | None) -> list[Task]:
 
 
 def with_options(tasks: Iterable[Task], settings: Sequence[str]) -> list[Task]:
-    """Return the tasks with options put in, each spelled ``KIND.OPTION=VALUE`` or ``KIND/NAME.OPTION=VALUE``.
+    """Return the tasks with options set, each spelled ``KIND.OPTION=VALUE`` or ``KIND/NAME.OPTION=VALUE``.
 
     Raises:
-        ConfigError: no task of that name is among them, an unknown option, or a value of another kind.
+        ConfigError: no task of that name is among them, an unknown option, or a value of the wrong type.
     """
     changed = list(tasks)
     for setting in settings:
         target, _, value = setting.partition("=")
-        named, _, option = target.rpartition(".")
-        places = [place for place, task in enumerate(changed) if named in (task.kind, task.name)]
+        name, _, option = target.rpartition(".")
+        places = [place for place, task in enumerate(changed) if name in (task.kind, task.name)]
         if not places or not value:
-            names = sorted({task.kind for task in changed})
+            kinds = sorted({task.kind for task in changed})
             raise ConfigError(
-                f"{setting!r} sets nothing; write KIND.OPTION=VALUE with a kind among: {', '.join(names)}"
+                f"{setting!r} sets nothing; write KIND.OPTION=VALUE with a kind among: {', '.join(kinds)}"
             )
         for place in places:
             changed[place] = _with_option(changed[place], option, value)
@@ -134,7 +133,7 @@ def _with_option(task: Task, option: str, value: str) -> Task:
 
 
 def _parsed(example: Any, value: str, name: str) -> Any:
-    """Read ``value`` as what ``example`` is."""
+    """Read ``value`` as the type of ``example``; where that is None, as a whole number."""
     if isinstance(example, bool):
         if value not in ("true", "false"):
             raise ConfigError(f"{name} is true or false, not {value!r}")
@@ -168,23 +167,25 @@ def _local(name: str, tasks: list[Task]) -> list[Task]:
 
 
 def _fetched(name: str, local: list[Task], folder: Path | None) -> list[Task]:
-    """Return the tasks of a name that is none of the folder's: from MTEB or lm-evaluation-harness."""
-    prefix, slash, bare = name.partition("/")
-    if slash and prefix in _FETCHED:
-        module = _module(_FETCHED[prefix])
-        if bare in module.known_names():
-            return list(module.named_tasks([bare]))
-        raise ConfigError(f"unknown task {name!r}{_near(bare, module.known_names(), f'{prefix}/')}")
+    """Return the tasks of a name that is not in the folder: from MTEB, lm-evaluation-harness or a kind like them."""
+    classes = {kind.kind: kind for kind in task_classes()}
+    mteb = classes["mteb"]
     if name == MTEB15:
-        return list(_module("mteb").named_tasks([MTEB15]))
-    offered = [task.name for task in local] + [task.title for task in local] + [task.kind for task in local]
-    close = _near(name, offered)
-    if slash or close or name in {one.kind for one in task_classes()} - {"mteb"}:
+        from gerund.evaluation.mteb import TASKS_15
+
+        mteb.known_names()  # fails where mteb is not installed
+        return [mteb(name=f"mteb/{title}") for title in TASKS_15]
+    prefix, slash, bare = name.partition("/")
+    if slash and prefix in classes and (known := classes[prefix].known_names()):
+        if bare in known:
+            return [classes[prefix](name=name)]
+        raise ConfigError(f"unknown task {name!r}{_near(bare, known, f'{prefix}/')}")
+    close = _near(name, [text for task in local for text in (task.name, task.title, task.kind)])
+    if slash or close or name in classes.keys() - {"mteb"}:
         raise ConfigError(f"unknown task {name!r}{close or _where(folder, local)}")
-    mteb = _module("mteb")
     if name in mteb.known_names():
-        return list(mteb.named_tasks([name]))
-    # The data come first: more often it is they that are missing than that one of MTEB's is meant.
+        return [mteb(name=f"mteb/{name}")]
+    # The data come first: more often they are missing than one of MTEB's tasks is meant.
     raise ConfigError(f"unknown task {name!r}{_where(folder, local)}{_near(name, mteb.known_names(), 'mteb/')}")
 
 
@@ -200,7 +201,3 @@ def _where(folder: Path | None, local: list[Task]) -> str:
     if not local:
         return f"; {folder} holds no data of any task; docs/reference/evaluation.md says what such a folder looks like"
     return f"; gerund eval --list --data {folder} shows what is there"
-
-
-def _module(name: str) -> Any:
-    return import_module(f"gerund.evaluation.tasks.{name}")

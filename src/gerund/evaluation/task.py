@@ -1,22 +1,26 @@
-"""What an evaluation task is, its config, and what it gives back.
+"""Base classes of evaluation tasks, their configuration and their scores.
 
-A task is a frozen dataclass: its fields are its options, its ``kind`` the first half of its name
-(``sts/stsb``). A task is one module in ``tasks`` with all that belongs to it: the class with its options and checks,
-what it measures, and a function ``find(folder)`` that returns the tasks whose data lie in a folder. One line in
-``registry`` makes it known.
-
-Knows: names, files, metrics, what systems can do. Does not know: models.
+A task is a frozen dataclass: its fields are its options, its ``kind`` is the first half of its name (``sts/stsb``).
+An entry point of the group ``gerund.tasks`` makes its class known.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.data_files import (
+    LabelledTexts,
+    RatedPairs,
+    check_labels,
+    corpora_in,
+    labelled_splits,
+    read_labelled,
+)
 from gerund.evaluation.systems.base import Generates
 
 Side = Literal["representation", "tokens", "generation"]
@@ -32,7 +36,7 @@ class EvaluationConfig:
     """Seed of all sampling: few-shot examples, masked spans, negatives, generated texts."""
 
     limit: int | None = None
-    """At most so many examples (queries, sentences, documents) a task; for a quick look."""
+    """Maximum number of examples (queries, sentences, documents) per task; for a quick look."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts by task name or kind; a task that has none is encoded with the encoder's own prompt."""
@@ -61,9 +65,9 @@ class Examples:
     """What a main metric is made of, example by example.
 
     Attributes:
-        statistic: ``mean`` of the values; or ``spearman``, the correlation of their order with that of the targets.
+        statistic: ``mean`` of the values; or ``spearman``, the rank correlation of values and targets.
         ids: of the examples: of queries the data's own, else their numbers.
-        values: one an example.
+        values: one per example.
         targets: what a correlation is with; None for a mean.
     """
 
@@ -87,12 +91,8 @@ class Examples:
     def from_dict(cls, data: Mapping[str, Any]) -> "Examples":
         """Read examples back."""
         targets = data.get("targets")
-        return cls(
-            data["statistic"],
-            tuple(data["ids"]),
-            tuple(data["values"]),
-            None if targets is None else tuple(targets),
-        )
+        values = tuple(data["values"])
+        return cls(data["statistic"], tuple(data["ids"]), values, None if targets is None else tuple(targets))
 
 
 @dataclass(frozen=True)
@@ -130,39 +130,16 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict that ``from_dict`` reads back."""
-        return {
-            "main": self.main,
-            "metrics": dict(self.metrics),
-            "spread": self.spread,
-            "runs": self.runs,
-            "size": self.size,
-            "notes": list(self.notes),
-            "examples": None if self.examples is None else self.examples.to_dict(),
-        }
+        examples = None if self.examples is None else self.examples.to_dict()
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "metrics": dict(self.metrics), "notes": list(self.notes), "examples": examples}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Score":
         """Read a score back."""
         examples = data.get("examples")
-        own = {"notes": tuple(data["notes"]), "examples": None if examples is None else Examples.from_dict(examples)}
-        return cls(**{**data, **own})
-
-
-@dataclass(frozen=True)
-class LabelledTexts:
-    """Texts with a class each, for a picture."""
-
-    texts: list[str]
-    labels: list[str]
-
-
-@dataclass(frozen=True)
-class RatedPairs:
-    """Pairs of texts with a rating each (0 or 1 for "same or not"), for a picture."""
-
-    left: list[str]
-    right: list[str]
-    ratings: list[float]
+        examples = None if examples is None else Examples.from_dict(examples)
+        return cls(**{**data, "notes": tuple(data["notes"]), "examples": examples})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,21 +155,32 @@ class Task(ABC):
     side: ClassVar[Side]
     unit: ClassVar[Unit] = "percent"
     higher_is_better: ClassVar[bool] = True
-    # Whether the score depends on the plan and pooling (True), or only on the weights, as writing does.
+    # Whether the score depends on the plan and pooling (True), or only on the weights, as generation does.
     reads_plan: ClassVar[bool] = True
-    # Whether a score that does not depend on the plan depends on an adapter, as filling gaps does.
+    # Whether a score that does not depend on the plan depends on an adapter, as infilling does.
     reads_adapter: ClassVar[bool] = False
     # The protocol of ``systems.base`` that a system must satisfy to take part.
     requires: ClassVar[type] = Generates
-    # Whether it takes so long that a side's name and `all` do not mean it.
+    # Whether it takes so long that it runs only when it is named, not for a side's name or `all`.
     by_name_only: ClassVar[bool] = False
-    # Whether `all` means it.
+    # Whether `all` includes it.
     in_all: ClassVar[bool] = True
-    # The folder of the data folder that its files lie in; empty where they lie with another task's.
+    # The folder of the data folder that its files are in; empty where they are another task's.
     data_folder: ClassVar[str] = ""
 
     name: str
     files: tuple[Path, ...] = ()
+
+    @classmethod
+    def find(cls, folder: Path) -> "list[Task]":
+        """Return the tasks of this kind whose data are in a folder."""
+        del folder
+        return []
+
+    @classmethod
+    def known_names(cls) -> list[str]:
+        """Return the names of the tasks of this kind whose data are fetched; ``select`` takes them as ``kind/NAME``."""
+        return []
 
     @abstractmethod
     def run(self, system: Any, config: EvaluationConfig) -> Score:
@@ -261,23 +249,37 @@ class Task(ABC):
         return "mean"
 
     def is_measured(self, system: Any, config: EvaluationConfig) -> bool:
-        """Whether ``run`` takes over what another task's run has left, so that there is nothing to encode."""
+        """Whether another task's run has already measured this one, so that there is nothing to encode."""
         del system, config
         return False
 
     def picture_data(self, config: EvaluationConfig) -> LabelledTexts | RatedPairs | None:
-        """Return texts whose embeddings are worth a picture; None for tasks without."""
+        """Return texts whose embeddings are worth a figure; None for tasks without."""
         del config
         return None
 
 
+def options_of(task: Task) -> dict[str, Any]:
+    """Return a task's options by name: the fields with a ``help`` text in their metadata."""
+    return {item.name: getattr(task, item.name) for item in fields(task) if "help" in item.metadata}
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileTask(Task):
-    """A task on one file a split.
+    """A task on one file per split.
 
     Attributes:
         files: the test set, then the validation set where there is one.
     """
+
+    @classmethod
+    def of_corpora(cls, folder: Path) -> list[Task]:
+        """Return a task for every corpus in ``lm/``; one that has a validation file only is named ``NAME.valid``."""
+        found: list[Task] = []
+        for name, files in corpora_in(folder).items():
+            paths = tuple(files[split] for split in ("test", "validation") if split in files)
+            found.append(cls(name=f"{cls.kind}/{name}{'' if 'test' in files else '.valid'}", files=paths))
+        return found
 
     @property
     def has_validation(self) -> bool:
@@ -287,3 +289,65 @@ class FileTask(Task):
     def scored_file(self, config: EvaluationConfig) -> Path:
         """Return the file of the split that is scored."""
         return self.files[1 if config.split == "validation" else 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTask(Task):
+    """A task on a folder of labelled texts, ``classification/NAME/``.
+
+    ``config.limit`` texts of each split are sampled by ``config.seed``, since files are often sorted by label.
+    """
+
+    side: ClassVar[Side] = "representation"
+    data_folder: ClassVar[str] = "classification"
+    needed_splits: ClassVar[tuple[str, ...]] = ("train", "test")
+
+    @classmethod
+    def find(cls, folder: Path) -> list[Task]:
+        """Return a task for every folder of labelled texts that has the splits that are needed."""
+        found: list[Task] = []
+        for path in sorted(path for path in (folder / cls.data_folder).glob("*") if path.is_dir()):
+            splits = labelled_splits(path)
+            if set(cls.needed_splits) <= splits.keys():
+                found.append(cls(name=f"{cls.kind}/{path.name}", files=tuple(splits.values())))
+        return found
+
+    @property
+    def splits(self) -> dict[str, Path]:
+        """The files by split."""
+        return labelled_splits(self.files[0].parent)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation split."""
+        return "validation" in self.splits
+
+    def split_file(self, split: str) -> Path:
+        """Return the file of a split; a ``DataError`` where there is none."""
+        path = self.splits.get(split)
+        if path is None:
+            raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
+        return path
+
+    def scored(self, config: EvaluationConfig) -> LabelledTexts:
+        """Return the texts that are scored."""
+        return sampled(read_labelled(self.split_file(config.split)), config)
+
+    def learnt_and_scored(self, config: EvaluationConfig) -> tuple[LabelledTexts, LabelledTexts]:
+        """Return the training texts and those that are scored; a ``DataError`` for a label only among the latter."""
+        train_path, test_path = self.split_file("train"), self.split_file(config.split)
+        train, test = read_labelled(train_path), read_labelled(test_path)
+        check_labels(train, test, train_path=train_path, test_path=test_path)
+        return sampled(train, config), sampled(test, config)
+
+    def picture_data(self, config: EvaluationConfig) -> LabelledTexts:
+        """Return the texts that are scored."""
+        return self.scored(config)
+
+
+def sampled(texts: LabelledTexts, config: EvaluationConfig) -> LabelledTexts:
+    """Return at most ``config.limit`` texts, sampled by the seed and in their order."""
+    if config.limit is None or config.limit >= len(texts.texts):
+        return texts
+    order = np.random.default_rng(config.seed).permutation(len(texts.texts))
+    return texts.take(sorted(order[: config.limit].tolist()))

@@ -1,14 +1,6 @@
-"""Chooses the plan on validation data: k first, then k0, with a budget of settings that are tried.
+"""Choose an attention plan, or the weight of vectors in hybrid search, on validation data."""
 
-All n^2 pairs of k and k0 are too many. "Look Both Ways and No Sink" (section 3.6, finding 5) shows the way: for
-every layout the best k alone; then ``mask0+bidir`` around k = the best of ``inplace-bidir`` and k0 = the best of
-``mask0-bidir``, where it usually peaks. Where the budget does not allow every k, evenly spread ones are tried and the
-gaps beside the best are bisected.
-
-Knows: plans, scores. Does not know: tasks' insides, files.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +10,8 @@ from typing import Literal
 from gerund.attention.layouts import decoder_layers
 from gerund.attention.recurrent import kind_of
 from gerund.errors import ConfigError, GerundError
-from gerund.evaluation.encoder_configs import label_of
-from gerund.evaluation.run import ProgressReporter, evaluate
-from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.systems.selection import read_as, refusal
-from gerund.evaluation.task import EvaluationConfig, Task
-from gerund.evaluation.tuned_settings import (
+from gerund.evaluation.run import ProgressReporter, cache_in, evaluate
+from gerund.evaluation.search_space import (
     BASELINES,
     DEFAULT_BUDGET,
     ONE_K,
@@ -35,6 +22,11 @@ from gerund.evaluation.tuned_settings import (
     plans_named,
     spread,
 )
+from gerund.evaluation.systems.base import EmbeddingCache
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.search import Fusion, HybridSystem
+from gerund.evaluation.systems.selection import label_of, read_as, refusal
+from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
 from gerund.settings.encoder import EncoderConfig
@@ -178,7 +170,7 @@ def tune(
         plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
             trained under it.
         poolings: tried with every plan; none takes the model's own.
-        methods: names of ``tuned_settings.METHODS``, tried when the plans are through; ``transforms`` need a sample.
+        methods: names of ``search_space.METHODS``, tried when the plans are through; ``transforms`` need a sample.
         sample: texts on which transforms are fitted; none that is scored should be among them.
         budget: at most so many settings are tried.
         folder: where finished scores are kept, so that an interrupted search goes on.
@@ -384,3 +376,84 @@ def _measured(
 def most_k(plan: str, n_layers: int) -> int:
     """Return the largest k that is tried."""
     return min(_MOST_EXTENDED, n_layers) if plan.startswith("extend") else n_layers
+
+
+KIND = "retrieval"
+WEIGHTS = tuple(place / 10 for place in range(11))
+"""From words alone to vectors alone."""
+
+
+@dataclass(frozen=True)
+class FusionTrial:
+    """One weight and its scores.
+
+    Attributes:
+        weight: what the vectors count.
+        scores: by task.
+    """
+
+    weight: float
+    scores: Mapping[str, float]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the tasks."""
+        return fmean(self.scores.values())
+
+
+@dataclass(frozen=True)
+class TunedFusion:
+    """What was tried.
+
+    Attributes:
+        trials: by rising weight.
+    """
+
+    trials: Sequence[FusionTrial]
+
+    @property
+    def best(self) -> FusionTrial:
+        """The best mean; of equal ones the one nearest to a half, the default."""
+        return min(self.trials, key=lambda trial: (-trial.mean, abs(trial.weight - 0.5)))
+
+
+def demand_rankings(tasks: Sequence[Task]) -> None:
+    """Refuse tasks in which nothing is ranked by words and vectors.
+
+    Raises:
+        ConfigError: there is one, or none at all.
+    """
+    others = [task.name for task in tasks if task.kind != KIND]
+    if others or not tasks:
+        raise ConfigError(f"the weight of a fusion is chosen on {KIND} tasks, not on {', '.join(others) or 'none'}")
+
+
+def tune_fusion(
+    lm: LanguageModel,
+    tasks: Sequence[Task],
+    config: EvaluationConfig,
+    *,
+    folder: Path | None = None,
+    reporter: ProgressReporter | None = None,
+) -> TunedFusion:
+    """Choose what a model's vectors count beside words by the mean score over tasks.
+
+    Args:
+        lm: the model, read as it is.
+        tasks: retrieval tasks.
+        config: of the evaluation; ``split="validation"`` where tasks have one.
+        folder: where embeddings and finished scores are kept, so that an interrupted search goes on.
+        reporter: called before and after each measurement.
+
+    Raises:
+        ConfigError: a task ranks nothing.
+    """
+    demand_rankings(tasks)
+    cache = EmbeddingCache() if folder is None else cache_in(folder)
+    dense = language_model_system("model", lm, cache)
+    systems = {weight: HybridSystem(dense, Fusion(weight=weight)) for weight in WEIGHTS}
+    results = evaluate(list(systems.values()), tasks, config, folder=folder, reporter=reporter).results
+    by_label: dict[str, dict[str, float]] = {}
+    for result in results:
+        by_label.setdefault(result.system, {})[result.task] = result.score.value
+    return TunedFusion([FusionTrial(weight, by_label[system.label]) for weight, system in systems.items()])

@@ -1,26 +1,34 @@
-"""Writes the report of an evaluation, together with what its folder holds from earlier ones.
+"""Write the report of an evaluation: `results.json` and `report.html`."""
 
-Knows: the parts of a report, the folder of finished scores. Does not know: how anything is measured or drawn.
-"""
-
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gerund.evaluation.registry import task_classes
-from gerund.evaluation.results import Result, ResultStore
-from gerund.evaluation.run import Evaluation
+from gerund.evaluation.run import Evaluation, Result, ResultStore
 from gerund.evaluation.systems.base import System
-from gerund.evaluation.systems.bm25 import BM25
+from gerund.evaluation.systems.search import BM25
+from gerund.evaluation.task import EvaluationConfig
 from gerund.jobs.files import write_atomic
-from gerund.reporting.comparison import Comparison, compare
-from gerund.reporting.document import bare_name, results_json
-from gerund.reporting.pages.evaluation import write_page
-from gerund.reporting.pages.pictures import pictures_for
-from gerund.reporting.pages.rendering import Gallery
-from gerund.reporting.significance import NOTHING, Significance, significance_of
+from gerund.reporting.comparison import (
+    NOTHING,
+    Comparison,
+    Group,
+    Mean,
+    Row,
+    Significance,
+    compare,
+    legend,
+    plan_text,
+    significance_of,
+    telling_examples,
+)
+from gerund.reporting.pictures import SUMMARY, pictures_for
+from gerund.reporting.rendering import Gallery, bare_name, shareable, versions, write_html
 from gerund.reporting.terminal import render
+from gerund.version import __version__
 
 _PIPE_WIDTH = 120
 
@@ -156,3 +164,244 @@ def _same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return False
     first, second = one.get("prompts", {}), other.get("prompts", {})
     return bool(first) == bool(second) and all(first[name] == second[name] for name in first.keys() & second.keys())
+
+
+FORMAT = 3
+# What no two runs have in common, at the end of the document.
+_FLEETING = ("seconds", "date")
+
+
+def results_json(comparison: Comparison, config: EvaluationConfig, significance: Significance = NOTHING) -> str:
+    """Return the document as text.
+
+    ``scores`` are sorted by side, kind, task and system; how long each took and when stands in ``runs``, so that
+    all else is the same when the same is measured again.
+
+    Args:
+        comparison: what was measured.
+        config: of the last evaluation; each score has its own, too.
+        significance: intervals of scores, and differences.
+    """
+    ordered = sorted(comparison.results, key=lambda result: (result.side, result.kind, result.task, result.system))
+    document = {
+        "format": FORMAT,
+        "gerund": __version__,
+        "packages": versions(),
+        "config": config.to_dict(),
+        "systems": [
+            {"label": column.label, "description": shareable(column.description)} for column in comparison.columns
+        ],
+        "scores": [_lasting(result) for result in ordered],
+        "intervals": significance.intervals_of(ordered),
+        "differences": significance.to_dict(),
+        "runs": [
+            {"task": result.task, "system": result.system, **{name: getattr(result, name) for name in _FLEETING}}
+            for result in ordered
+        ],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True, default=str) + "\n"
+
+
+def _lasting(result: Result) -> dict[str, Any]:
+    left_out = {*_FLEETING, "description"}
+    return {name: value for name, value in result.to_dict().items() if name not in left_out}
+
+
+_DESCRIPTIONS = {
+    "model": "Model",
+    "with": "Joined with",
+    "attention": "Attention plan",
+    "pooling": "Pooling",
+    "prompt": "Prompt",
+    "adapter_name": "Adapter",
+    "adapter_plan": "Adapter trained under",
+    "max_length": "Longest text (tokens)",
+    "dimensions": "Dimensions",
+    "n_layers": "Layers",
+    "compute_dtype": "Computed in",
+    "fingerprint": "Fingerprint",
+    "weights": "Hash of the weights",
+}
+
+
+@dataclass(frozen=True)
+class _SummaryLine:
+    title: str
+    detail: str
+    mean: Mean
+
+
+@dataclass(frozen=True)
+class _TaskFacts:
+    name: str
+    size: str
+    runs: str
+    options: str
+    files: str
+
+
+def write_page(
+    folder: Path,
+    comparison: Comparison,
+    gallery: Gallery | None = None,
+    files: Mapping[str, Sequence[str]] | None = None,
+    significance: Significance = NOTHING,
+) -> Path:
+    """Write ``report.html`` and return where it lies.
+
+    Args:
+        folder: of the report; made where it is missing.
+        comparison: what was measured.
+        gallery: pictures, and why others are missing.
+        files: names of the data files by task, as far as they are known.
+        significance: how sure scores and differences are.
+
+    Raises:
+        ResourceError: the disk is full or refuses; nothing is left behind.
+    """
+    gallery = gallery or Gallery()
+    trade_off = next((picture for picture in gallery.pictures if picture.group == SUMMARY), None)
+    others = Gallery(tuple(picture for picture in gallery.pictures if picture is not trade_off), gallery.missing)
+    return write_html(
+        folder / "report.html",
+        "evaluation.html.jinja",
+        title="Evaluation",
+        subtitle=_subtitle(comparison),
+        comparison=comparison,
+        summary=_summary(comparison),
+        mean_rule=_mean_rule(comparison),
+        trade_off=trade_off,
+        anchors={row.task: f"task-{number}" for number, row in enumerate(comparison.rows, start=1)},
+        metrics=_metrics,
+        significance=significance,
+        significance_legend=legend(significance.leads),
+        telling=telling_examples,
+        raw=_raw,
+        groups=others.groups(),
+        missing=others.missing,
+        config=_config(comparison),
+        descriptions=_descriptions(comparison),
+        tasks=_tasks(comparison, files or {}),
+    )
+
+
+def _subtitle(comparison: Comparison) -> str:
+    dates = sorted(result.date[:10] for result in comparison.results)
+    counts = f"{_count(len(comparison.columns), 'system')}, {_count(len(comparison.rows), 'task')}"
+    if not dates:
+        return counts
+    return f"{counts}, measured on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _summary(comparison: Comparison) -> list[_SummaryLine]:
+    """Return one line a side where its tasks have a mean, otherwise one a kind."""
+    lines = []
+    for section in comparison.sections:
+        if section.mean is not None:
+            only = section.groups[0] if len(section.groups) == 1 else None
+            detail = section.mean.label if only is None else f"{only.kind}: {_group_detail(only, section.mean)}"
+            lines.append(_SummaryLine(section.side.capitalize(), detail, section.mean))
+            continue
+        lines += [
+            _SummaryLine(group.kind.capitalize(), _group_detail(group, group.mean), group.mean)
+            for group in section.groups
+            if group.mean is not None
+        ]
+    return lines
+
+
+def _group_detail(group: Group, mean: Mean) -> str:
+    metric = f"{group.metric}, " if group.metric is not None else ""
+    return metric + (group.rows[0].title if len(group.rows) == 1 else mean.label)
+
+
+def _mean_rule(comparison: Comparison) -> str:
+    if len(comparison.columns) < 2:
+        return ""
+    return "Means are over the tasks that every system finished."
+
+
+def _metrics(row: Row) -> list[tuple[str, list[str]]]:
+    """Return every metric of a task, the main one first, then how it was measured."""
+    scores = [None if cell is None else cell.result.score for cell in row.cells]
+    names = dict.fromkeys([row.metric, *(name for score in scores if score for name in score.metrics)])
+    lines = [
+        (name, ["–" if score is None or name not in score.metrics else _raw(score.metrics[name]) for score in scores])
+        for name in names
+    ]
+    if any(cell.spread for cell in row.present):
+        spreads = ["–" if score is None or score.spread is None else _raw(score.spread) for score in scores]
+        lines.append((f"standard deviation of {row.metric}", spreads))
+    lines.append(("seconds", ["–" if cell is None else f"{cell.seconds:.1f}" for cell in row.cells]))
+    return lines
+
+
+def _raw(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
+
+
+def _config(comparison: Comparison) -> list[tuple[str, str]]:
+    found = [result.config for result in comparison.results]
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
+    return [
+        ("Seed", _distinct(config.get("seed") for config in found)),
+        ("Limit", _distinct(_limit(config.get("limit")) for config in found)),
+        ("Split", _distinct(config.get("split") for config in found)),
+        ("Prompts", _prompts(found)),
+        ("gerund", __version__),
+        ("Packages", packages),
+    ]
+
+
+def _limit(limit: int | None) -> str:
+    return "none, all examples" if limit is None else f"at most {limit} examples a task"
+
+
+def _distinct(values: Any) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _prompts(found: Sequence[Mapping[str, Any]]) -> str:
+    prompts = {name: text for config in found for name, text in config.get("prompts", {}).items()}
+    return "; ".join(f"{name}: {text!r}" for name, text in prompts.items()) or "none by task"
+
+
+def _descriptions(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    descriptions = [shareable(column.description) for column in comparison.columns]
+    return [
+        (title, [_shown(description.get(name)) for description in descriptions])
+        for name, title in _DESCRIPTIONS.items()
+        if any(name in description for description in descriptions)
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        return plan_text(value)
+    return str(value) if value != "" else "none"
+
+
+def _tasks(comparison: Comparison, files: Mapping[str, Sequence[str]]) -> list[_TaskFacts]:
+    facts = []
+    for row in comparison.rows:
+        results = [cell.result for cell in row.present]
+        facts.append(
+            _TaskFacts(
+                row.task,
+                _distinct(result.score.size for result in results if result.score.size is not None) or "–",
+                _distinct(result.score.runs for result in results),
+                _distinct(_options(result.options) for result in results),
+                ", ".join(files.get(row.task, ())) or "–",
+            )
+        )
+    return facts
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items()) or "–"

@@ -5,8 +5,7 @@ Knows: rich, the console's width. Does not know: how scores come about.
 
 from typing import TYPE_CHECKING
 
-from gerund.reporting.comparison import Comparison, Group, Mean, Row, Section
-from gerund.reporting.significance import NOTHING, Significance
+from gerund.reporting.comparison import NOTHING, Comparison, Group, Mean, Row, Section, Significance
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.sets.choices import choice_files, read_choices, tells_stories
+from gerund.evaluation.data_files import choice_files, has_stories, read_choices
 
 
 def write(path, *rows):
@@ -20,7 +20,7 @@ def test_both_layouts(tmp_path):
     [one], [other] = read_choices(swag), read_choices(tales)
     assert (one.prefix, one.candidates, one.gold) == ("a b", ("c", "d", "e"), 2)
     assert (other.prefix, other.story) == ("A. B.", ("A.", "B.", "C."))
-    assert [tells_stories(path) for path in (swag, tales)] == [False, True]
+    assert [has_stories(path) for path in (swag, tales)] == [False, True]
     assert choice_files(tmp_path) == {"swag": swag, "tales": tales}
     assert choice_files(tmp_path / "none") == {}
 
@@ -30,7 +30,7 @@ def test_both_layouts(tmp_path):
     [
         ({"suffixes": ["a", "b"], "gold": 0}, "no field 'prefix'"),
         ({"prefix": "a", "suffixes": "b", "gold": 0}, "'suffixes' is not a list of texts"),
-        ({"prefix": "a", "suffixes": ["b", " "], "gold": 0}, "'suffixes' holds an empty text"),
+        ({"prefix": "a", "suffixes": ["b", " "], "gold": 0}, "'suffixes' contains an empty text"),
         ({"prefix": "a", "suffixes": ["b", 3], "gold": 0}, "'suffixes' is not a text but int"),
         ({"prefix": "a", "suffixes": ["b"], "gold": 0}, "a single candidate"),
         ({"prefix": "a", "suffixes": ["b", "c"], "gold": 2}, "'gold' is 2, and there are 2 candidates"),

@@ -2,7 +2,7 @@
 
 import json
 
-from gerund.evaluation.sets.corpora import corpora_in, read_texts
+from gerund.evaluation.data_files import corpora_in, read_texts
 
 
 def test_names_splits_and_cleaning(tmp_path):

@@ -3,8 +3,7 @@
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.sets.labelled import first_pairs, read_labelled_pairs, read_scored_pairs
-from gerund.evaluation.task import RatedPairs
+from gerund.evaluation.data_files import RatedPairs, read_labelled_pairs, read_scored_pairs
 from tests.evaluation.tables import write_lines
 
 
@@ -64,5 +63,5 @@ def test_empty_and_missing_files_are_refused(tmp_path, read):
 
 def test_the_first_pairs_stay_together():
     pairs = RatedPairs(["a", "b", "c"], ["d", "e", "f"], [1.0, 2.0, 3.0])
-    assert first_pairs(pairs, 2) == RatedPairs(["a", "b"], ["d", "e"], [1.0, 2.0])
-    assert first_pairs(pairs, None) == pairs
+    assert pairs.first(2) == RatedPairs(["a", "b"], ["d", "e"], [1.0, 2.0])
+    assert pairs.first(None) == pairs

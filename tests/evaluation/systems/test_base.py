@@ -20,9 +20,8 @@ from gerund.evaluation.systems.base import (
     capabilities,
     why_nobody,
 )
-from gerund.evaluation.systems.bm25 import BM25System
-from gerund.evaluation.systems.hybrid import HybridSystem
 from gerund.evaluation.systems.language_model import language_model_system, trained_plan
+from gerund.evaluation.systems.search import BM25System, HybridSystem
 from tests.evaluation.fakes import FakeEncoder
 from tests.evaluation.toys import ToyLikelihood, ToyTask
 from tests.tiny import save_tiny_t5

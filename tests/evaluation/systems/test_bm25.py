@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from gerund.evaluation.systems.bm25 import BM25Index, BM25Search, bm25_candidates
+from gerund.evaluation.systems.search import BM25Index, BM25Search, bm25_candidates
 
 # Words that neither stemmer nor stop words touch.
 DOCUMENTS = ["cat dog cat", "dog", "", "cow cat pig dog ant bug", "cow cow", "dog"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gerund.evaluation.systems.embeddings import EmbeddingCache, key_of_text
+from gerund.evaluation.systems.base import EmbeddingCache, key_of_text
 
 
 class Encoder:

@@ -5,17 +5,21 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.evaluation.results import key_of
-from gerund.evaluation.run import evaluate
-from gerund.evaluation.systems.base import Encodes, Ranks, ScoresCandidates
-from gerund.evaluation.systems.bm25 import BM25Index, BM25System
-from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.hybrid import Fusion, HybridSystem, fused, fused_scores, fusion_named
-from gerund.evaluation.systems.language_model import CausalModelSystem, language_model_system
-from gerund.evaluation.systems.precomputed import precompute
+from gerund.evaluation.run import evaluate, key_of
+from gerund.evaluation.systems.base import EmbeddingCache, Encodes, Ranks, ScoresCandidates
+from gerund.evaluation.systems.language_model import CausalModelSystem, language_model_system, precompute
+from gerund.evaluation.systems.search import (
+    BM25Index,
+    BM25System,
+    Fusion,
+    HybridSystem,
+    fused,
+    fused_scores,
+    fusion_named,
+)
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import reranking, retrieval
+from gerund.evaluation.tasks.retrieval import Reranking, Retrieval
 from gerund.text_analysis import VERSION
 from tests.evaluation.tables import random_table, write_collection, write_pairs
 from tests.evaluation.tasks import trec
@@ -83,7 +87,7 @@ def test_nobody_shares_a_word_with_the_query():
 
 
 def test_only_the_first_of_each_ranking_count_by_their_places(monkeypatch):
-    monkeypatch.setattr("gerund.evaluation.systems.hybrid.DEPTH", 1)
+    monkeypatch.setattr("gerund.evaluation.systems.search.DEPTH", 1)
     assert fused_scores(np.array([0.1, 0.9, 0.5]), np.array([2.0, 0.0, 3.0]), RRF).tolist() == [0, 1 / 61, 1 / 61]
 
 
@@ -98,7 +102,7 @@ def test_a_convex_sum_is_that_of_the_first_hundred_and_the_rest_stands_below(mon
 
 @pytest.mark.parametrize("how", [RRF, CONVEX], ids=["rrf", "convex"])
 def test_retrieval_measures_the_joined_ranking(folder, table, how):
-    [task] = retrieval.find(folder)
+    [task] = Retrieval.find(folder)
     score = task.run(HybridSystem(table, how), EvaluationConfig())
     judged: dict[str, dict[str, int]] = {}
     for query, document, grade in JUDGED:
@@ -115,7 +119,7 @@ def test_reranking_joins_the_rankings_of_the_candidates_alone(folder, table, how
     rows = [(query, document) for query, own in offered.items() for document in own]
     path = folder / "retrieval" / "small" / "candidates" / "test.tsv"
     write_pairs(path, ("query-id", "corpus-id"), rows)
-    [task] = reranking.find(folder)
+    [task] = Reranking.find(folder)
     wanted = []
     for query, own in offered.items():
         judged = {document: grade for asked, document, grade in JUDGED if asked == query}
@@ -147,7 +151,7 @@ def test_every_model_gains_one_and_its_vectors_are_computed_once(folder, tiny_fo
     monkeypatch.setattr(
         type(lm), "encode", lambda self, texts, *a, **k: encoded.extend(texts) or encode(self, texts, *a, **k)
     )
-    [task] = retrieval.find(folder)
+    [task] = Retrieval.find(folder)
     done = evaluate(found, [task])
     assert [result.system for result in done.results] == [one.label for one in found]
     assert len(encoded) == len(set(encoded))
@@ -163,7 +167,7 @@ def test_it_is_left_out_where_bm25_is(tiny_folder):
 
 
 def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
-    [task] = retrieval.find(folder)
+    [task] = Retrieval.find(folder)
     dense = language_model_system("tiny", gerund.load(tiny_folder), EmbeddingCache())
     hybrid = HybridSystem(dense)
     assert key_of(task, hybrid, EvaluationConfig()) != key_of(task, dense, EvaluationConfig())
@@ -171,7 +175,7 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
     described = hybrid.describe()
     assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.5)
     assert "weights" not in hybrid.describe()
-    precompute([hybrid, hybrid], task, EvaluationConfig())  # encodes nothing
+    precompute([hybrid, hybrid], task.texts(EvaluationConfig()), prompt=None, show=False)  # encodes nothing
 
 
 @pytest.mark.parametrize("names", [["hybrid"], ["hybrid", "bm25"]])

@@ -6,11 +6,11 @@ import pytest
 import gerund
 from gerund import Chunking, Document
 from gerund.errors import ConfigError
-from gerund.evaluation.systems.index import RERANKED, IndexCache, IndexSystem, Way, way_named
 from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.search import RERANKED, IndexCache, IndexSystem, Way, way_named
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import reranking, retrieval
+from gerund.evaluation.tasks.retrieval import Reranking, Retrieval
 from tests.cli.helpers import run_cli
 from tests.evaluation.tables import forbid_network, write_collection, write_pairs
 from tests.evaluation.tasks import trec
@@ -51,7 +51,7 @@ def by_hand(lm, way):
 
 @pytest.mark.slow
 def test_scores_are_those_of_a_users_search(folder, bundled):
-    [task] = retrieval.find(folder)
+    [task] = Retrieval.find(folder)
     systems = systems_of([bundled, *WAYS])
     assert [one.label for one in systems[1:]] == [f"{systems[0].label}, index ({way_named(name)})" for name in WAYS]
     assert len({one.cache_key for one in systems}) == len(systems)
@@ -96,7 +96,7 @@ def test_several_ways_share_one_index(bundled, monkeypatch):
 def test_candidates_alone_are_ranked_and_those_not_found_come_last(folder, bundled):
     rows = [("q1", "sea"), ("q1", "empty"), ("q1", "rail"), ("q2", "sea"), ("q3", "empty"), ("q3", "birds")]
     write_pairs(folder / "retrieval" / "small" / "candidates" / "test.tsv", ("query-id", "corpus-id"), rows)
-    [task] = reranking.find(folder)
+    [task] = Reranking.find(folder)
     [system] = systems_of([bundled, "index:words"])[1:]
     score = task.run(system, EvaluationConfig())
     assert score.value == pytest.approx(np.mean([1, 0, 1]), abs=6e-6)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.evaluation.systems import embeddings, workers
-from gerund.evaluation.systems.base import Encoder
-from gerund.evaluation.systems.embeddings import EmbeddingCache
+from gerund.evaluation.systems import base as embeddings
+from gerund.evaluation.systems import language_model as workers
+from gerund.evaluation.systems.base import EmbeddingCache, Encoder
+from gerund.evaluation.systems.language_model import encoded_by
 from gerund.evaluation.systems.selection import systems_of
-from gerund.evaluation.systems.workers import encoded_by
 from gerund.jobs.engine import LocalEngine
 from gerund.settings.model_spec import EncoderSpec
 

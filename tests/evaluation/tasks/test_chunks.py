@@ -2,8 +2,7 @@ import random
 
 import pytest
 
-from gerund.evaluation.sets.conll import conll_splits, read_conll
-from gerund.evaluation.tasks.token_labels import ChunkScores, chunk_scores, chunks
+from gerund.papers.token_labels import ChunkScores, chunk_scores, chunks, conll_splits, read_conll
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 

@@ -6,11 +6,18 @@ import pytest
 
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.registry import tasks_in, with_options
-from gerund.evaluation.sets.squad import Question, contains, exact_match, normalised, read_questions, token_f1
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import cited_answers
-from gerund.evaluation.tasks.cited_answers import scored
+from gerund.evaluation.tasks.question_answering import (
+    Ask,
+    Question,
+    contains,
+    exact_match,
+    normalised,
+    read_questions,
+    scored,
+    token_f1,
+)
 from gerund.types import Answer, Source
 from tests.retrieval.test_asking import chat_model
 
@@ -97,7 +104,7 @@ def test_the_bundled_model_is_asked(folder, bundled):
 
 
 def test_a_model_that_chats_writes(folder):
-    [task] = cited_answers.find(folder)
+    [task] = Ask.find(folder)
     [task] = with_options([task], ["ask.max_new_tokens=4", "ask.chunks=1"])
     system = language_model_system("m", chat_model())
     score = task.run(system, EvaluationConfig(show_progress=False))

@@ -13,6 +13,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.mteb import mteb_seed
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification
+from gerund.evaluation.tasks.classification import Classification
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_lines
 
 
@@ -39,7 +40,7 @@ def folder(tmp_path):
 
 
 def task_in(folder, **options):
-    [task] = classification.find(folder)
+    [task] = Classification.find(folder)
     return classification.Classification(name=task.name, files=task.files, **options)
 
 
@@ -159,7 +160,7 @@ def test_a_label_that_cannot_be_learnt_is_refused(tmp_path):
 
 def test_tasks_are_folders_with_a_training_and_a_test_set(folder):
     write(folder / "classification" / "untested", train=TRAIN, valid=VALID)
-    [task] = classification.find(folder)
+    [task] = Classification.find(folder)
     assert task.name == "classification/small"
     assert task.has_validation
-    assert classification.find(folder / "absent") == []
+    assert Classification.find(folder / "absent") == []

@@ -11,7 +11,7 @@ from sklearn.cluster import MiniBatchKMeans
 from gerund.errors import DataError
 from gerund.evaluation.mteb import mteb_seed
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import clustering
+from gerund.evaluation.tasks.classification import Clustering
 from tests.evaluation.tables import Table, forbid_network, same_vectors, write_lines
 
 
@@ -27,7 +27,7 @@ TEXTS = [text for text, _ in ROWS]
 @pytest.fixture
 def task(tmp_path):
     write_lines(tmp_path / "clustering" / "small.jsonl", [{"text": text, "label": label} for text, label in ROWS])
-    [found] = clustering.find(tmp_path)
+    [found] = Clustering.find(tmp_path)
     return found
 
 
@@ -103,7 +103,7 @@ def test_constant_embeddings_score_nothing(task, value):
 
 def test_a_single_label_is_refused(tmp_path):
     write_lines(tmp_path / "clustering" / "flat.jsonl", [{"text": text, "label": "a"} for text in TEXTS])
-    [task] = clustering.find(tmp_path)
+    [task] = Clustering.find(tmp_path)
     with pytest.raises(DataError, match=r"flat.jsonl: every text has the label 'a'"):
         task.run(table_of(), EvaluationConfig())
 
@@ -111,4 +111,4 @@ def test_a_single_label_is_refused(tmp_path):
 def test_tasks_are_the_files_of_a_folder(task, tmp_path):
     assert task.name == "clustering/small"
     assert not task.has_validation
-    assert clustering.find(tmp_path / "absent") == []
+    assert Clustering.find(tmp_path / "absent") == []

@@ -10,7 +10,7 @@ import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.infilling_perplexity import DocumentInfilling, StoryInfilling, find, sample_spans
+from gerund.evaluation.tasks.perplexity import DocumentInfilling, InfillingTask, StoryInfilling, sample_spans
 
 STORIES = [
     {"sentences": ["A cat sat.", "It was thin.", "It ran in."], "endings": ["It ate.", "It sank."], "gold": 0},
@@ -36,7 +36,7 @@ def data(tmp_path):
 
 
 def by_name(data):
-    return {task.name: task for task in find(data)}
+    return {task.name: task for task in InfillingTask.find(data)}
 
 
 def test_tasks_are_found(data):
@@ -47,7 +47,7 @@ def test_tasks_are_found(data):
     }
     assert found["infilling/news"].has_validation
     assert not found["infilling/tales"].has_validation
-    assert find(data / "none") == []
+    assert InfillingTask.find(data / "none") == []
 
 
 def test_the_perplexity_is_that_of_the_hidden_sentence(data, lm):
@@ -107,7 +107,7 @@ def test_spans_have_the_papers_lengths_and_context_on_both_sides():
 def test_nothing_to_hide(tmp_path, lm):
     (tmp_path / "lm").mkdir()
     (tmp_path / "lm" / "news.test.jsonl").write_text('{"text": "short"}\n')
-    [task] = find(tmp_path)
+    [task] = InfillingTask.find(tmp_path)
     with pytest.raises(DataError, match="no text is long enough"):
         task.run(language_model_system("tiny", lm), EvaluationConfig())
     with pytest.raises(ConfigError, match="samples=0"):
@@ -122,7 +122,7 @@ def test_letters_of_several_tokens_are_hidden_whole(tmp_path, lm, seed):
     (tmp_path / "lm").mkdir()
     rows = [{"text": "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3067\u3059\u3002" * 20} for _ in range(30)]
     (tmp_path / "lm" / "ja.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [found] = find(tmp_path)
+    [found] = InfillingTask.find(tmp_path)
     task = DocumentInfilling(name=found.name, files=found.files, length=60)
     assert task.run(language_model_system("tiny", lm), EvaluationConfig(seed=seed)).size >= 25
 

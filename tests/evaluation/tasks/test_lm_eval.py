@@ -12,11 +12,10 @@ from gerund.errors import DataError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.lm_eval import (
-    find,
+    HarnessTask,
     last_word_task,
     lm_eval_model,
     multiple_choice_task,
-    named_tasks,
     run_tasks,
 )
 from gerund.inference.likelihood import continuation_logprobs
@@ -86,7 +85,7 @@ def test_the_harness_sees_the_untouched_model(lm, tiny_folder):
 
 
 def test_as_tasks_of_an_evaluation(lm, data):
-    tasks = {task.name: task for task in find(data)}
+    tasks = {task.name: task for task in HarnessTask.find(data)}
     assert list(tasks) == ["lm-eval/swag.local", "lm-eval/words.local"]
     one = language_model_system("tiny", lm)
     whole, part = (tasks["lm-eval/swag.local"].run(one, EvaluationConfig(limit=limit)) for limit in (None, 2))
@@ -96,7 +95,7 @@ def test_as_tasks_of_an_evaluation(lm, data):
 
 @pytest.mark.slow
 def test_what_has_to_be_fetched_and_cannot_be(lm):
-    [task] = named_tasks(["lambada_openai"])
+    task = HarnessTask(name="lm-eval/lambada_openai")
     with pytest.raises(DataError, match="lm-eval/lambada_openai cannot be run"):
         task.run(language_model_system("tiny", lm), EvaluationConfig())
 

@@ -8,10 +8,11 @@ from datasets import Dataset, DatasetDict
 from scipy import stats
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
+from gerund.evaluation import mteb as mteb_tasks
+from gerund.evaluation.mteb import TASKS_15, MtebNamed
+from gerund.evaluation.registry import select
 from gerund.evaluation.systems.base import Encodes
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import mteb as mteb_tasks
-from gerund.evaluation.tasks.mteb import TASKS_15, known_names, named_tasks
 from tests.evaluation.tables import forbid_network, random_table
 
 
@@ -52,7 +53,7 @@ def spearman(table, rows):
 
 
 def test_the_fifteen_tasks_of_the_papers():
-    tasks = named_tasks(["MTEB15", "STS12", "STS17"])
+    tasks = select(["MTEB15", "STS12", "STS17"], None)
     assert [task.name for task in tasks] == [f"mteb/{name}" for name in (*TASKS_15, "STS12")]
     assert len(TASKS_15) == 15
     assert all(
@@ -61,7 +62,7 @@ def test_the_fifteen_tasks_of_the_papers():
 
 
 def test_known_names_are_text_tasks():
-    names = known_names()
+    names = MtebNamed.known_names()
     assert set(TASKS_15) < set(names)
     assert names == sorted(set(names))
     assert len(names) > 500
@@ -69,14 +70,14 @@ def test_known_names_are_text_tasks():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ConfigError, match="unknown MTEB task 'STSBenchmrak'"):
-        named_tasks(["STSBenchmrak"])
+    with pytest.raises(ConfigError, match=r"unknown task 'STSBenchmrak'.*did you mean.*mteb/STSBenchmark"):
+        select(["STSBenchmrak"], None)
 
 
 def test_a_named_task_is_scored_by_mteb(monkeypatch):
     seeds = loads(monkeypatch, "STSBenchmark", {"test": pairs(), "validation": pairs(PAIRS[:2])})
     table = random_table("abcd")
-    [task] = named_tasks(["STSBenchmark"])
+    [task] = select(["STSBenchmark"], None)
     score = task.run(table, EvaluationConfig(prompts={"mteb": "P: "}, seed=1))
     assert score.main == "cosine_spearman"
     assert score.metrics == {"cosine_spearman": pytest.approx(spearman(table, PAIRS), abs=1e-6)}
@@ -88,7 +89,7 @@ def test_a_named_task_is_scored_by_mteb(monkeypatch):
 def test_limit_counts_rows(monkeypatch):
     loads(monkeypatch, "STSBenchmark", DatasetDict(test=pairs()))
     table = random_table("abcd")
-    score = named_tasks(["STSBenchmark"])[0].run(table, EvaluationConfig(limit=3))
+    score = select(["STSBenchmark"], None)[0].run(table, EvaluationConfig(limit=3))
     assert score.value == pytest.approx(spearman(table, PAIRS[:3]), abs=1e-6)
     assert "the first 3 rows or queries" in score.notes
 
@@ -98,7 +99,7 @@ def test_of_many_languages_only_english_is_scored(monkeypatch):
     subsets = {"en-en": {"test": pairs()}, "en-de": {"test": pairs(wrong)}}
     loads(monkeypatch, "STS17", lambda task: {name: subsets[name] for name in task.hf_subsets})
     table = random_table("abcd")
-    score = named_tasks(["STS17"])[0].run(table, EvaluationConfig())
+    score = select(["STS17"], None)[0].run(table, EvaluationConfig())
     assert score.metrics == {"cosine_spearman": pytest.approx(spearman(table, PAIRS), abs=1e-6)}
     assert score.notes == ("of 11 subsets only en-en",)
 
@@ -123,7 +124,7 @@ def test_without_english_every_subset_is_scored_and_their_mean_is_shown(monkeypa
         },
     )
     table = random_table("abcd")
-    score = named_tasks([name])[0].run(table, EvaluationConfig())
+    score = select([name], None)[0].run(table, EvaluationConfig())
     parts = [value for metric, value in score.metrics.items() if metric != score.main]
     assert len(parts) > 1
     assert set(np.round(parts, 6)) == set(np.round([spearman(table, PAIRS), spearman(table, PAIRS[:3])], 6))
@@ -145,26 +146,24 @@ def test_retrieval_gives_the_prompt_to_queries_and_the_limit_counts_them(monkeyp
 
     loads(monkeypatch, "NFCorpus", dataset)
     table = random_table("abcde")
-    score = named_tasks(["NFCorpus"])[0].run(table, EvaluationConfig(limit=1, prompts={"mteb/NFCorpus": "Q: "}))
+    score = select(["NFCorpus"], None)[0].run(table, EvaluationConfig(limit=1, prompts={"mteb/NFCorpus": "Q: "}))
     assert score.main == "ndcg_at_10"
     assert table.heard() == {("Q: ", "c"), (None, "a"), (None, "b")}
 
 
 def test_without_a_network_the_failure_is_one_sentence():
-    [task] = named_tasks(["BIOSSES"])
+    [task] = select(["BIOSSES"], None)
     with pytest.raises(DataError, match=r"mteb/BIOSSES: MTEB could not fetch the data \(\w+\); they are") as caught:
         task.run(random_table("a"), EvaluationConfig())
     assert "\n" not in str(caught.value)
 
 
 def test_without_mteb_the_way_to_it_is_told(monkeypatch):
-    mteb_tasks.known_names.cache_clear()
     mteb_tasks._registry.cache_clear()
     monkeypatch.setitem(sys.modules, "mteb.get_tasks", None)
     try:
         with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[eval\]'"):
-            known_names()
+            MtebNamed.known_names()
     finally:
         monkeypatch.undo()
-        mteb_tasks.known_names.cache_clear()
         mteb_tasks._registry.cache_clear()

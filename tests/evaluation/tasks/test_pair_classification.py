@@ -5,7 +5,7 @@ import pytest
 
 from gerund.errors import DataError
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import pair_classification
+from gerund.evaluation.tasks.similarity import PairClassification
 from tests.evaluation.tables import forbid_network, random_table, same_vectors, write_lines
 
 
@@ -21,7 +21,7 @@ PAIRS = [("a", "b", 1), ("c", "d", 0), ("a", "e", 1), ("b", "f", 0), ("d", "e", 
 def task(tmp_path):
     rows = [{"text1": left, "text2": right, "label": label} for left, right, label in PAIRS]
     write_lines(tmp_path / "pairs" / "small.jsonl", rows)
-    [found] = pair_classification.find(tmp_path)
+    [found] = PairClassification.find(tmp_path)
     return found
 
 
@@ -84,4 +84,4 @@ def test_pairs_of_one_kind_are_refused(task):
 def test_tasks_are_the_files_of_a_folder(task, tmp_path):
     assert task.name == "pair-classification/small"
     assert not task.has_validation
-    assert pair_classification.find(tmp_path / "absent") == []
+    assert PairClassification.find(tmp_path / "absent") == []

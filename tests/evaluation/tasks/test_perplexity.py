@@ -13,7 +13,7 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import perplexity
-from gerund.evaluation.tasks.perplexity import PerplexityTask, find, windows
+from gerund.evaluation.tasks.perplexity import PerplexityTask, windows
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, save_tiny, tiny
 
@@ -137,7 +137,7 @@ def test_the_limit_counts_documents(corpus):
 
 def test_the_validation_file_is_the_second_one(corpus, tmp_path):
     other = write(tmp_path / "lm" / "news.valid.jsonl", DOCUMENTS[1:])
-    [found] = find(tmp_path)
+    [found] = PerplexityTask.find(tmp_path)
     assert (found.name, found.files, found.has_validation) == ("perplexity/news", (corpus, other), True)
     who = system()
     assert found.run(who, replace(QUIET, split="validation")).metrics == task(other).run(who, QUIET).metrics
@@ -148,13 +148,13 @@ def test_a_corpus_may_be_plain_text_and_have_a_validation_file_only(tmp_path):
     path = tmp_path / "lm" / "wikitext2.valid.txt"
     path.write_text(DOCUMENTS[0], encoding="utf-8")
     (tmp_path / "lm" / "news.train.jsonl").touch()
-    [found] = find(tmp_path)
+    [found] = PerplexityTask.find(tmp_path)
     assert (found.name, found.has_validation) == ("perplexity/wikitext2.valid", False)
     who = system()
     assert (
         found.run(who, QUIET).metrics == task(write(tmp_path / "lm" / "x.jsonl", DOCUMENTS[:1])).run(who, QUIET).metrics
     )
-    assert find(tmp_path / "absent") == []
+    assert PerplexityTask.find(tmp_path / "absent") == []
 
 
 def test_quirks_are_removed_by_the_name_of_the_file_or_as_one_says(tmp_path):
@@ -226,7 +226,7 @@ def test_windows_reach_every_token_once():
 @pytest.mark.slow
 def test_the_scale_is_that_of_the_embedded_default(data_folder, bundled):
     """The model card says 1.174 bits per byte of wiki.test; a tenth of it is quick and near."""
-    wiki = next(one for one in find(data_folder) if one.name == "perplexity/wiki")
+    wiki = next(one for one in PerplexityTask.find(data_folder) if one.name == "perplexity/wiki")
     assert wiki.has_validation
     score = replace(wiki, max_tokens=5000).run(language_model_system("default", bundled), QUIET)
     assert score.value == pytest.approx(1.17, abs=0.08)

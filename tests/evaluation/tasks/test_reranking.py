@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.systems.bm25 import BM25Index, BM25System
+from gerund.evaluation.systems.search import BM25Index, BM25System
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import reranking
+from gerund.evaluation.tasks import retrieval as reranking
+from gerund.evaluation.tasks.retrieval import Reranking
 from tests.evaluation.tables import forbid_network, random_table, write_collection, write_pairs
 from tests.evaluation.tasks import trec
 
@@ -32,7 +33,7 @@ def folder(tmp_path):
 
 
 def task_in(folder, **options):
-    [task] = reranking.find(folder)
+    [task] = Reranking.find(folder)
     return reranking.Reranking(name=task.name, files=task.files, **options)
 
 

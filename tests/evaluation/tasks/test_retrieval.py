@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.results import key_of
-from gerund.evaluation.systems.bm25 import BM25System
+from gerund.evaluation.run import key_of
+from gerund.evaluation.systems.search import BM25System
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks import retrieval
+from gerund.evaluation.tasks.retrieval import Retrieval
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_collection, write_pairs
 from tests.evaluation.tasks import trec
 
@@ -36,7 +37,7 @@ TEXTS = [*DOCUMENTS.values(), *QUERIES.values()]
 @pytest.fixture
 def task(tmp_path):
     write_collection(tmp_path / "retrieval" / "small", DOCUMENTS, QUERIES, JUDGED)
-    [found] = retrieval.find(tmp_path)
+    [found] = Retrieval.find(tmp_path)
     return found
 
 
@@ -102,7 +103,7 @@ def test_validation_has_judgements_of_its_own(task, tmp_path):
     judged = [("q4", "d2", 2), ("q4", "d7", 1)]
     path = tmp_path / "retrieval" / "small" / "qrels" / "dev.tsv"
     write_pairs(path, ("query-id", "corpus-id", "score"), judged)
-    [task] = retrieval.find(tmp_path)
+    [task] = Retrieval.find(tmp_path)
     assert task.has_validation
     assert path in task.files
     table = random_table(TEXTS)
@@ -138,7 +139,7 @@ def test_bm25_takes_part(task):
 
 
 def test_bm25_reproduces_its_known_scores_on_medline(data_folder):
-    [task] = [task for task in retrieval.find(data_folder) if task.name == "retrieval/medline"]
+    [task] = [task for task in Retrieval.find(data_folder) if task.name == "retrieval/medline"]
     metrics = task.run(BM25System(), EvaluationConfig()).metrics
     for name, value in {"ndcg_at_10": 0.6957, "map_at_1000": 0.5348, "recall_at_100": 0.792}.items():
         assert metrics[name] == pytest.approx(value, abs=1e-3), name
@@ -176,7 +177,7 @@ class TestQueriesThatAreDocuments:
 
     def task(self, folder, queries, judged):
         write_collection(folder / "retrieval" / "same", self.documents, queries, judged)
-        [task] = retrieval.find(folder)
+        [task] = Retrieval.find(folder)
         return task
 
     def test_do_not_find_themselves(self, tmp_path):

@@ -6,9 +6,10 @@ from scipy import stats
 
 import gerund
 from gerund.errors import DataError
+from gerund.evaluation.data_files import RatedPairs
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.task import EvaluationConfig, RatedPairs
-from gerund.evaluation.tasks import sts
+from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tasks.similarity import Sts
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors
 
 
@@ -30,7 +31,7 @@ ROWS = [(5, "a", "b"), (0, "c", "d"), (2.5, "a", "e"), (2.5, "b", "f"), (4, "d",
 def task(tmp_path):
     write(tmp_path / "sts", "small.test.tsv", ROWS)
     write(tmp_path / "sts", "small.dev.tsv", ROWS[:3])
-    [found] = sts.find(tmp_path)
+    [found] = Sts.find(tmp_path)
     return found
 
 
@@ -42,10 +43,10 @@ def cosines(table, rows):
 def test_tasks_are_the_test_sets_of_a_folder(tmp_path):
     for name in ("b.test.tsv", "a.test.tsv", "a.dev.tsv", "a.train.tsv", "c.train.tsv", "notes.txt"):
         write(tmp_path / "sts", name, ROWS)
-    found = sts.find(tmp_path)
+    found = Sts.find(tmp_path)
     assert [(task.name, task.has_validation) for task in found] == [("sts/a", True), ("sts/b", False)]
     assert [path.name for path in found[0].files] == ["a.test.tsv", "a.dev.tsv"]
-    assert sts.find(tmp_path / "absent") == []
+    assert Sts.find(tmp_path / "absent") == []
 
 
 def test_correlations_are_scipys(task):
@@ -97,7 +98,7 @@ def test_constant_embeddings_score_nothing_and_say_so(task, value):
 
 def test_constant_ratings_score_nothing_and_say_so(tmp_path):
     write(tmp_path / "sts", "flat.test.tsv", [(3, "a", "b"), (3, "c", "d")])
-    [task] = sts.find(tmp_path)
+    [task] = Sts.find(tmp_path)
     score = task.run(random_table("abcd"), EvaluationConfig())
     assert score.value == 0.0
     assert score.notes
@@ -116,7 +117,7 @@ def test_one_pair_is_not_enough(task):
 
 def test_without_dev_there_is_nothing_to_validate_on(tmp_path):
     write(tmp_path / "sts", "small.test.tsv", ROWS)
-    [task] = sts.find(tmp_path)
+    [task] = Sts.find(tmp_path)
     with pytest.raises(DataError, match=r"no small.dev.tsv"):
         task.run(random_table("abcdef"), EvaluationConfig(split="validation"))
 
@@ -124,5 +125,5 @@ def test_without_dev_there_is_nothing_to_validate_on(tmp_path):
 @pytest.mark.slow
 def test_a_real_model_scores_on_stsb_what_it_was_measured_to(data_folder, stories_folder):
     lm = gerund.load(stories_folder, attention="causal", pooling="mean", dtype="float32")
-    [task] = [task for task in sts.find(data_folder) if task.name == "sts/stsb"]
+    [task] = [task for task in Sts.find(data_folder) if task.name == "sts/stsb"]
     assert task.run(language_model_system("stories", lm), EvaluationConfig()).value == pytest.approx(0.4110, abs=2e-4)

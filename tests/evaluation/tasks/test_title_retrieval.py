@@ -8,12 +8,11 @@ import pytest
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.base import Ranks
-from gerund.evaluation.systems.bm25 import BM25System
-from gerund.evaluation.systems.hybrid import HybridSystem
 from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.search import BM25System, HybridSystem
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import title_retrieval
-from gerund.evaluation.tasks.title_retrieval import TitleRetrieval, passages_of
+from gerund.evaluation.tasks import retrieval as title_retrieval
+from gerund.evaluation.tasks.retrieval import TitleRetrieval, passages_of
 from tests.evaluation.tables import forbid_network, random_table
 from tests.evaluation.tasks import trec
 
@@ -33,7 +32,7 @@ def offline(monkeypatch):
 def written(folder, rows, name="zoo.test.jsonl"):
     (folder / "lm").mkdir(exist_ok=True)
     (folder / "lm" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [found] = title_retrieval.find(folder)
+    [found] = TitleRetrieval.find(folder)
     return replace(found, words=8)
 
 
@@ -122,7 +121,7 @@ def test_a_document_alone_is_no_corpus_of_titles(tmp_path):
     written(tmp_path, ROWS)
     (tmp_path / "lm" / "plain.test.txt").write_text("A text. Another.")
     (tmp_path / "lm" / "book.test.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    assert [task.name for task in title_retrieval.find(tmp_path)] == ["title-retrieval/zoo"]
+    assert [task.name for task in TitleRetrieval.find(tmp_path)] == ["title-retrieval/zoo"]
 
 
 def test_a_changed_file_is_read_anew(tmp_path):
@@ -143,7 +142,7 @@ def test_mistakes(tmp_path):
 
 @pytest.mark.slow
 def test_bm25_finds_most_wikipedia_articles_by_their_titles(data_folder):
-    [task] = [task for task in title_retrieval.find(data_folder) if task.title == "wiki"]
+    [task] = [task for task in TitleRetrieval.find(data_folder) if task.title == "wiki"]
     score = task.run(BM25System(), EvaluationConfig(limit=50))
     assert score.size == 50
     assert 0.7 < score.value < 0.9

@@ -8,7 +8,7 @@ import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.zero_shot import ZeroShot, find
+from gerund.evaluation.tasks.classification import ZeroShot
 from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
 
 NAMES = ["apple tree", "fig tree", "plum"]
@@ -17,7 +17,7 @@ NAMES = ["apple tree", "fig tree", "plum"]
 @pytest.fixture
 def task(tmp_path: Path) -> ZeroShot:
     write_classification(tmp_path, train=fruits(2), test=fruits(4, start=2))
-    [found] = find(tmp_path)
+    [found] = ZeroShot.find(tmp_path)
     return found
 
 
@@ -25,7 +25,7 @@ def test_found_where_there_is_a_test_set(tmp_path: Path) -> None:
     write_classification(tmp_path, "b", test=fruits(1))
     write_classification(tmp_path, "a", test=fruits(1), valid=fruits(1))
     write_classification(tmp_path, "c", train=fruits(1))
-    assert [(task.name, task.has_validation) for task in find(tmp_path)] == [
+    assert [(task.name, task.has_validation) for task in ZeroShot.find(tmp_path)] == [
         ("zero-shot/a", True),
         ("zero-shot/b", False),
     ]
@@ -49,7 +49,7 @@ def test_within_the_five_nearest(tmp_path: Path) -> None:
     # The text is nearest to the names with the most a, and its own class has one less each time.
     labels = [f"{'a' * (9 - n)}{'b' * n}" for n in range(9)]
     write_classification(tmp_path, train=[("any", label) for label in labels], test=[("a" * 9, labels[4])])
-    [task] = find(tmp_path)
+    [task] = ZeroShot.find(tmp_path)
     assert task.run(Letters(), EvaluationConfig()).metrics == {"accuracy": 0.0, "accuracy_at_5": 1.0}
     write_classification(tmp_path, test=[("a" * 9, labels[5])])
     score = task.run(Letters(), EvaluationConfig())

@@ -5,8 +5,9 @@ import base64
 import pytest
 
 from gerund.reporting.comparison import compare
-from gerund.reporting.pages.evaluation import SUMMARY, write_page
-from gerund.reporting.pages.rendering import Gallery, Picture, duration
+from gerund.reporting.evaluation import write_page
+from gerund.reporting.pictures import SUMMARY
+from gerund.reporting.rendering import Gallery, Picture, duration
 from tests.reporting.pages.html import checked
 from tests.reporting.results import SETTINGS, made, several
 

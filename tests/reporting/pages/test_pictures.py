@@ -10,16 +10,16 @@ import pytest
 
 import gerund
 from gerund.errors import DataError
+from gerund.evaluation.data_files import LabelledTexts, RatedPairs
 from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems.selection import systems_of
-from gerund.evaluation.task import EvaluationConfig, LabelledTexts, RatedPairs, Score
+from gerund.evaluation.task import EvaluationConfig, Score
+from gerund.reporting import pictures
 from gerund.reporting.comparison import compare
 from gerund.reporting.evaluation import write_report
-from gerund.reporting.pages import pictures
-from gerund.reporting.pages.evaluation import SUMMARY
-from gerund.reporting.pages.pictures import pictures_for
-from gerund.reporting.pages.rendering import drawn
+from gerund.reporting.pictures import SUMMARY, pictures_for
 from gerund.reporting.plots import attention, embeddings, scores
+from gerund.reporting.rendering import drawn
 from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked

@@ -9,8 +9,8 @@ import gerund
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import Trial, Tuned, tune
 from gerund.models.encoder_settings import read_saved
-from gerund.reporting.pages.tuning import chosen_sentence, write_tuning
-from gerund.reporting.plots import curves
+from gerund.reporting.plots import scores as curves
+from gerund.reporting.tuning import chosen_sentence, write_tuning
 from gerund.settings.plan import AttentionPlan
 from tests.evaluation.toys import ToyTask
 from tests.reporting.pages.html import checked

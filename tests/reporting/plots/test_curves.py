@@ -7,8 +7,7 @@ import pytest
 from matplotlib.text import Text
 
 from gerund.errors import ConfigError
-from gerund.reporting.plots.curves import k0_curve, k_curves
-from gerund.reporting.plots.scores import ScorePanel, TradePoint, score_bars, trade_off
+from gerund.reporting.plots.scores import ScorePanel, TradePoint, k0_curve, k_curves, score_bars, trade_off
 from gerund.reporting.plots.style import COLOURS, picture
 
 CURVES = {"mask0-bidir": [(4, 0.5), (1, 0.3), (2, 0.4)], "$odd_name$": [(1, 0.45), (2, 0.35)]}

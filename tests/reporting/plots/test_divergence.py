@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError
-from gerund.reporting.plots.curves import divergence_curves
+from gerund.reporting.plots.scores import divergence_curves
 from gerund.reporting.plots.style import picture
 
 CURVES = {

@@ -1,23 +1,25 @@
-"""What a system under evaluation is, and what it can do: the protocols that tasks ask for.
+"""Systems under evaluation: what they can do (protocols), and encoders whose vectors are cached."""
 
-A task names the protocol that it needs; a system takes part where it has the members of that protocol. Nothing is
-declared twice, so that a system cannot claim what it does not do.
-
-Knows: names, vectors, prompts. Does not know: models, tasks, files.
-"""
-
+import hashlib
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 
+from gerund.errors import ModelError
 from gerund.inference.encode.spans import WordPooling
+from gerund.jobs.checkpoints import KEY_BYTES, RowStore, ShardCheckpoint
 from gerund.models.vectors import unit
+from gerund.settings.templates import PromptText
 from gerund.types import Scorer
 
 if TYPE_CHECKING:
-    from gerund.evaluation.systems.embeddings import EmbeddingCache
     from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.language_model import LanguageModel
 
@@ -242,9 +244,75 @@ class Encoder(System):
 
     def search_model(self, prompts: Mapping[str, str], *, show: bool | None = None) -> Any:
         """Return the encoder as ``mteb.evaluate`` takes it."""
-        from gerund.evaluation.mteb import MTEBEncoder
+        return EncoderForMTEB(self, prompts=prompts, show_progress=show)
 
-        return MTEBEncoder(self, prompts=prompts, show_progress=show)
+
+class EncoderForMTEB:
+    """An encoder as ``mteb.evaluate`` takes it; ``gerund.evaluation.MTEBEncoder`` describes the settings."""
+
+    def __init__(
+        self,
+        system: Encoder,
+        *,
+        name: str | None = None,
+        prompts: Mapping[str, str] | None = None,
+        document_prompts: Mapping[str, str] | None = None,
+        normalize: bool = False,
+        show_progress: bool | None = None,
+    ) -> None:
+        self._system = system
+        self._name = name or system.name
+        self._prompts, self._document_prompts = dict(prompts or {}), dict(document_prompts or {})
+        self._normalize = normalize
+        self._show = show_progress
+
+    @cached_property
+    def mteb_model_meta(self) -> Any:
+        """MTEB's description of the model; its revision is our fingerprint, so that no cache mixes two plans."""
+        from mteb.models import ModelMeta
+
+        system = self._system
+        known = {"revision": system.fingerprint, "embed_dim": system.dimensions, "max_tokens": system.max_length}
+        return ModelMeta.create_empty(overwrites={"name": self._name, **known})
+
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], *, task_metadata: Any, prompt_type: Any = None, **_kwargs: Any
+    ) -> np.ndarray:
+        """Encode the texts of MTEB's batches, ``(n, D)`` float32.
+
+        Args:
+            inputs: batches with a list of ``text`` each.
+            task_metadata: MTEB's; its name and type choose the prompt.
+            prompt_type: ``query``, ``document`` or None.
+
+        Raises:
+            ModelError: the model gives vectors that are not finite.
+        """
+        texts = [text for batch in inputs for text in batch["text"]]
+        prompt = self._prompts.get(task_metadata.name, self._prompts.get(task_metadata.type))
+        if prompt_type == "document":
+            prompt = self._document_prompts.get(task_metadata.name)
+        if prompt is None and prompt_type is not None:
+            # A member of MTEB's enumeration, or its value.
+            stored = self._system.stored_prompts.get(str(getattr(prompt_type, "value", prompt_type)))
+            prompt = None if stored is None else PromptText(stored)
+        vectors = self._system.encode(texts, prompt=prompt, normalize=self._normalize, show=self._show)
+        if not np.isfinite(vectors).all():
+            raise ModelError(f"{self._name} gives vectors that are not finite numbers, which nothing can be scored on")
+        return vectors
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
+        """Return the cosine of each vector ``(n, D)`` with each of ``(m, D)``: ``(n, m)``; 0 for a zero vector."""
+        return _directions(embeddings1) @ _directions(embeddings2).T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
+        """Return the cosine of each vector ``(n, D)`` with its partner: ``(n,)``; 0 for a zero vector."""
+        return (_directions(embeddings1) * _directions(embeddings2)).sum(dim=-1)
+
+
+def _directions(vectors: Any) -> torch.Tensor:
+    """Return vectors of length 1, in float32; zero vectors stay zero."""
+    return torch.nn.functional.normalize(torch.atleast_2d(torch.as_tensor(vectors, dtype=torch.float32)), dim=-1)
 
 
 def cosine_scores(
@@ -271,3 +339,101 @@ def _listed(words: Sequence[str]) -> str:
     ('a', 'a, b and c')
     """
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# Texts of a shard.
+_SHARD = 4096
+_UNFINISHED = "unfinished"
+
+# Turns texts into vectors ``(n, D)``; may keep finished rows in what it is given with them.
+Compute = Callable[[list[str], ShardCheckpoint], np.ndarray]
+
+
+class EmbeddingCache:
+    """Vectors by encoder, prompt and text.
+
+    Args:
+        folder: where they are kept; None keeps them in memory.
+        unfinished: where the rows of shards that are not finished are kept although the rest is in memory; all of them
+            stay until ``forget_unfinished``. With ``folder`` they lie in there.
+
+    Attributes:
+        shards: how many shards are encoded at once: as many as there are workers.
+    """
+
+    def __init__(self, folder: Path | None = None, *, unfinished: Path | None = None) -> None:
+        self.folder = folder
+        self.shards = 1
+        self._unfinished = unfinished if folder is None else folder / _UNFINISHED
+        self._stores: dict[tuple[str, str], RowStore] = {}
+
+    def vectors(self, fingerprint: str, prompt: str, texts: list[str], compute: Compute) -> np.ndarray:
+        """Return the vectors of ``texts``, computing only those that are not there.
+
+        Args:
+            fingerprint: the encoder.
+            prompt: the text of the prompt.
+            texts: any texts, repeated or not.
+            compute: called with texts that are new, without repetitions, and with what is done of them.
+
+        Returns:
+            ``(n, D)`` float32 in the order of ``texts``.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        store = self.store(fingerprint, prompt)
+        keys = [key_of_text(text) for text in texts]
+        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in store}.items())
+        step = _SHARD * self.shards
+        for start in range(0, len(missing), step):
+            new_keys, new_texts = zip(*missing[start : start + step], strict=True)
+            with self.shard(f"{fingerprint} {prompt}", new_keys) as kept:
+                store.add(new_keys, compute(list(new_texts), kept))
+        return store.rows(keys)
+
+    @contextmanager
+    def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[ShardCheckpoint]:
+        """Yield what is done of the vectors of some texts, to be put into the store before the block ends.
+
+        Args:
+            encoder: all that the vectors depend on besides the texts.
+            keys: those of the texts, in their order.
+        """
+        name = hashlib.blake2b(encoder.encode() + b" " + b"".join(keys), digest_size=KEY_BYTES).hexdigest()
+        if self.folder is not None:
+            # One shard is finished before the next begins: what lies here of another was given up.
+            for path in (self.folder / _UNFINISHED).glob("*"):
+                if path.name != name:
+                    shutil.rmtree(path, ignore_errors=True)
+        with ShardCheckpoint(None if self._unfinished is None else self._unfinished / name, name) as kept:
+            yield kept
+        if self.folder is not None:
+            kept.discard()
+            with suppress(OSError):
+                (self.folder / _UNFINISHED).rmdir()
+
+    def forget_unfinished(self) -> None:
+        """Remove what is kept of shards, once nobody is going to go on with them."""
+        if self._unfinished is not None:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
+        """Keep vectors that were computed elsewhere; texts that are there already keep theirs."""
+        store = self.store(fingerprint, prompt)
+        fresh = {key: row for row, key in enumerate(map(key_of_text, texts)) if key not in store}
+        if fresh:
+            store.add(list(fresh), vectors[list(fresh.values())])
+
+    def store(self, fingerprint: str, prompt: str) -> "RowStore":
+        """Return the vectors of one encoder with one prompt."""
+        name = (fingerprint, hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if prompt else "plain")
+        if name not in self._stores:
+            place = None if self.folder is None else self.folder / f"{name[0]}-{name[1]}"
+            self._stores[name] = RowStore(place)
+        return self._stores[name]
+
+
+def key_of_text(text: str) -> bytes:
+    """Return the key of a text's vector."""
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()

@@ -1,25 +1,30 @@
-"""A language model under one encoder config, among the systems.
+"""Language models as systems: one encoder config each; passes shared between plans; encoding by worker processes."""
 
-Knows: ``LanguageModel``, its scorer and adapters, stored embeddings. Does not know: tasks.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.evaluation.systems.base import Encoder, cosine_scores
-from gerund.inference.encode.spans import WordPooling
-from gerund.inference.encode.texts import encode_word_tokens
+from gerund.evaluation.systems.base import Encoder, System, cosine_scores, key_of_text
+from gerund.inference.encode.spans import WordPooling, check_words, word_vectors
+from gerund.inference.encode.sweep import encode_each, encode_tokens_each
+from gerund.inference.encode.texts import encode_word_tokens, text_tokens
+from gerund.inference.tokens import Tokens
+from gerund.jobs.checkpoints import ShardCheckpoint
+from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.models.architectures import is_encoder_decoder
 from gerund.models.encoder_settings import read_saved
 from gerund.scoring.registry import find_scorer
 from gerund.settings.plan import AttentionPlan
 from gerund.types import Scorer
+from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
-    from gerund.evaluation.systems.embeddings import EmbeddingCache
+    from gerund.evaluation.systems.base import EmbeddingCache
     from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.language_model import LanguageModel
 
@@ -238,3 +243,179 @@ def trained_plan(folder: Path, n_layers: int) -> AttentionPlan | None:
 
 def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+# Vectors of words that are held at once: 1 GB.
+_MOST_BYTES = 1 << 30
+
+
+def precompute(systems: Sequence[System], texts: Sequence[str], *, prompt: str | None, show: bool | None) -> None:
+    """Fill the caches of systems that are the same model under several plans with the vectors of texts.
+
+    Layers that two plans share run once. Systems without a cache, alone with their model, whose plan
+    gives the text twice, that read in templates or off several layers, or for which others encode, are left to
+    themselves.
+    """
+    texts = list(dict.fromkeys(texts))
+    if not texts:
+        return
+    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
+    able = [one for one in models if one.cache is not None and one.elsewhere is None and _shares(one)]
+    for _, group in groupby(able, key=_kinship):
+        kin = list(group)
+        if len(kin) > 1:
+            _fill(kin, prompt, texts, show)
+
+
+def word_groups(systems: Sequence[System], sentences: Sequence[Sequence[str]]) -> list[list[System]]:
+    """Return the systems in groups whose word vectors fit the memory together.
+
+    Those of one model stand together; who cannot share a pass is a group of its own.
+    """
+    n_words = sum(map(len, sentences))
+    groups: list[list[System]] = [[one] for one in systems if not isinstance(one, LanguageModelSystem)]
+    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
+    for _, same in groupby(models, key=_kinship):
+        kin = list(same)
+        able = [one for one in kin if _shares(one)]
+        groups += [[one] for one in kin if not _shares(one)]
+        room = max(1, _MOST_BYTES // max(1, 4 * n_words * kin[0].lm.dimensions))
+        groups += [[*able[start : start + room]] for start in range(0, len(able), room)]
+    return groups
+
+
+@contextmanager
+def precomputed_words(
+    group: Sequence[System],
+    sentences: Sequence[Sequence[str]],
+    *,
+    prompt: str | None,
+    pooling: WordPooling = "mean",
+    shift: bool,
+    show: bool | None,
+) -> Iterator[None]:
+    """Hold the word vectors of a group of ``word_groups`` while the block runs; a group of one computes its own."""
+    models = [one for one in group if isinstance(one, LanguageModelSystem)]
+    if len(models) > 1:
+        unique = list(dict.fromkeys(map(tuple, check_words(sentences))))
+        lm = models[0].lm
+        tokens = text_tokens(lm.runtime, [" ".join(words) for words in unique], prompt, offsets=True)
+        for one in models:
+            one.words[prompt, pooling, shift] = {}
+
+        def keep(place: int, row: int, states_TD: np.ndarray) -> None:
+            read = tokens[row]
+            if read is not None:
+                vectors = word_vectors(unique[row], read, states_TD, pooling=pooling, shift=shift)
+                models[place].words[prompt, pooling, shift][unique[row]] = vectors
+
+        encode_tokens_each([one.lm.runtime for one in models], tokens, keep, show=show)
+    try:
+        yield
+    finally:
+        for one in models:
+            one.words.clear()
+
+
+def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], show: bool | None) -> None:
+    text_of_prompt = kin[0].lm.encoder.prompt_text(prompt)
+    stores = [one.cache.store(one.cache_key, text_of_prompt) for one in kin if one.cache is not None]
+    keys = {text: key_of_text(text) for text in texts}
+    missing = [text for text, key in keys.items() if any(key not in store for store in stores)]
+    new = [keys[text] for text in missing]
+    needy = [one for one, store in zip(kin, stores, strict=True) if any(key not in store for key in new)]
+    if len(needy) < 2:
+        return
+    tokens: list[Tokens | None] = text_tokens(kin[0].lm.runtime, missing, prompt, empty="zeros")
+    cache = needy[0].cache
+    assert cache is not None
+    everything = " ".join([*(one.cache_key for one in needy), text_of_prompt])
+    with cache.shard(everything, new) as kept:
+        vectors = encode_each([one.lm.runtime for one in needy], tokens, show=show, kept=kept)
+        for one, own in zip(needy, vectors, strict=True):
+            if one.cache is not None:
+                one.cache.put(one.cache_key, text_of_prompt, missing, own)
+
+
+def _shares(system: LanguageModelSystem) -> bool:
+    lm = system.lm
+    others = lm.encoder.templates or lm.encoder.reads_beside or lm.transform is not None
+    return not (lm.runtime.plan.repeats_text or others)
+
+
+def _kinship(system: LanguageModelSystem) -> tuple[int, str, bool, int | None]:
+    """What systems of one sweep have in common: the model and the tokens."""
+    lm = system.lm
+    return id(lm.model), lm.encoder.prompt, lm.encoder.append_eos, lm.max_length
+
+
+# Texts that a worker encodes at a time; batches are made of texts of one shard.
+_SHARD = 512
+# The number of the pass under which they keep shards; no encoder has so many of its own.
+_OF_WORKERS = 1_000_000
+# A shard: its number, its texts and what is put before them.
+TextShard = tuple[int, tuple[str, ...], str | None]
+
+
+@contextmanager
+def encoded_by(engine: JobEngine, systems: Sequence[System], *, threads: int | None = None) -> Iterator[None]:
+    """Let the workers of an engine encode whole texts for the language models among systems until the block ends.
+
+    Args:
+        engine: has the workers, which hold one system's model at a time.
+        systems: of an evaluation.
+        threads: cores that each worker computes on; None for one.
+    """
+    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
+    with _Pools(engine, threads) as pools:
+        for one in models:
+            one.elsewhere = partial(pools.encode, one.lm)
+            if one.cache is not None:
+                one.cache.shards = max(one.cache.shards, engine.workers)
+        try:
+            yield
+        finally:
+            for one in models:
+                one.elsewhere = None
+
+
+class _Pools(ExitStack):
+    """The workers of one system, until another one asks."""
+
+    def __init__(self, engine: JobEngine, threads: int | None) -> None:
+        super().__init__()
+        self.engine, self.threads = engine, threads
+        self.lm: LanguageModel | None = None
+        self.pool: WorkerPool[TextShard, np.ndarray] | None = None
+
+    def encode(
+        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, kept: ShardCheckpoint | None = None
+    ) -> np.ndarray:
+        """Return vectors as they were pooled, ``(n, D)`` float32, keeping finished shards where it is said."""
+        if lm is not self.lm or self.pool is None:
+            self.close()
+            model = WorkerModel.of(lm, threads=self.threads)
+            work = StatefulWork(partial(_opened, model), gpus=model.gpus, threads=model.threads)
+            self.pool, self.lm = self.enter_context(self.engine.pool(work)), lm
+        vectors_ND = np.zeros((len(texts), lm.dimensions), dtype=np.float32)
+        # Batches of a shard are others than those of all texts: what was kept without workers is not taken.
+        finished = None if kept is None else kept.encoding_pass(_OF_WORKERS, _OF_WORKERS + 1)
+        done = frozenset() if finished is None else finished.restore(vectors_ND)
+        stretches = [range(start, min(start + _SHARD, len(texts))) for start in range(0, len(texts), _SHARD)]
+        shards = ((own.start, tuple(texts[own.start : own.stop]), prompt) for own in stretches if not done >= {*own})
+        for (start, own_texts, _), found_ND in self.pool.map(shards):
+            rows = range(start, start + len(own_texts))
+            vectors_ND[rows.start : rows.stop] = found_ND
+            if finished is not None:
+                finished.save(rows, found_ND)
+        return vectors_ND
+
+
+def _opened(model: WorkerModel) -> Callable[[TextShard], np.ndarray]:
+    return partial(_encode, model.load())
+
+
+def _encode(lm: "LanguageModel", shard: TextShard) -> np.ndarray:
+    _, texts, prompt = shard
+    vectors: np.ndarray = lm.encode(list(texts), prompt=prompt, normalize=False, empty="zeros", show_progress=False)
+    return vectors

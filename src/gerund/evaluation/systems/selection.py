@@ -1,7 +1,4 @@
-"""The systems that specs and names stand for: each model under each encoder config, BM25, hybrids, indices.
-
-Knows: specs, the kinds of systems, labels. Does not know: tasks.
-"""
+"""Make systems from model specs and names, and label them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,18 +7,44 @@ from pathlib import Path
 
 from gerund.entry import load
 from gerund.errors import ConfigError, GerundError, UnsupportedModelError
-from gerund.evaluation.encoder_configs import label_of
-from gerund.evaluation.systems.base import Encoder, System
-from gerund.evaluation.systems.bm25 import BM25, BM25System
-from gerund.evaluation.systems.embeddings import EmbeddingCache
-from gerund.evaluation.systems.hybrid import HYBRID, HybridSystem, fusion_named
-from gerund.evaluation.systems.index import INDEX, IndexCache, IndexSystem, way_named
+from gerund.evaluation.systems.base import EmbeddingCache, Encoder, System
 from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
+from gerund.evaluation.systems.search import (
+    BM25,
+    HYBRID,
+    INDEX,
+    BM25System,
+    HybridSystem,
+    IndexCache,
+    IndexSystem,
+    fusion_named,
+    way_named,
+)
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.language_model import LanguageModel
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
-from gerund.settings.templates import NO_TRANSFORM
+from gerund.settings.templates import NAMED, NO_TEMPLATE, NO_TRANSFORM
+
+
+def label_of(config: EncoderConfig, n_layers: int) -> str:
+    """Return a short name of an encoder config: what tables call it.
+
+    >>> label_of(EncoderConfig(pooling="last"), 8)
+    'mask0-bidir k=4, last'
+    """
+    parts = [config.attention.label(n_layers)]
+    if config.pooling != "mean":
+        parts.append(config.pooling)
+    if config.append_eos:
+        parts.append("eos")
+    if config.template != NO_TEMPLATE:
+        parts.append(config.template if config.template in NAMED else f"template {config.template[:20]!r}")
+    others = [name for name in config.methods if name != "template"]
+    parts += [f"{name} {getattr(config, name)}" if name != "transform" else config.transform for name in others]
+    if config.prompt:
+        parts.append(f"prompt {config.prompt[:20]!r}")
+    return ", ".join(parts)
 
 
 def systems_of(

@@ -22,7 +22,7 @@ from gerund.progress import progress
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from gerund.evaluation.systems.embeddings import EmbeddingCache
+    from gerund.evaluation.systems.base import EmbeddingCache
     from gerund.jobs.checkpoints import ShardCheckpoint
 
 PREFIX = "st:"

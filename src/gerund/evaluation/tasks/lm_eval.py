@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gerund.errors import DataError, GerundError, MissingDependencyError
-from gerund.evaluation.sets.choices import choice_files, read_choices
-from gerund.evaluation.sets.labelled import named_files
-from gerund.evaluation.sets.rows import read_json_lines
+from gerund.evaluation.data_files import choice_files, named_files, read_choices, read_json_lines
 from gerund.evaluation.systems.base import HasLikelihoods
 from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 from gerund.inference.tokens import context_length
@@ -38,6 +36,27 @@ class HarnessTask(Task):
     side: ClassVar[Side] = "generation"
     reads_plan: ClassVar[bool] = False
     requires: ClassVar[type] = HasLikelihoods
+
+    @classmethod
+    def find(cls, folder: Path) -> list[Task]:
+        """Return a task for every ``suffix/NAME.jsonl`` and every ``last_word/NAME.jsonl``."""
+        files = {LocalChoices: choice_files(folder), LocalLastWords: named_files(folder / cls.data_folder)}
+        found = [
+            task(name=f"{cls.kind}/{name}.local", files=(path,))
+            for task, paths in files.items()
+            for name, path in paths.items()
+        ]
+        return sorted(found, key=lambda task: task.name)
+
+    @classmethod
+    def known_names(cls) -> list[str]:
+        """Return the names of the harness's own tasks, whose data are fetched when they run.
+
+        Raises:
+            MissingDependencyError: lm-evaluation-harness is not installed.
+        """
+        require_lm_eval()
+        return list(_own_tasks().all_tasks)
 
     def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
         """Run the harness.
@@ -87,39 +106,12 @@ class LocalLastWords(HarnessTask):
         return last_word_task(self.files[0], self.title, limit=config.limit)
 
 
-def find(folder: Path) -> list[Task]:
-    """Return a task for every ``suffix/NAME.jsonl`` and every ``last_word/NAME.jsonl``."""
-    choices: Sequence[Task] = [
-        LocalChoices(name=f"lm-eval/{name}.local", files=(path,)) for name, path in choice_files(folder).items()
-    ]
-    words: Sequence[Task] = [
-        LocalLastWords(name=f"lm-eval/{name}.local", files=(path,))
-        for name, path in named_files(folder / LAST_WORDS).items()
-    ]
-    return sorted([*choices, *words], key=lambda task: task.name)
-
-
-def named_tasks(names: Sequence[str]) -> list[Task]:
-    """Return the harness's own tasks; their data are fetched when they run."""
-    return [HarnessTask(name=f"lm-eval/{name}") for name in names]
-
-
 @cache
 def _own_tasks() -> Any:
-    """Return the manager of the harness's own tasks, which reads thousands of files to be made."""
+    """Return the manager of the harness's own tasks; making it reads thousands of files."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
-
-
-def known_names() -> list[str]:
-    """Return the names of the harness's own tasks.
-
-    Raises:
-        MissingDependencyError: lm-evaluation-harness is not installed.
-    """
-    require_lm_eval()
-    return list(_own_tasks().all_tasks)
 
 
 def require_lm_eval() -> None:

@@ -1,20 +1,21 @@
-"""Retrieval: are the relevant documents of a collection the nearest to a query?
+"""Retrieval tasks: ranking a collection, re-ranking candidates, and finding passages by their title."""
 
-Knows: collections in BEIR's layout, which of MTEB's evaluators scores them. Does not know: models.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
+from gerund.data.corpus import Document, read_documents
+from gerund.data.passages import split_sentences
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.beir import Collection, collection_files, collections_in, read_candidates, read_collection
+from gerund.evaluation.data_files import read_titled, test_files
 from gerund.evaluation.mteb import LocalTask, run_search, score_of
-from gerund.evaluation.sets.beir import Collection, collection_files, collections_in, read_collection
 from gerund.evaluation.systems.base import Ranks
-from gerund.evaluation.task import EvaluationConfig, Score, Side, Split, Task
-
-FOLDER = "retrieval"
+from gerund.evaluation.systems.search import bm25_candidates
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Split, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,13 @@ class CollectionTask(Task):
 
     side: ClassVar[Side] = "representation"
     requires: ClassVar[type] = Ranks
+    data_folder: ClassVar[str] = "retrieval"
+
+    @classmethod
+    def find(cls, folder: Path) -> list[Task]:
+        """Return a task for every collection in ``retrieval/``."""
+        found = collections_in(folder / cls.data_folder)
+        return [cls(name=f"{cls.kind}/{name}", files=tuple(files.values())) for name, files in found.items()]
 
     @property
     def places(self) -> dict[str, Path]:
@@ -68,7 +76,6 @@ class Retrieval(CollectionTask):
     """
 
     kind: ClassVar[str] = "retrieval"
-    data_folder: ClassVar[str] = FOLDER
 
     def run(self, system: Ranks, config: EvaluationConfig) -> Score:
         """Measure.
@@ -143,7 +150,182 @@ def _has_itself(task: CollectionTask, split: Split, limit: int | None, states: o
     return bool(read_collection(task.places, split).first(limit).itself)
 
 
-def find(folder: Path) -> list[Task]:
-    """Return a task for every collection in ``retrieval/``."""
-    found = collections_in(folder / FOLDER)
-    return [Retrieval(name=f"retrieval/{name}", files=tuple(files.values())) for name, files in found.items()]
+@dataclass(frozen=True, kw_only=True)
+class Reranking(CollectionTask):
+    """Mean average precision of ranking each query's candidates by cosine, as MTEB computes it.
+
+    The candidates are those of ``retrieval/NAME/candidates/test.tsv`` or, without that file, what BM25 finds
+    first. Relevant documents that are no candidates are not added; they count as missed, so that the scores of
+    retrieval and re-ranking can be compared. A query that is itself a document is no candidate of its own, unless it is
+    judged relevant.
+    """
+
+    kind: ClassVar[str] = "reranking"
+
+    candidates: int = field(default=100, metadata={"help": "Documents that BM25 offers a query, without a file."})
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ConfigError(f"{self.kind}: candidates is 1 or more")
+
+    def run(self, system: Ranks, config: EvaluationConfig) -> Score:
+        """Measure.
+
+        Raises:
+            DataError: the collection or its candidates are malformed.
+        """
+        collection = self.collection(config)
+        offered, origin = self._candidates(collection, config)
+        local = search_task(self.name, "Reranking", "map_at_1000", collection)
+        scores = run_search(local, collection.judgements, system, config, self.prompt(config), offered)
+        mean = sum(map(len, offered.values())) / max(1, len(offered))
+        notes = [f"{origin}, {mean:.1f} a query on average", *notes_on(collection)]
+        if none := sum(not documents for documents in offered.values()):
+            notes.append(f"queries without candidates, which count as 0: {none}")
+        others = ("mrr_at_1000", "ndcg_at_10")
+        return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
+
+    def _candidates(self, collection: Collection, config: EvaluationConfig) -> tuple[dict[str, list[str]], str]:
+        path = self.places.get(f"{config.split} candidates")
+        if path is not None:
+            found = _without_itself(read_candidates(path, collection), collection)
+            return found, f"candidates from {path.parent.name}/{path.name}"
+        # One more than are kept, where the query may be among them.
+        count = self.candidates + bool(collection.itself)
+        found = bm25_candidates(collection.documents, collection.queries, count)
+        kept = {query: own[: self.candidates] for query, own in _without_itself(found, collection).items()}
+        return kept, f"candidates are BM25's first {self.candidates}"
+
+
+def _without_itself(found: Mapping[str, list[str]], collection: Collection) -> dict[str, list[str]]:
+    """Return candidates without those that are the query itself."""
+    own = collection.itself
+    return {query: [one for one in offered if one != query or query not in own] for query, offered in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitleRetrieval(FileTask):
+    """nDCG@10, recall@100 and MRR@10 of finding a document's passages by its title, among those of all documents.
+
+    The queries are the titles of a corpus ``lm/NAME.test.*``; where it has none at all, each document's first sentence,
+    which is then no passage. Documents of one title count as one, and of several, those without a title are searched in
+    and not asked for. A passage is as many whole sentences as ``words`` allows. The title is not put before it; where
+    it begins with its title by itself, as the first one of an encyclopedia's article mostly does, it stays so, and a
+    note says how often. A document has often more passages than 10, so that nDCG@10 asks for any of them.
+
+    ``config.limit`` counts queries, the first of the file; all passages stay.
+    """
+
+    kind: ClassVar[str] = "title-retrieval"
+    side: ClassVar[Side] = "representation"
+    requires: ClassVar[type] = Ranks
+
+    words: int = field(default=64, metadata={"help": "Words of a passage at most; a longer sentence stands alone."})
+
+    @classmethod
+    def find(cls, folder: Path) -> list[Task]:
+        """Return a task for every corpus with a test file of several documents."""
+        files = test_files(folder).items()
+        return [cls(name=f"{cls.kind}/{name}", files=paths) for name, paths in files if _has_several(paths[0])]
+
+    def __post_init__(self) -> None:
+        if self.words < 1:
+            raise ConfigError(f"words={self.words} leaves nothing of a passage")
+
+    def run(self, system: Ranks, config: EvaluationConfig) -> Score:
+        """Measure.
+
+        Raises:
+            DataError: the file is malformed, or there are no two documents to tell apart.
+        """
+        path = self.scored_file(config)
+        whole, untitled = _collection(path, self.words, path.stat().st_mtime_ns)
+        collection = whole.first(config.limit)
+        notes = [f"{len(collection.titles)} passages of {len(whole.queries)} documents"]
+        if untitled:
+            notes.append("the file has no titles: searched by first sentences")
+        elif begun := _begun(collection):
+            notes.append(f"titles that begin a passage of their document: {begun} of {len(collection.queries)}")
+        return retrieved(self.name, collection, system, config, self.prompt(config), notes)
+
+    def texts(self, config: EvaluationConfig) -> list[str]:
+        """Return the queries, and the passages too unless only queries have the prompt."""
+        path = self.scored_file(config)
+        whole, _ = _collection(path, self.words, path.stat().st_mtime_ns)
+        return texts_of(whole.first(config.limit), self.prompt(config))
+
+
+def passages_of(text: str, words: int, *, skip: int = 0) -> Iterator[str]:
+    """Yield a document cut into as many whole sentences as have at most so many words together.
+
+    Args:
+        text: the document.
+        words: words of a passage at most; a longer sentence stands alone.
+        skip: how many sentences are left out at the beginning.
+
+    >>> list(passages_of("A cat sat. It saw a dog. The dog saw nothing at all.", 8))
+    ['A cat sat. It saw a dog.', 'The dog saw nothing at all.']
+    """
+    start, end, held = 0, 0, 0
+    for sentence in split_sentences(text)[skip:]:
+        if held and held + sentence.words > words:
+            yield text[start:end]
+            held = 0
+        if not held:
+            start = sentence.start
+        end, held = sentence.end, held + sentence.words
+    if held:
+        yield text[start:end]
+
+
+def _has_several(path: Path) -> bool:
+    """Tell whether a file holds more than one document, so that a book alone is not asked for its title."""
+    if ".txt" in path.suffixes:
+        return False
+    try:
+        return len(list(islice(read_documents([path]), 2))) > 1
+    except DataError:
+        return True  # what is malformed is reported when it is measured
+
+
+@lru_cache(maxsize=2)
+def _collection(path: Path, words: int, changed: int) -> tuple[Collection, bool]:
+    """Return all queries and passages, and whether the file has no titles; read once for all systems.
+
+    Raises:
+        DataError: the file is malformed, or there are no two documents to tell apart.
+    """
+    del changed
+    documents = list(read_titled(path))
+    untitled = not any(document.title for document in documents)
+    passages: dict[str, str] = {}
+    queries: dict[str, str] = {}
+    judgements: dict[str, dict[str, int]] = {}
+    by_title: dict[str, str] = {}
+    for number, document in enumerate(documents):
+        title = _first_sentence(document) if untitled else document.title
+        own = {
+            f"{number}-{place}": text
+            for place, text in enumerate(passages_of(document.text, words, skip=int(untitled)))
+        }
+        passages |= own
+        if title and own:
+            query = by_title.setdefault(title, f"{number}")
+            queries[query] = title
+            judgements.setdefault(query, {}).update(dict.fromkeys(own, 1))
+    if len(queries) < 2:
+        raise DataError(f"{path}: one document or none has a title and a passage; two are needed to tell apart")
+    return Collection(dict.fromkeys(passages, ""), passages, queries, judgements), untitled
+
+
+def _first_sentence(document: Document) -> str:
+    first = next(iter(split_sentences(document.text)), None)
+    return "" if first is None else document.text[first.start : first.end]
+
+
+def _begun(collection: Collection) -> int:
+    """Count the titles that a passage of their document begins with."""
+    return sum(
+        any(collection.bodies[one].casefold().startswith(title.casefold()) for one in collection.judgements[query])
+        for query, title in collection.queries.items()
+    )

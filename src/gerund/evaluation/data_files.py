@@ -1,0 +1,320 @@
+"""Read evaluation data: rows, labelled texts, rated pairs, corpora and multiple-choice questions.
+
+Every error names the file and the line.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gerund.data.corpus import FORMATS, Document, clean_text, read_documents
+from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.errors import DataError
+
+ENDINGS = (".jsonl", ".jsonl.xz", ".jsonl.gz")
+CORPORA_FOLDER = "lm"
+CHOICES_FOLDER = "suffix"
+AUTO = "auto"
+# What published sets call a split; the first file that is there counts.
+_SPLITS = {"train": ("train",), "validation": ("valid", "validation", "dev"), "test": ("test",)}
+_MOST_NAMED = 10
+# Which cleaning a corpus needs, by a part of its file name.
+_STYLES = {"wiki": "wikipedia", "book": "gutenberg"}
+_CORPUS_NAME = re.compile(rf"(?P<name>.+)\.(?P<split>test|valid)(?:{'|'.join(map(re.escape, FORMATS))})")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; ``where`` is its ``FILE, line N`` for messages. All getters raise a ``DataError`` that names it."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        """Return a text field."""
+        return checked_text(self._get(name), self.where, name)
+
+    def label(self, name: str) -> str:
+        """Return a class as text; the file may have a text or a whole number."""
+        value = self._get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        text = checked_text(value, self.where, name)
+        if not text.strip():
+            raise DataError(f"{self.where}: {name!r} is empty")
+        return text
+
+    def number(self, name: str) -> float:
+        """Return a finite number."""
+        value = self._get(name)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or isinstance(value, bool):
+            raise DataError(f"{self.where}: {name!r} is not a number: {str(value)[:40]!r}")
+        return number
+
+    def _get(self, name: str) -> Any:
+        if name not in self.values:
+            raise DataError(f"{self.where}: no field {name!r}; present are: {', '.join(self.values) or 'none'}")
+        return self.values[name]
+
+
+def read_json_lines(path: Path, *, limit: int | None = None) -> list[Row]:
+    """Return the first ``limit`` rows of a .jsonl file (or .jsonl.xz, .jsonl.gz); blank lines are skipped.
+
+    Raises:
+        DataError: the file is missing, empty, not UTF-8, or has a malformed row.
+    """
+    return _not_empty([Row(where, json_row(line, where)) for where, line in islice(_lines(path), limit)], path)
+
+
+def read_tab_lines(path: Path, names: tuple[str, ...]) -> list[Row]:
+    """Return the rows of a file with exactly these tab-separated fields, without quoting.
+
+    Raises:
+        DataError: the file is missing, empty, not UTF-8, or has a malformed row.
+    """
+    rows = []
+    for where, line in _lines(path):
+        fields = line.rstrip("\r\n").split("\t")
+        if len(fields) != len(names):
+            raise DataError(f"{where}: expected {len(names)} fields ({', '.join(names)}), found {len(fields)}")
+        rows.append(Row(where, dict(zip(names, fields, strict=True))))
+    return _not_empty(rows, path)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    if not path.is_file():
+        raise DataError(f"{path} is a folder, not a file" if path.is_dir() else f"{path}: no such file")
+    with opened(path) as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            line = decode(raw, where)
+            line = line.lstrip("\ufeff") if number == 1 else line
+            if line.strip():
+                yield where, line
+
+
+def _not_empty(rows: list[Row], path: Path) -> list[Row]:
+    if not rows:
+        raise DataError(f"{path}: the file is empty")
+    return rows
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts with a class each."""
+
+    texts: list[str]
+    labels: list[str]
+
+    def take(self, rows: list[int]) -> "LabelledTexts":
+        """Return the texts of some rows."""
+        return LabelledTexts([self.texts[row] for row in rows], [self.labels[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class RatedPairs:
+    """Pairs of texts with a rating each (0 or 1 for "same or not")."""
+
+    left: list[str]
+    right: list[str]
+    ratings: list[float]
+
+    def first(self, limit: int | None) -> "RatedPairs":
+        """Return at most the first ``limit`` pairs."""
+        return RatedPairs(self.left[:limit], self.right[:limit], self.ratings[:limit])
+
+
+def read_labelled(path: Path) -> LabelledTexts:
+    """Return the texts and labels of a .jsonl file of ``{"text": ..., "label": ...}``, in its order."""
+    rows = read_json_lines(path)
+    return LabelledTexts([row.text("text") for row in rows], [row.label("label") for row in rows])
+
+
+def read_scored_pairs(path: Path) -> RatedPairs:
+    """Return the pairs of a file of graded similarity: score, sentence, sentence; tabs between, no header."""
+    rows = read_tab_lines(path, ("score", "sentence1", "sentence2"))
+    ratings = [row.number("score") for row in rows]
+    return RatedPairs([row.text("sentence1") for row in rows], [row.text("sentence2") for row in rows], ratings)
+
+
+def read_labelled_pairs(path: Path) -> RatedPairs:
+    """Return the pairs of a .jsonl file of ``{"text1": ..., "text2": ..., "label": 1 for the same or 0}``."""
+    rows = read_json_lines(path)
+    ratings = [row.number("label") for row in rows]
+    for row, rating in zip(rows, ratings, strict=True):
+        if rating not in (0.0, 1.0):
+            raise DataError(f"{row.where}: 'label' is {rating:g}, and must be 0 or 1")
+    return RatedPairs([row.text("text1") for row in rows], [row.text("text2") for row in rows], ratings)
+
+
+def labelled_splits(folder: Path) -> dict[str, Path]:
+    """Return the files of ``train``, ``validation`` (``valid``, ``validation`` or ``dev``) and ``test`` in a folder."""
+    found = {}
+    for split, names in _SPLITS.items():
+        paths = (folder / f"{name}{ending}" for name in names for ending in ENDINGS)
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None:
+            found[split] = path
+    return found
+
+
+def named_files(folder: Path, endings: tuple[str, ...] = ENDINGS) -> dict[str, Path]:
+    """Return a folder's files with such an ending by their names without it, sorted; none without the folder.
+
+    Of two files of one name the ending that is listed first counts.
+    """
+    found: dict[str, Path] = {}
+    for ending in endings:
+        for path in folder.glob(f"*{ending}"):
+            found.setdefault(path.name.removesuffix(ending), path)
+    return dict(sorted(found.items()))
+
+
+def split_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return by name the files ``NAME.test.json``, followed by ``NAME.valid.json`` where there is one."""
+    files = named_files(folder, (".json",))
+    names = [name.removesuffix(".test") for name in files if name.endswith(".test")]
+    splits = ("test", "valid")
+    return {name: tuple(files[f"{name}.{split}"] for split in splits if f"{name}.{split}" in files) for name in names}
+
+
+def check_labels(train: LabelledTexts, test: LabelledTexts, *, train_path: Path, test_path: Path) -> None:
+    """Check that a classifier can learn the test set's classes from training data.
+
+    Raises:
+        DataError: up to ten labels are only in the test set, or there is only one class.
+    """
+    if unseen := sorted(set(test.labels) - set(train.labels)):
+        more = f" and {len(unseen) - _MOST_NAMED} more" if len(unseen) > _MOST_NAMED else ""
+        named = f"label {', '.join(map(repr, unseen[:_MOST_NAMED]))}{more}"
+        raise DataError(f"{train_path}: no example of {named}, which {test_path} asks for")
+    if len(set(train.labels)) < 2:
+        raise DataError(f"{train_path}: every example has the label {train.labels[0]!r}; two classes are needed")
+
+
+def corpora_in(folder: Path) -> dict[str, dict[str, Path]]:
+    """Return by name the files of every corpus ``lm/NAME.test.*`` and ``lm/NAME.valid.*``, by split."""
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted((folder / CORPORA_FOLDER).glob("*")):
+        match = _CORPUS_NAME.fullmatch(path.name)
+        if match is not None:
+            found.setdefault(match["name"], {})["test" if match["split"] == "test" else "validation"] = path
+    return found
+
+
+def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return by name the files of every corpus that has a test file: that, then the validation file if there is one."""
+    return {
+        name: tuple(files[split] for split in ("test", "validation") if split in files)
+        for name, files in corpora_in(folder).items()
+        if "test" in files
+    }
+
+
+def style_of(path: Path) -> str:
+    """Return the style of ``gerund.data.corpus.clean_text`` that a corpus needs.
+
+    >>> style_of(Path("books.test.jsonl.xz")), style_of(Path("news.test.jsonl"))
+    ('gutenberg', 'none')
+    """
+    return next((style for part, style in _STYLES.items() if part in path.name), "none")
+
+
+def read_texts(path: Path, clean: str = AUTO) -> Iterator[str]:
+    """Yield the cleaned texts of a corpus that are not empty; see ``read_titled``."""
+    for document in read_titled(path, clean):
+        yield document.text
+
+
+def read_titled(path: Path, clean: str = AUTO) -> Iterator[Document]:
+    """Yield the documents whose cleaned text is not empty, with their titles.
+
+    ``clean`` is a style of ``gerund.data.corpus.clean_text``, or ``auto`` for ``style_of(path)``.
+
+    Raises:
+        DataError: the file is malformed.
+        ConfigError: unknown style.
+    """
+    style = style_of(path) if clean == AUTO else clean
+    for document in read_documents([path]):
+        text = clean_text(document.text, style)
+        if text.strip():
+            yield Document(text, document.title.strip())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A beginning (one text, or the sentences of a story) and continuations, of which number ``gold`` is right."""
+
+    sentences: tuple[str, ...]
+    candidates: tuple[str, ...]
+    gold: int
+
+    @property
+    def prefix(self) -> str:
+        """The beginning as one text."""
+        return " ".join(self.sentences)
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The sentences, followed by the right ending."""
+        return (*self.sentences, self.candidates[self.gold])
+
+
+def choice_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a data folder's ``suffix`` by name."""
+    return named_files(folder / CHOICES_FOLDER)
+
+
+def has_stories(path: Path) -> bool:
+    """Whether the first row of a file has ``sentences``; a file that cannot be read is reported when it is scored."""
+    try:
+        [first] = read_json_lines(path, limit=1)
+    except DataError:
+        return False
+    return "sentences" in first.values
+
+
+def read_choices(path: Path) -> list[Choice]:
+    """Return the rows of a file in one of the two layouts of published sets.
+
+    ::
+
+        {"prefix": ..., "suffixes": [...], "gold": 0}                   HellaSwag
+        {"sentences": [...], "endings": [...], "gold": 0}               Story Cloze
+
+    Raises:
+        DataError: the file is missing, empty or has a malformed row.
+    """
+    return [_choice(row) for row in read_json_lines(path)]
+
+
+def _choice(row: Row) -> Choice:
+    if "sentences" in row.values:
+        sentences, candidates = _texts(row, "sentences"), _texts(row, "endings")
+    else:
+        sentences, candidates = (row.text("prefix"),), _texts(row, "suffixes")
+    gold = row.number("gold")
+    if gold != int(gold) or not 0 <= gold < len(candidates):
+        raise DataError(f"{row.where}: 'gold' is {gold:g}, and there are {len(candidates)} candidates, counted from 0")
+    if len(candidates) < 2:
+        raise DataError(f"{row.where}: a single candidate leaves nothing to choose")
+    return Choice(sentences, candidates, int(gold))
+
+
+def _texts(row: Row, name: str) -> tuple[str, ...]:
+    values = row.values.get(name)
+    if not isinstance(values, list) or not values:
+        raise DataError(f"{row.where}: {name!r} is not a list of texts")
+    texts = tuple(checked_text(value, row.where, name) for value in values)
+    if not all(text.strip() for text in texts):
+        raise DataError(f"{row.where}: {name!r} contains an empty text")
+    return texts

@@ -1,1 +1,0 @@
-"""Files of evaluation data, read with errors that name file and line."""

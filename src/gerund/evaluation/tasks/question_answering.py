@@ -1,0 +1,252 @@
+"""Question answering (SQuAD): are the answers right, and do they cite the paragraph they rest on?"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gerund.checks import read_json
+from gerund.data.files import checked_text
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.data_files import split_files
+from gerund.evaluation.systems.base import Generates
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task
+from gerund.progress import progress
+from gerund.retrieval.documents import Document
+from gerund.retrieval.index import open_index
+from gerund.retrieval.question_answering import METHODS
+from gerund.types import Answer
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph that questions are about.
+
+    Attributes:
+        id: what tells it from others.
+        title: of the article that it is from; empty where there is none.
+        text: the paragraph.
+    """
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a paragraph.
+
+    Attributes:
+        text: the question.
+        answers: those that are right; none where no paragraph answers it.
+        paragraph: the id of the paragraph that it was asked about.
+    """
+
+    text: str
+    answers: tuple[str, ...]
+    paragraph: str
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Paragraphs, and questions about them."""
+
+    paragraphs: list[Paragraph]
+    questions: list[Question]
+
+
+def read_questions(path: Path) -> Questions:
+    """Read a file; paragraphs of the same text are one.
+
+    Raises:
+        DataError: it is missing or malformed; the message says where.
+    """
+    content = read_json(path)
+    paragraphs: dict[str, Paragraph] = {}
+    questions = []
+    for number, article in enumerate(_listed(content, "data", str(path))):
+        where = f"{path}, data[{number}]"
+        title = checked_text(_mapping(article, where).get("title") or "", where, "title")
+        for place, paragraph in enumerate(_listed(article, "paragraphs", where)):
+            own = f"{where}.paragraphs[{place}]"
+            text = _text(paragraph, "context", own)
+            known = paragraphs.setdefault(text, Paragraph(f"{number}.{place}", title, text))
+            for index, qa in enumerate(_listed(paragraph, "qas", own)):
+                questions.append(_question(qa, known.id, f"{own}.qas[{index}]"))
+    if not questions:
+        raise DataError(f"{path}: there is no question in it")
+    return Questions(list(paragraphs.values()), questions)
+
+
+def normalised(text: str) -> str:
+    """Return an answer as SQuAD compares it: lower case, without punctuation, articles and spare white space.
+
+    >>> normalised("The  Battle of Hastings!")
+    'battle of hastings'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, right: Sequence[str]) -> float:
+    """Return 1 where an answer is one of the right ones."""
+    return float(any(normalised(answer) == normalised(one) for one in right))
+
+
+def contains(answer: str, right: Sequence[str]) -> float:
+    """Return 1 where an answer holds one of the right ones, as whole words.
+
+    >>> contains("It was opened in 1825.", ["1825"]), contains("in 18255", ["1825"])
+    (1.0, 0.0)
+    """
+    return float(any(f" {normalised(one)} " in f" {normalised(answer)} " for one in right))
+
+
+def token_f1(answer: str, right: Sequence[str]) -> float:
+    """Return the best F1 of an answer's words and those of a right one.
+
+    >>> round(token_f1("opened in 1825", ["1825", "in May 1825"]), 3)
+    0.667
+    """
+    return max((_f1(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
+
+
+def _f1(words: list[str], right: list[str]) -> float:
+    if not words or not right:
+        return float(words == right)
+    shared = sum((Counter(words) & Counter(right)).values())
+    return 2 * shared / (len(words) + len(right))
+
+
+def _question(qa: Any, paragraph: str, where: str) -> Question:
+    text = _text(qa, "question", where)
+    given = _listed(qa, "answers", where) if "answers" in _mapping(qa, where) else []
+    answers = tuple(dict.fromkeys(_text(one, "text", f"{where}.answers[{at}]") for at, one in enumerate(given)))
+    return Question(text, () if qa.get("is_impossible") else answers, paragraph)
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    found = checked_text(_mapping(value, where).get(name), where, name)
+    if not found.strip():
+        raise DataError(f"{where}: {name!r} is empty")
+    return found
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _listed(value: Any, name: str, where: str) -> list[Any]:
+    found = _mapping(value, where).get(name)
+    if not isinstance(found, list):
+        raise DataError(f"{where}: needs {name!r}, a list, as SQuAD has it")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask(FileTask):
+    """F1 of the words of answers that ``gerund ask`` gives out of an index of all paragraphs.
+
+    The files are ``ask/NAME.test.json``, with ``.valid.json`` for validation, in SQuAD's layout. Beside F1 there are
+    SQuAD's exact match; how often the answer holds a right one (``contains``); how many of the sources that are cited
+    are the paragraph that the question was asked about (``citation_precision``, over the questions whose answer cites
+    any), and how many questions have it cited (``citation_recall``); and how often the questions that no paragraph
+    answers get none (``unanswerable``). All but the last are means over the questions that have answers; one that is
+    not answered counts as 0.
+
+    ``config.limit`` is at most so many questions, the first; all paragraphs are indexed.
+    """
+
+    kind: ClassVar[str] = "ask"
+    side: ClassVar[Side] = "generation"
+    requires: ClassVar[type] = Generates
+    data_folder: ClassVar[str] = "ask"
+    in_all: ClassVar[bool] = True
+
+    method: str = field(
+        default="auto", metadata={"help": "extractive, generate, or auto: as the model was trained to answer."}
+    )
+    chunks: int = field(default=8, metadata={"help": "Chunks that are read for an answer at most."})
+    max_new_tokens: int = field(default=64, metadata={"help": "How much a written answer may have at most."})
+
+    @classmethod
+    def find(cls, folder: Path) -> list[Task]:
+        """Return a task for every file ``ask/NAME.test.json``."""
+        return [cls(name=f"ask/{name}", files=files) for name, files in split_files(folder / cls.data_folder).items()]
+
+    def __post_init__(self) -> None:
+        if self.method not in ("auto", *METHODS):
+            raise ConfigError(f"ask.method is auto, {' or '.join(METHODS)}, not {self.method!r}")
+        if self.chunks < 1 or self.max_new_tokens < 1:
+            raise ConfigError("ask.chunks and ask.max_new_tokens are 1 or more")
+
+    def run(self, system: Generates, config: EvaluationConfig) -> Score:
+        """Ask every question.
+
+        Raises:
+            DataError: the file is malformed.
+        """
+        read = read_questions(self.scored_file(config))
+        asked = read.questions[: config.limit]
+        index = open_index(None, system.lm)
+        index.add_documents([Document(one.id, one.text, one.title) for one in read.paragraphs])
+        method = None if self.method == "auto" else self.method
+        answers = []
+        with progress(len(asked), "asking", show=config.show_progress) as advance:
+            for one in asked:
+                settings = {"method": method, "max_new_tokens": self.max_new_tokens}
+                answers.append(index.ask(one.text, self.chunks, **settings))  # type: ignore[arg-type]
+                advance(1)
+        return scored(asked, answers, read.paragraphs)
+
+
+def scored(asked: Sequence[Question], answers: Sequence[Answer], paragraphs: Sequence[Paragraph]) -> Score:
+    """Return the measures of answers.
+
+    Args:
+        asked: the questions.
+        answers: the answer to each.
+        paragraphs: what was indexed.
+    """
+    pairs = list(zip(asked, answers, strict=True))
+    right = [(one, answer) for one, answer in pairs if one.answers]
+    impossible = [answer for one, answer in pairs if not one.answers]
+    cited = [
+        (one.paragraph, [source.source for source in answer.sources if source.number in answer.cited])
+        for one, answer in right
+    ]
+    metrics = {
+        "f1": _mean([token_f1(answer.text, one.answers) if answer.found else 0.0 for one, answer in right]),
+        "exact_match": _mean([exact_match(answer.text, one.answers) if answer.found else 0.0 for one, answer in right]),
+        "contains": _mean([contains(answer.text, one.answers) if answer.found else 0.0 for one, answer in right]),
+        "citation_precision": _mean([own.count(wanted) / len(own) for wanted, own in cited if own]),
+        "citation_recall": _mean([float(wanted in own) for wanted, own in cited]),
+        "unanswerable": _mean([float(not answer.found) for answer in impossible]),
+    }
+    notes = [f"{len(paragraphs)} paragraphs, answers: {_methods(answers)}"]
+    if not impossible:
+        notes.append("there are no questions without an answer, so unanswerable is 0")
+    if not right:
+        notes.append("there are no questions with an answer, so all but unanswerable are 0")
+    if silent := sum(not own for _, own in cited):
+        notes.append(f"questions whose answer cites nothing: {silent}")
+    return Score("f1", metrics, size=len(asked), notes=tuple(notes))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _methods(answers: Sequence[Answer]) -> str:
+    counts = {method: sum(one.method == method for one in answers) for method in METHODS}
+    return ", ".join(f"{count} {method}" for method, count in counts.items() if count)

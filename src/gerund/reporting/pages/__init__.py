@@ -1,1 +1,0 @@
-"""Pages to look at: one HTML file each, with its pictures, that fetches nothing."""

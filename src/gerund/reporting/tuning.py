@@ -1,0 +1,239 @@
+"""Writes what a search for a plan has found: a page with curves, everything tried as JSON, and ``gerund.json``.
+
+Knows: trials, the parts of a report. Does not know: how a search goes.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gerund.evaluation.systems.language_model import adapter_facts
+from gerund.evaluation.task import EvaluationConfig, Task
+from gerund.evaluation.tuning import Trial, Tuned, TunedFusion
+from gerund.jobs.files import write_atomic
+from gerund.language_model import LanguageModel
+from gerund.models.encoder_settings import settings_text
+from gerund.reporting.comparison import PERCENTS, shown, trained_under
+from gerund.reporting.rendering import Picture, Wanted, bare_name, drawn, versions, write_html
+from gerund.settings.encoder import CONFIG_FILE
+from gerund.settings.model_spec import EncoderSpec
+from gerund.version import __version__
+
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class _Row:
+    label: str
+    chosen: bool
+    numbers: list[tuple[str, float]]
+
+
+def write_tuning(
+    folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: EvaluationConfig
+) -> Path:
+    """Write ``tuning.html``, ``tuning.json`` and ``gerund.json``; return where the page lies.
+
+    Args:
+        folder: of the report.
+        done: what was tried.
+        lm: the model.
+        tasks: what the choice was made on.
+        config: of the evaluation.
+
+    Raises:
+        ResourceError: the disk is full or refuses.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    best = done.chosen(lm)
+    settings = EncoderSpec.of_config(best.encoder, lm.n_layers)
+    write_atomic(folder / CONFIG_FILE, settings_text(settings, best.fingerprint()))
+    document = json.dumps(tuned_dict(done, lm, config), indent=1, ensure_ascii=False)
+    write_atomic(folder / "tuning.json", document + "\n")
+    gallery = drawn(_wanted(done, tasks))
+    return write_html(
+        folder / "tuning.html",
+        "tuning.html.jinja",
+        title=f"How to read {bare_name(lm.name)}",
+        chosen=chosen_sentence(done, tasks),
+        cautions=[one for one in (_caution(tasks, config), adapter_sentence(lm)) if one],
+        pictures=gallery.pictures,
+        missing=gallery.missing,
+        columns=_columns(tasks),
+        rows=_rows(done, tasks),
+        facts_told=_facts(done, lm, tasks, config),
+    )
+
+
+def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
+    """Write ``fusion.json`` and ``gerund.json``; return what stands in the former.
+
+    Args:
+        folder: of the report.
+        done: what was tried.
+        chosen: the model with the weight that won.
+        config: of the evaluation.
+
+    Raises:
+        ResourceError: the disk is full or refuses.
+    """
+    settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
+    write_atomic(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
+    told = {
+        "format": FORMAT,
+        "gerund": __version__,
+        "packages": versions(),
+        "model": bare_name(chosen.name),
+        "fingerprint": chosen.fingerprint(),
+        "config": config.to_dict(),
+        "chosen": done.best.weight,
+        "trials": [{"weight": one.weight, "mean": one.mean, "scores": dict(one.scores)} for one in done.trials],
+    }
+    write_atomic(folder / "fusion.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    return told
+
+
+def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
+    """Return what was chosen and everything that was tried: the content of ``tuning.json``."""
+    return {
+        "format": FORMAT,
+        "gerund": __version__,
+        "packages": versions(),
+        "model": bare_name(lm.name),
+        "weights": lm.weights_hash,
+        **adapter_facts(lm),
+        "adapter_note": adapter_sentence(lm),
+        "n_layers": done.n_layers,
+        "config": config.to_dict(),
+        "budget": done.budget,
+        "chosen": _trial_dict(done.best, done.n_layers),
+        "baseline": _trial_dict(done.baseline, done.n_layers),
+        "trials": [_trial_dict(trial, done.n_layers) for trial in done.trials],
+        "refused": {label: str(error) for label, error in done.refused.items()},
+    }
+
+
+def _trial_dict(trial: Trial, n_layers: int) -> dict[str, Any]:
+    return {
+        "label": trial.label,
+        "mean": trial.mean,
+        "scores": dict(trial.scores),
+        "attention": trial.plan.with_defaults(n_layers).to_dict(),
+        "pooling": trial.config.pooling,
+        **{name: getattr(trial.config, name) for name in trial.config.methods},
+    }
+
+
+def chosen_sentence(done: Tuned, tasks: Sequence[Task]) -> str:
+    """Say which setting won, and by how much over the causal model."""
+    best, baseline = done.best, done.baseline
+    unit = _unit(tasks)
+    on = tasks[0].name if len(tasks) == 1 else f"the mean of {len(tasks)} tasks"
+    score, before = shown(best.mean, unit), shown(baseline.mean, unit)
+    if best is baseline:
+        return f"None of {len(done.trials)} settings is better than {baseline.label}: {before} on {on}."
+    gain = shown(best.mean - baseline.mean, unit)
+    return (
+        f"{best.label} won: {score} on {on}, {gain} more than {baseline.label} ({before}). "
+        f"{len(done.trials)} settings were tried."
+    )
+
+
+def _unit(tasks: Sequence[Task]) -> str:
+    """Return the unit of the mean: that of all tasks, or bits where they differ, which are shown as they are."""
+    units = {task.unit for task in tasks}
+    return units.pop() if len(units) == 1 else "bits"
+
+
+def _caution(tasks: Sequence[Task], config: EvaluationConfig) -> str:
+    if config.split == "validation":
+        return ""
+    names = ", ".join(task.name for task in tasks)
+    return f"The choice was made on the test split of {names}: the winner's score there is flattered."
+
+
+def adapter_sentence(lm: LanguageModel) -> str:
+    """Say what an adapter, which one plan was trained for, means for a choice among plans; empty without one."""
+    facts = adapter_facts(lm)
+    if not facts:
+        return ""
+    begin = trained_under(facts) if "adapter_plan" in facts else f"The adapter {facts['adapter_name']} was trained"
+    return (
+        f"{begin}, and is active under every plan that was tried, so that the choice favours its own; --adapter none "
+        "tunes the weights alone."
+    )
+
+
+def _columns(tasks: Sequence[Task]) -> list[str]:
+    return [*(["mean"] if len(tasks) > 1 else []), *(task.name for task in tasks)]
+
+
+def _rows(done: Tuned, tasks: Sequence[Task]) -> list[_Row]:
+    """Return every trial, the best first."""
+    rows = []
+    for trial in sorted(done.trials, key=lambda trial: (trial is not done.best, -trial.mean, trial.converted)):
+        numbers = [(shown(trial.mean, _unit(tasks)), trial.mean)] if len(tasks) > 1 else []
+        numbers += [(shown(trial.scores[task.name], task.unit), trial.scores[task.name]) for task in tasks]
+        rows.append(_Row(trial.label, trial is done.best, numbers))
+    return rows
+
+
+def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: EvaluationConfig) -> list[tuple[str, str]]:
+    prompts = [f"{task.name}: {prompt!r}" for task in tasks if (prompt := task.prompt(config)) is not None]
+    files = dict.fromkeys(path.name for task in tasks for path in task.files)
+    return [
+        ("Model", f"{bare_name(lm.name)}, {lm.n_layers} layers, {lm.dimensions} dimensions"),
+        ("Hash of the weights", lm.weights_hash),
+        ("Computed in", str(lm.compute_dtype).removeprefix("torch.")),
+        ("Longest text (tokens)", "no limit" if lm.max_length is None else str(lm.max_length)),
+        ("Tasks", ", ".join(task.name for task in tasks)),
+        ("Data files", ", ".join(files) or "none"),
+        ("Split", config.split),
+        ("Limit", "none, all examples" if config.limit is None else f"at most {config.limit} examples a task"),
+        ("Seed", str(config.seed)),
+        ("Prompts", "; ".join(prompts) or "none by task"),
+        ("Poolings", ", ".join(dict.fromkeys(trial.config.pooling for trial in done.trials))),
+        ("Settings tried", f"{len(done.trials)} of at most {done.budget}"),
+        *(("Left out", f"{label}: {error}") for label, error in done.refused.items()),
+        ("gerund", __version__),
+        ("Packages", ", ".join(f"{name} {number}" for name, number in versions().items())),
+    ]
+
+
+def _wanted(done: Tuned, tasks: Sequence[Task]) -> Iterator[Wanted]:
+    """Yield curves over k of the winner's pooling: of the mean, of ``mask0+bidir`` by k0, and of every task."""
+    pooling = done.best.config.pooling
+    mean = tasks[0].name if len(tasks) == 1 else f"Mean of {len(tasks)} tasks"
+    percent = _unit(tasks) in PERCENTS
+    alike = (trial for trial in done.trials if trial.plan.name == "causal" and trial.is_plain_with(pooling))
+    causal = next(alike, done.baseline)
+    if curves := done.curves(pooling):
+        yield f"{mean} against k", partial(_curves, curves, mean, causal.mean, percent)
+    if curves := done.k0_curves(pooling):
+        yield "mask0+bidir against k", partial(_curves, curves, f"{mean}: mask0+bidir", causal.mean, percent)
+    for task in tasks if len(tasks) > 1 else ():
+        if curves := done.curves(pooling, task.name):
+            baseline, percent = causal.scores[task.name], task.unit in PERCENTS
+            yield f"{task.name} against k", partial(_curves, curves, task.name, baseline, percent)
+
+
+def _curves(curves: dict[str, list[tuple[int, float]]], title: str, baseline: float, percent: bool) -> Picture:
+    from gerund.reporting.plots.scores import k_curves
+    from gerund.reporting.plots.style import picture
+
+    figure = k_curves(curves, title=title, ylabel="score", baseline=baseline, percent=percent)
+    best = {name: max(points, key=lambda point: point[1]) for name, points in curves.items()}
+    return Picture(
+        title,
+        "Score against the number of converted layers; the best of every curve is ringed, the dotted line is the "
+        "causal model with the same pooling.",
+        "Curves of "
+        + "; ".join(f"{name}, best {points[1]:.4f} at k={points[0]}" for name, points in best.items())
+        + f". Causal {baseline:.4f}.",
+        picture(figure),
+        "Curves",
+    )

@@ -1,0 +1,186 @@
+"""Which continuation belongs to a prefix: candidates from files and from documents."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.data.passages import split_sentences
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.task import EvaluationConfig
+from gerund.papers.rankgen_suffixes import ChoiceTask, InbookTask, SuffixTask, accuracy
+from gerund.scoring.likelihood import MEASURES, Evidence
+from gerund.scoring.word_overlap import WORD_MEASURES, overlap
+from tests.data.test_passages import SENTENCES
+
+ROWS = [
+    {"prefix": "the cat", "suffixes": ["in the rain", "an end", "a tin"], "gold": 0},
+    {"prefix": "a man", "suffixes": ["and an inn", "the sea", "in"], "gold": 2},
+    {"prefix": "the sea", "suffixes": ["a", "in the tin", "and a man"], "gold": 1},
+]
+
+
+NOBODY = object()
+BOOK, LATER = " ".join(SENTENCES), " ".join(SENTENCES[200:])
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    lm = gerund.load(tiny_folder)
+    # Room for whole passages in letters: rotary positions have no end.
+    lm.tokenizer.model_max_length = lm.model.config.max_position_embeddings = 1024
+    return lm
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "suffix").mkdir()
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "suffix" / "swag.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for split, step in (("test", 1), ("valid", -1)):
+        book = " ".join(SENTENCES[::step])
+        rows = [{"text": book}, {"text": "Too short."}, {"text": " ".join(SENTENCES[200:])}]
+        (tmp_path / "lm" / f"books.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def inbook(data, **options):
+    [task] = [task for task in SuffixTask.find(data) if isinstance(task, InbookTask)]
+    return InbookTask(name=task.name, files=task.files, **{"prefix_words": 20, "continuation_words": 12, **options})
+
+
+def test_tasks_are_found(data):
+    assert {task.name: type(task) for task in SuffixTask.find(data)} == {
+        "suffix-identification/books": InbookTask,
+        "suffix-identification/swag": ChoiceTask,
+    }
+    assert SuffixTask.find(data / "none") == []
+
+
+@pytest.mark.slow
+def test_accuracies_are_those_of_the_scorers(data, lm):
+    [task] = [task for task in SuffixTask.find(data) if isinstance(task, ChoiceTask)]
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig(seed=5))
+    evidence = Evidence(lm, [row["prefix"] for row in ROWS], [row["suffixes"] for row in ROWS], seed=5, show=False)
+    for name, scorer in MEASURES.items():
+        right = [int(np.argmax(own)) == row["gold"] for own, row in zip(scorer(evidence), ROWS, strict=True)]
+        if name not in WORD_MEASURES:  # which have ties
+            assert score.metrics[name] == pytest.approx(np.mean(right)), name
+    assert (score.main, score.size) == ("avg_cll", 3)
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig(limit=2)).size == 2
+
+
+def test_a_tie_shares_the_point():
+    scores = [np.array([1.0, 1.0, 0.0]), np.array([0.0, 2.0]), np.array([5.0, 5.0, 5.0, 5.0])]
+    assert accuracy(scores, [0, 0, 3]) == pytest.approx((1 / 2 + 0 + 1 / 4) / 3)
+
+
+def test_the_right_continuation_stands_anywhere_among_ten_others(data):
+    choices = inbook(data).choices(40, EvaluationConfig(seed=1), NOBODY)
+    assert len(choices) == 40
+    assert {len(choice.candidates) for choice in choices} == {11}
+    assert len({choice.gold for choice in choices}) > 5
+    book = " ".join(SENTENCES)
+    for choice in choices:
+        assert f"{choice.prefix} {choice.candidates[choice.gold]}" in book
+        wrong = [text for place, text in enumerate(choice.candidates) if place != choice.gold]
+        assert not any(f"{choice.prefix} {text}" in book for text in wrong)
+    assert inbook(data).choices(40, EvaluationConfig(seed=1), NOBODY) == choices
+    assert inbook(data).choices(40, EvaluationConfig(seed=2), NOBODY) != choices
+    assert inbook(data).choices(5, EvaluationConfig(split="validation"), NOBODY) != inbook(data).choices(
+        5, EvaluationConfig(), NOBODY
+    )
+
+
+@pytest.mark.slow
+def test_two_of_the_eleven(data, lm):
+    task = inbook(data, samples=12)
+    score = task.run(language_model_system("tiny", lm), EvaluationConfig())
+    choices = task.choices(12, EvaluationConfig(), NOBODY)
+    evidence = Evidence(lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
+    for name in ("avg_cll", "pmi"):
+        found = MEASURES[name](evidence)
+        eleven = [own.argmax() == choice.gold for own, choice in zip(found, choices, strict=True)]
+        others = [0 if choice.gold else 1 for choice in choices]
+        two = [own[c.gold] > own[other] for own, c, other in zip(found, choices, others, strict=True)]
+        assert score.metrics[name] == pytest.approx(np.mean(eleven))
+        assert score.metrics[f"{name}_2way"] == pytest.approx(np.mean(two))
+    assert score.notes
+
+
+def test_mistakes(data, tmp_path):
+    with pytest.raises(DataError, match="no document is long enough for prefixes of 5000 words"):
+        inbook(data, prefix_words=5000).choices(3, EvaluationConfig(), NOBODY)
+    with pytest.raises(ConfigError, match="samples=0"):
+        inbook(data, samples=0)
+    with pytest.raises(ConfigError, match="at least 10 words"):
+        inbook(data, continuation_words=3)
+
+
+def test_hard_negatives_are_those_that_share_most_words(data, lm):
+    easy, hard = (inbook(data, hard_by=name).choices(10, EvaluationConfig(), NOBODY) for name in ("", "overlap"))
+    shared = [
+        np.mean(
+            [
+                overlap(text.split(), choice.prefix.split())
+                for choice in choices
+                for place, text in enumerate(choice.candidates)
+                if place != choice.gold
+            ]
+        )
+        for choices in (easy, hard)
+    ]
+    assert shared[1] > shared[0]
+    assert {len(choice.candidates) for choice in hard} == {11}
+    book = " ".join(SENTENCES)
+    assert all(f"{choice.prefix} {choice.candidates[choice.gold]}" in book for choice in hard)
+    score = inbook(data, hard_by="overlap", samples=10, likelihoods=False).run(
+        language_model_system("tiny", lm), EvaluationConfig()
+    )
+    cheap = {"overlap", "content_overlap", "random"}
+    assert set(score.metrics) == cheap | {f"{name}_2way" for name in cheap}
+    with pytest.raises(ConfigError, match="pmi differs from model to model"):
+        inbook(data, hard_by="pmi").choices(2, EvaluationConfig(), NOBODY)
+    with pytest.raises(ConfigError, match="unknown scorer 'nosuch'; valid are: overlap, content_overlap, default, the"):
+        inbook(data, hard_by="nosuch").choices(2, EvaluationConfig(), NOBODY)
+
+
+@pytest.mark.slow
+def test_the_hardest_of_all_stretches_are_taken(data):
+    """RankGen, appendix C.1: "every 128-word token sequence in the document", and not some that were sampled."""
+    task = inbook(data, hard_by="overlap")
+    easy, hard = (replace(task, hard_by=name).choices(3, EvaluationConfig(), NOBODY) for name in ("", "overlap"))
+    for plain, choice in zip(easy, hard, strict=True):
+        assert (choice.prefix, choice.gold) == (plain.prefix, plain.gold)
+        right = choice.candidates[choice.gold]
+        # The second document is a part of the first one.
+        [whole, *part] = (text for text in (BOOK, LATER) if f"{choice.prefix} {right}" in text)
+        text = part[0] if part and all(one in LATER for one in plain.candidates) else whole
+        sentences = split_sentences(text)
+        start = text.index(f"{choice.prefix} {right}")
+        passage = set(range(start, start + len(f"{choice.prefix} {right}")))
+        scores = []
+        for first in range(len(sentences)):
+            # Whole sentences from here on that come nearest to the right one's words.
+            ends = range(first, len(sentences))
+            stretches = [text[sentences[first].start : sentences[last].end] for last in ends]
+            best = min(stretches, key=lambda one: abs(len(one.split()) - len(right.split())))
+            words = len(best.split()) / len(right.split())
+            at = range(sentences[first].start, sentences[first].start + len(best))
+            if 0.5 <= words <= 1.5 and passage.isdisjoint(at):
+                scores.append(overlap(best.split(), choice.prefix.split()))
+        taken = [one for place, one in enumerate(choice.candidates) if place != choice.gold]
+        found = sorted((overlap(one.split(), choice.prefix.split()) for one in taken), reverse=True)
+        assert found == pytest.approx(sorted(scores, reverse=True)[:10])
+
+
+@pytest.mark.slow
+def test_a_scorer_that_is_named(data, lm):
+    score = inbook(data, samples=12, scorer="pmi").run(language_model_system("tiny", lm), EvaluationConfig())
+    assert score.main == "scorer"
+    assert score.metrics["scorer"] == score.metrics["pmi"]
+    assert score.metrics["scorer_2way"] == score.metrics["pmi_2way"]
+    assert inbook(data, samples=12).run(language_model_system("tiny", lm), EvaluationConfig()).main == "avg_cll"
