@@ -64,12 +64,12 @@ def requests(number: int, tokens: int) -> Asked:
 def one_by_one(lm: LanguageModel, asked: Asked) -> list[Generation]:
     """Write texts through the library, each streamed."""
     own = lm.model, lm.tokenizer
-    return [generation.generate(*own, [prompt], settings, emit=lambda _: None)[0] for prompt, settings in asked]
+    return [generation.generate(*own, [prompt], settings, on_text=lambda _: None)[0] for prompt, settings in asked]
 
 
 def by_engine(engine: Engine, asked: Asked) -> list[Generation]:
     """Write texts side by side, each streamed, as a server does."""
-    tickets = [engine.write(prompt, own, emit=lambda _: None) for prompt, own in asked]
+    tickets = [engine.submit_generate(prompt, own, on_text=lambda _: None) for prompt, own in asked]
     return [ticket.result()[0] for ticket in tickets]
 
 
@@ -180,7 +180,7 @@ def mix(options: argparse.Namespace) -> list[Row]:
 
     def write_locked(asked: tuple[str, GenerationConfig], note: Callable[[], None]) -> None:
         with lock:
-            generation.generate(lm.model, lm.tokenizer, [asked[0]], asked[1], emit=lambda _: note())
+            generation.generate(lm.model, lm.tokenizer, [asked[0]], asked[1], on_text=lambda _: note())
 
     def encode_locked(texts: list[str]) -> None:
         with lock:
@@ -190,11 +190,11 @@ def mix(options: argparse.Namespace) -> list[Row]:
     with Engine(lm, EngineConfig(slots=options.slots)) as engine:
 
         def write(asked: tuple[str, GenerationConfig], note: Callable[[], None]) -> None:
-            engine.write(*asked, emit=lambda _: note()).result()
+            engine.submit_generate(*asked, on_text=lambda _: note()).result()
 
         systems: dict[str, tuple[Any, Any]] = {
             LOCK: (write_locked, encode_locked),
-            ENGINE: (write, lambda texts: engine.encode(texts).result()),
+            ENGINE: (write, lambda texts: engine.submit_encode(texts).result()),
         }
         for number in range(options.rounds):
             for name in sorted(systems, reverse=bool(number % 2)):

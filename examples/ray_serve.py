@@ -12,13 +12,13 @@ from contextlib import suppress
 
 from ray import serve
 
-from gerund.server.app import Gate, make_app
+from gerund.server.app import GuardMiddleware, make_app
 from gerund.server.config import ServerConfig
 from gerund.server.service import Service, name_of
 from gerund.settings.model_spec import ModelSpec
 
 
-def replica() -> Gate:
+def replica() -> GuardMiddleware:
     """Load the model in a replica, and return its application."""
     spec, keys = ModelSpec.of(os.environ.get("GERUND_MODEL")), os.environ.get("GERUND_API_KEY", "").split()
     service = Service(ServerConfig(), (name_of(spec), spec.model))

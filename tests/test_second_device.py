@@ -216,8 +216,8 @@ def test_the_engine(open_model, monkeypatch):
 
     def results(device):
         with Engine(open_model(device)) as engine:
-            asked = [engine.write(text, gerund.GenerationConfig(max_new_tokens=5)) for text in TEXTS]
-            vectors = engine.encode(TEXTS)
+            asked = [engine.submit_generate(text, gerund.GenerationConfig(max_new_tokens=5)) for text in TEXTS]
+            vectors = engine.submit_encode(TEXTS)
             return [made.token_ids for one in asked for made in one.result()], torch.as_tensor(vectors.result().vectors)
 
     texts, vectors = results("cpu")

@@ -30,12 +30,12 @@ def test_a_request_gives_the_same_alone_and_beside_others(lm) -> None:
     asked = requests()
     with Engine(lm) as engine:
         promise = engine.state().promise
-        one_by_one = [engine.write(*request).result(30) for request in asked]
-        first, second = [engine.write(*request) for request in asked], []
+        one_by_one = [engine.submit_generate(*request).result(30) for request in asked]
+        first, second = [engine.submit_generate(*request) for request in asked], []
         for request in asked:  # join while others leave
             time.sleep(0.005)
-            second.append(engine.write(*request))
-        together = [[ticket.result(30) for ticket in tickets] for tickets in (first, second)]
+            second.append(engine.submit_generate(*request))
+        together = [[future.result(30) for future in futures] for futures in (first, second)]
     assert promise != "none", engine.state().why
     for found in together:
         assert list(map(rows_of, found)) == list(map(rows_of, one_by_one))
@@ -55,9 +55,9 @@ def test_bfloat16_has_the_bits_of_generate_where_that_is_proved() -> None:
     with Engine(lm, EngineConfig(slots=3)) as engine:
         if engine.state().promise != "bits of generate":
             pytest.skip(engine.state().why)
-        tickets = [engine.write(*request) for request in asked]
-        for ticket, request in zip(tickets, asked, strict=True):
-            assert rows_of(ticket.result(30)) == rows_of(alone(lm, *request))
+        futures = [engine.submit_generate(*request) for request in asked]
+        for future, request in zip(futures, asked, strict=True):
+            assert rows_of(future.result(30)) == rows_of(alone(lm, *request))
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2", "stablelm"])
@@ -69,9 +69,9 @@ def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
     ]
     with Engine(lm) as engine:
         state = engine.state()
-        tickets = [engine.write(*request) for request in asked]
-        for ticket, request in zip(tickets, asked, strict=True):
-            assert rows_of(ticket.result(30)) == rows_of(alone(lm, *request))
+        futures = [engine.submit_generate(*request) for request in asked]
+        for future, request in zip(futures, asked, strict=True):
+            assert rows_of(future.result(30)) == rows_of(alone(lm, *request))
     assert state.promise == "bits of generate"
     assert "alone" in state.why
 
@@ -79,22 +79,25 @@ def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
 @pytest.mark.slow
 def test_exact_engines_write_as_generate_does(plain) -> None:
     with Engine(plain, EngineConfig(exact=True)) as engine:
-        tickets = [engine.write(*request) for request in requests()]
-        for ticket, request in zip(tickets, requests(), strict=True):
-            assert rows_of(ticket.result(30)) == rows_of(alone(plain, *request))
+        futures = [engine.submit_generate(*request) for request in requests()]
+        for future, request in zip(futures, requests(), strict=True):
+            assert rows_of(future.result(30)) == rows_of(alone(plain, *request))
 
 
 def test_a_text_that_no_slot_has_room_for_is_written_alone(plain) -> None:
     settings = GenerationConfig.of(30, None, {})
     with Engine(plain, EngineConfig(context=16)) as engine:
-        short, long = engine.write("in", GenerationConfig.of(4, None, {})), engine.write("the cat", settings)
+        short, long = (
+            engine.submit_generate("in", GenerationConfig.of(4, None, {})),
+            engine.submit_generate("the cat", settings),
+        )
         assert rows_of(long.result(30)) == rows_of(alone(plain, "the cat", settings))
         assert len(short.result(30)[0].token_ids) <= 4
         assert engine.state().context == 16
 
 
 def test_a_prompt_is_read_once_for_several_texts(engine, plain) -> None:
-    [one, two] = engine.write("the cat", GenerationConfig.of(5, SEEDED, {"n": 2})).result(30)
+    [one, two] = engine.submit_generate("the cat", GenerationConfig.of(5, SEEDED, {"n": 2})).result(30)
     assert engine.state().tokens_read == len(plain.tokenizer("the cat")["input_ids"])
     assert one.text != two.text
 
@@ -106,10 +109,10 @@ def test_beginnings_that_are_known_are_not_read_again() -> None:
     system, settings = "the end in the " * 20, GenerationConfig.of(4, None, {"logprobs": 0})
     prompts = [f"{system}{end}" for end in ("and this is a question", "and that is another one", "thin ice in the air")]
     with Engine(lm, EngineConfig(prefix_tokens=0)) as engine:
-        fresh = [engine.write(prompt, settings).result(30) for prompt in prompts]
+        fresh = [engine.submit_generate(prompt, settings).result(30) for prompt in prompts]
         assert engine.state().tokens_reused == 0
     with Engine(lm) as engine:
-        known = [engine.write(prompt, settings).result(30) for prompt in prompts]
+        known = [engine.submit_generate(prompt, settings).result(30) for prompt in prompts]
         state = engine.state()
     if state.promise == "none":
         pytest.skip(state.why)
@@ -135,8 +138,8 @@ def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeyp
                 pytest.skip(engine.state().why)
             with held(engine):
                 del read[:]
-                beside = [engine.write("in", endless) for _ in range(others)]
-                asked = engine.write(prompt, settings)
+                beside = [engine.submit_generate("in", endless) for _ in range(others)]
+                asked = engine.submit_generate(prompt, settings)
             found.append(rows_of(asked.result(60)))
             length = asked.result()[0].usage.prompt_tokens
             for one in beside:
@@ -161,14 +164,14 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
         if engine.state().promise == "none":
             pytest.skip(engine.state().why)
         monkeypatch.setattr(Slots, "read_together", note)
-        by_themselves = [rows_of(engine.write(prompt, settings).result(60)) for prompt in prompts]
+        by_themselves = [rows_of(engine.submit_generate(prompt, settings).result(60)) for prompt in prompts]
         one_by_one = [lengths for [lengths] in together]
         del together[:]
         with held(engine):
-            tickets = [engine.write(prompt, settings) for prompt in prompts]
-            away = engine.write("the old man and the sea of the night " * 9, settings)
+            futures = [engine.submit_generate(prompt, settings) for prompt in prompts]
+            away = engine.submit_generate("the old man and the sea of the night " * 9, settings)
             away.cancel()
-        assert [rows_of(ticket.result(60)) for ticket in tickets] == by_themselves
+        assert [rows_of(future.result(60)) for future in futures] == by_themselves
     # Four at a time at most, and the short one by itself.
     assert together == [one_by_one[:3], one_by_one[3:4], one_by_one[4:]]
 
@@ -189,11 +192,11 @@ def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(b
             pytest.skip(engine.state().why)
         monkeypatch.setattr(Slots, "read_together", fail_once)
         with held(engine):
-            tickets = [engine.write(prompt, settings) for _ in range(2)]
-        for ticket in tickets:
+            futures = [engine.submit_generate(prompt, settings) for _ in range(2)]
+        for future in futures:
             with pytest.raises(RuntimeError, match="no room"):
-                ticket.result(60)
-        assert engine.write(prompt, settings).result(60)
+                future.result(60)
+        assert engine.submit_generate(prompt, settings).result(60)
     assert failed == [2]
 
 
@@ -208,7 +211,7 @@ def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundl
             if engine.state().promise == "none":
                 pytest.skip(engine.state().why)
             assert engine.state().promise == "same text under any load"
-            found.append({prompt: rows_of(engine.write(prompt, settings).result(60)) for prompt in order})
+            found.append({prompt: rows_of(engine.submit_generate(prompt, settings).result(60)) for prompt in order})
             assert engine.state().tokens_reused >= (64 if tokens > 32 else 0)
     assert found[0] == found[1] == found[2]
 
@@ -221,8 +224,8 @@ def test_attention_that_is_no_kernel_keeps_prefixes_too() -> None:
     lm, settings = LanguageModel(model, tokenizer), GenerationConfig.of(4, None, {})
     with Engine(lm, EngineConfig(slots=3, prefix_tokens=128)) as engine:
         with held(engine):
-            tickets = [engine.write("the cat sat " * count, settings) for count in (8, 9, 10)]
-        texts = [ticket.result(30)[0].text for ticket in tickets]
+            futures = [engine.submit_generate("the cat sat " * count, settings) for count in (8, 9, 10)]
+        texts = [future.result(30)[0].text for future in futures]
         assert engine.state().tokens_reused > 0
     assert texts == [alone(lm, "the cat sat " * count, settings)[0].text for count in (8, 9, 10)]
 
@@ -232,8 +235,8 @@ def test_a_compiled_step_writes_the_same_texts() -> None:
     lm = tiny_lm(num_hidden_layers=1)
     asked = requests(6)
     with Engine(lm, EngineConfig(slots=4, compile=True)) as engine:
-        tickets = [engine.write(*request) for request in asked]
-        found = [[one.text for one in ticket.result(60)] for ticket in tickets]
+        futures = [engine.submit_generate(*request) for request in asked]
+        found = [[one.text for one in future.result(60)] for future in futures]
     assert "in a compiled step" in engine.state().why
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
 
@@ -242,7 +245,7 @@ def test_a_compiled_step_writes_the_same_texts() -> None:
 def test_the_bundled_model_writes_by_a_compiled_step_with_the_usual_settings(bundled) -> None:
     [expected] = bundled.generate("The old man", 4)
     with Engine(bundled, EngineConfig(compile=True)) as engine:
-        [written] = engine.write("The old man", GenerationConfig(max_new_tokens=4)).result(120)
+        [written] = engine.submit_generate("The old man", GenerationConfig(max_new_tokens=4)).result(120)
         assert "nothing was compiled" not in engine.state().why
     assert written.text == expected.text
 
@@ -261,10 +264,10 @@ def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compi
         monkeypatch.setattr(Slots, "_one_pass", counted)
     with Engine(lm, EngineConfig(slots=4, compile=compile, reproducible=False)) as engine:
         rows.clear()
-        engine.write("the cat", GenerationConfig(max_new_tokens=5)).result(60)
+        engine.submit_generate("the cat", GenerationConfig(max_new_tokens=5)).result(60)
         assert compile or rows == {1}
-        tickets = [engine.write(*request) for request in asked]
-        found = [[one.text for one in ticket.result(60)] for ticket in tickets]
+        futures = [engine.submit_generate(*request) for request in asked]
+        found = [[one.text for one in future.result(60)] for future in futures]
     assert engine.state().promise == "none"
     assert "nothing was compiled" not in engine.state().why
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
@@ -275,7 +278,9 @@ def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compi
 
 def test_pieces_are_the_text(engine) -> None:
     pieces: list[Piece] = []
-    [one, two] = engine.write("the cat", GenerationConfig.of(9, SEEDED, {"n": 2}), emit=pieces.append).result(30)
+    [one, two] = engine.submit_generate(
+        "the cat", GenerationConfig.of(9, SEEDED, {"n": 2}), on_text=pieces.append
+    ).result(30)
     for number, whole in enumerate((one, two)):
         own = [piece for piece in pieces if piece.index == number]
         assert "".join(piece.text for piece in own) == whole.text
@@ -285,9 +290,9 @@ def test_pieces_are_the_text(engine) -> None:
 def test_texts_of_many_requests_share_batches_and_keep_their_order(engine, plain) -> None:
     lists = [list(PROMPTS[:count]) for count in (1, 5, 2, 8)]
     with held(engine):
-        tickets = [engine.encode(texts) for texts in lists]
-    for ticket, texts in zip(tickets, lists, strict=True):
-        found, expected = ticket.result(30), plain.encode_with_usage(texts)
+        futures = [engine.submit_encode(texts) for texts in lists]
+    for future, texts in zip(futures, lists, strict=True):
+        found, expected = future.result(30), plain.encode_with_usage(texts)
         np.testing.assert_allclose(found.vectors, expected.vectors, atol=1e-5)
         assert (found.token_counts, found.truncated) == (expected.token_counts, expected.truncated)
     assert engine.state().texts_encoded == sum(map(len, lists))
@@ -297,18 +302,18 @@ def test_token_ids_are_encoded_as_their_text(engine, plain) -> None:
     text = "the cat in a hat"
     with_specials = plain.tokenizer(text)["input_ids"]
     without = plain.tokenizer(text, add_special_tokens=False)["input_ids"]
-    found = engine.encode([text, with_specials, without], dimensions=8).result(30).vectors
+    found = engine.submit_encode([text, with_specials, without], dimensions=8).result(30).vectors
     assert found.shape == (3, 8)
     np.testing.assert_allclose(found[1:], found[[0, 0]], atol=1e-5)
     for wrong in ([5, 100000], [-1], [3, 3, 2, 1]):
         with pytest.raises(TextError, match="text 1 is a list of token ids that are not this model's"):
-            engine.encode(["a", wrong])
+            engine.submit_encode(["a", wrong])
 
 
 def test_calls_run_whole_and_texts_are_written_on_meanwhile(engine, plain) -> None:
     pieces: list[Piece] = []
     before = []
-    ticket = engine.write("the cat", LONG, emit=pieces.append)
+    future = engine.submit_generate("the cat", LONG, on_text=pieces.append)
 
     def fill() -> str:
         before.append(len(pieces))
@@ -316,8 +321,10 @@ def test_calls_run_whole_and_texts_are_written_on_meanwhile(engine, plain) -> No
         before.append(len(pieces))
         return text
 
-    assert engine.call(fill, tokens=20).result(30) == plain.infill("the [blank] in the end", lengths=[1, 2, 3]).text
-    ticket.result(30)
+    assert (
+        engine.submit_call(fill, tokens=20).result(30) == plain.infill("the [blank] in the end", lengths=[1, 2, 3]).text
+    )
+    future.result(30)
     assert before[1] > before[0], "nothing was written while the gap was filled"
 
 
@@ -325,9 +332,9 @@ def test_how_long_each_request_waited_for_its_turn_is_told_once() -> None:
     waits: list[float] = []
     with Engine(tiny_lm(), EngineConfig(slots=1), verify=False, on_turn=waits.append) as engine:
         with held(engine):
-            engine.encode(["a cat", "a dog " * 9])
-            engine.call(lambda: 1, tokens=1)
-            engine.write("the", GenerationConfig(3, Sampling(temperature=1.0, seed=1), n=2))
+            engine.submit_encode(["a cat", "a dog " * 9])
+            engine.submit_call(lambda: 1, tokens=1)
+            engine.submit_generate("the", GenerationConfig(3, Sampling(temperature=1.0, seed=1), n=2))
             time.sleep(0.05)
         engine.drain(30)
     assert len(waits) == 4
@@ -344,10 +351,10 @@ def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
             passes += 1
         return passes
 
-    call = engine.call(long, tokens=10)
+    call = engine.submit_call(long, tokens=10)
     try:
-        assert engine.write("the cat", GenerationConfig.of(3, None, {})).result(30)
-        assert engine.encode(["in"]).result(30).vectors.shape[0] == 1
+        assert engine.submit_generate("the cat", GenerationConfig.of(3, None, {})).result(30)
+        assert engine.submit_encode(["in"]).result(30).vectors.shape[0] == 1
     finally:
         ends.set()
     assert call.result(30) > 0
@@ -378,18 +385,18 @@ def test_many_threads_at_once(bundled, dtype) -> None:
 
     def client(number: int) -> None:
         own = random.Random(number)
-        tickets = {}
+        futures = {}
         for index in range(number, len(jobs), 4):
             job = jobs[index]
-            tickets[index] = engine.write(*job) if isinstance(job, tuple) else engine.encode(job)
+            futures[index] = engine.submit_generate(*job) if isinstance(job, tuple) else engine.submit_encode(job)
             if own.random() < 0.1:
                 time.sleep(own.random() * 0.05)
-                tickets[index].cancel()
+                futures[index].cancel()
             elif own.random() < 0.3:
                 time.sleep(own.random() * 0.02)
-        for index, ticket in tickets.items():
+        for index, future in futures.items():
             try:
-                found[index] = ticket.result(60)
+                found[index] = future.result(60)
             except CancelledError:
                 found[index] = None
 
@@ -397,7 +404,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
         bits = engine.state().promise == "bits of generate"
         if dtype == "bfloat16" and not bits:  # other bits than those of `generate` are other texts there
             expected = [
-                engine.write(*job).result(60) if isinstance(job, tuple) else wanted
+                engine.submit_generate(*job).result(60) if isinstance(job, tuple) else wanted
                 for job, wanted in zip(jobs, expected, strict=True)
             ]
         clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
@@ -419,4 +426,4 @@ def test_many_threads_at_once(bundled, dtype) -> None:
             assert [one.text for one in got] == [one.text for one in wanted], job
     state = engine.state()
     assert (state.live_rows, state.queued, state.queued_tokens) == (0, 0, 0)
-    assert not engine._prepared.writing._job_of
+    assert not engine._prepared.generation._job_of

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gerund.engine.batching import Stepwise
-from gerund.engine.scheduling import Admission, Job, WritingRatio
+from gerund.engine.scheduling import Admission, DecodeRatio, Job
 from gerund.errors import ClosedError, ConfigError, DeadlineError, QueueFullError, TooLargeError
 
 
@@ -76,25 +76,25 @@ def test_waiting_until_the_queue_is_empty() -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
 def test_writing_gets_so_many_times_the_time_of_reading(ratio) -> None:
-    due = WritingRatio(ratio)
-    due.wrote(1.0)
+    due = DecodeRatio(ratio)
+    due.decoded(1.0)
     steps, reading = 0, 0.0
     while reading < 100:
         reading += 0.25
         due.read(0.25)
         while due.is_due:
-            due.wrote(1.0)
+            due.decoded(1.0)
             steps += 1
     assert steps == pytest.approx(ratio * reading, rel=0.05)
 
 
 def test_writing_does_not_catch_up_for_ever() -> None:
-    due = WritingRatio(1.0)
-    due.wrote(1.0)
+    due = DecodeRatio(1.0)
+    due.decoded(1.0)
     due.read(1000.0)
     steps = 0
     while due.is_due:
-        due.wrote(1.0)
+        due.decoded(1.0)
         steps += 1
     assert steps == 16
     due.read(5.0)

@@ -17,8 +17,8 @@ def test_texts_do_not_depend_on_longer_ones_beside_them() -> None:
     prompts = [LONG, CROSSING, *PROMPTS]
     with Engine(lm, EngineConfig(slots=8)) as engine:
         with held(engine):
-            together = [engine.write(prompt, settings) for prompt in prompts]
-        found = [ticket.result(30)[0].text for ticket in together]
+            together = [engine.submit_generate(prompt, settings) for prompt in prompts]
+        found = [future.result(30)[0].text for future in together]
         assert engine.state().context == LIMIT
     assert found == [alone(lm, prompt, settings)[0].text for prompt in prompts]
 
@@ -26,5 +26,8 @@ def test_texts_do_not_depend_on_longer_ones_beside_them() -> None:
 def test_vectors_do_not_depend_on_longer_texts_beside_them() -> None:
     lm = tiny_lm("phi3", **long_rotary(LIMIT))
     with Engine(lm) as engine:
-        alone_, beside = engine.encode([PROMPTS[0]]).result(30), engine.encode([PROMPTS[0], LONG]).result(30)
+        alone_, beside = (
+            engine.submit_encode([PROMPTS[0]]).result(30),
+            engine.submit_encode([PROMPTS[0], LONG]).result(30),
+        )
     assert abs(alone_.vectors[0] - beside.vectors[0]).max() < 1e-5

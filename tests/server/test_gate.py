@@ -29,7 +29,7 @@ from gerund.server import connections as http_protocol
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
-from gerund.server.middleware import Gate
+from gerund.server.middleware import GuardMiddleware
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from tests.server.conftest import Running
@@ -370,7 +370,7 @@ def test_bodies_that_are_held_together_have_a_bound() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("no request is to come through")
 
-    async def ask(gate: Gate) -> list[Any]:
+    async def ask(gate: GuardMiddleware) -> list[Any]:
         gate._held = 32 * 100
         sent: list[Any] = []
 
@@ -385,7 +385,7 @@ def test_bodies_that_are_held_together_have_a_bound() -> None:
         assert gate._held == 32 * 100, "what was read of a refused request is let go of"
         return sent
 
-    sent = asyncio.run(ask(Gate(app, ServerConfig(body_limit=100), [], lambda *_: None)))
+    sent = asyncio.run(ask(GuardMiddleware(app, ServerConfig(body_limit=100), [], lambda *_: None)))
     assert sent[0]["status"] == 429
     assert (b"retry-after", b"1") in sent[0]["headers"]
 
@@ -404,7 +404,9 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
             await asyncio.sleep(60)
 
         statuses: list[int] = []
-        gate = Gate(app, ServerConfig(timeout=0.1), [], lambda route, status, seconds: statuses.append(status))
+        gate = GuardMiddleware(
+            app, ServerConfig(timeout=0.1), [], lambda route, status, seconds: statuses.append(status)
+        )
         began = time.monotonic()
         await gate({"type": "http", "method": "GET", "path": "/", "headers": []}, receive, send)
         assert statuses == [499]

@@ -83,7 +83,7 @@ def test_a_panic_anywhere_else_is_an_error_of_the_usual_form(live: Running, monk
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(type(live.service), "demand_model", fail)
+    monkeypatch.setattr(type(live.service), "require_model", fail)
     with TestClient(make_app(live.service), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         found = client.post("/v1/embeddings", json={"input": "a"})
     assert (found.status_code, found.json()["error"]["code"]) == (500, "server_error")

@@ -9,18 +9,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from gerund.attention.preemption import pausing
-from gerund.checks import is_listing
+from gerund.attention.layer_pauses import pausing
 from gerund.engine.scheduling import Job
-from gerund.errors import EngineError, ModelError, TextError
-from gerund.inference.encode import runtime as encoding
+from gerund.errors import EngineError, ModelError
 from gerund.inference.encode.texts import final_vectors, with_usage
+from gerund.language_model import LanguageModel
+from gerund.inference.encode.runtime import encode
 from gerund.inference.generate import generation
 from gerund.inference.generate.batch_decoder import BatchDecoder
 from gerund.inference.generate.config import GenerationConfig
@@ -29,18 +28,404 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import Emit, Piece, SequenceState
 from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
 from gerund.inference.tokens import Tokens, context_length
-from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
 
-# Seconds of a step, after which the work is interrupted between two layers.
+# Seconds per step, after which the work in the second thread is interrupted between two layers.
 _PATIENCE = 0.02
 
 
-class Stepwise:
-    """Work in steps.
+class Abandoned(Exception):  # noqa: N818 - no error
+    """The requests of a running pass of the model are all over."""
 
-    Args:
-        work: called in a thread of its own with what it asks after each step.
+
+# ------------------------------------------------------------------------------------------------------------ encoding
+
+
+class EncodeJob(Job):
+    """A request to encode: token lists per template (some methods read each text in several), and its vectors."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        tokens: Sequence[Sequence[Tokens | None]],
+        normalize: bool | None,
+        dimensions: int | None,
+        deadline: float | None,
+    ) -> None:
+        self.todo = deque(
+            _Text(self, template, row, item)
+            for template, texts in enumerate(tokens)
+            for row, item in enumerate(texts)
+            if item is not None
+        )
+        super().__init__(max(1, sum(len(text.tokens) for text in self.todo)), deadline)
+        self._lm, self._tokens, self._normalize, self._dimensions = lm, tokens, normalize, dimensions
+        self.texts = len(tokens[0])
+        self.vectors = [np.zeros((self.texts, lm.runtime.width), dtype=np.float32) for _ in tokens]
+        self.left = len(self.todo)
+
+    def finish(self) -> None:
+        """Set the result."""
+        vectors = final_vectors(self._lm.encoder, self.vectors, self._normalize, self._dimensions)
+        self.settle(with_usage(vectors, self._tokens))
+
+
+class _Text(NamedTuple):
+    job: EncodeJob
+    template: int
+    row: int
+    tokens: Tokens
+
+
+class EncodingQueue:
+    """Encodes texts of many requests in shared batches."""
+
+    def __init__(self, lm: LanguageModel, counts: "Counter[str]") -> None:
+        self._lm, self._counts = lm, counts
+        self.jobs: deque[EncodeJob] = deque()
+        self._batch: list[_Text] = []
+        self.progress = 0  # encoded tokens
+
+    def add(self, job: EncodeJob) -> None:
+        """Queue a request."""
+        if job.left:
+            self.jobs.append(job)
+        else:
+            job.finish()  # only empty texts
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether all requests of the running batch are over."""
+        return bool(self._batch) and all(text.job.is_over for text in self._batch)
+
+    def read(self, budget: int) -> int:
+        """Encode texts of about ``budget`` tokens, at least one text; return the number of tokens."""
+        self._batch = batch = self._next_batch(budget)
+        try:
+            if batch:
+                self._encode(batch)
+        finally:
+            self._batch = []
+        return sum(len(text.tokens) for text in batch)
+
+    def _next_batch(self, budget: int) -> list[_Text]:
+        """Take the next texts, one per request in turn, so that long lists do not block short ones."""
+        batch: list[_Text] = []
+        left = budget
+        while self.jobs:
+            job = self.jobs[0]
+            if job.is_over:
+                self.jobs.popleft()
+                continue
+            if batch and len(job.todo[0].tokens) > left:
+                break
+            job.begin()
+            batch.append(job.todo.popleft())
+            left -= len(batch[-1].tokens)
+            if job.todo:
+                self.jobs.rotate(-1)
+            else:
+                self.jobs.popleft()
+        return batch
+
+    def _encode(self, batch: Sequence[_Text]) -> None:
+        """Encode a batch; if that fails, encode the texts of each request separately."""
+        try:
+            vectors = encode(self._lm.runtime, [text.tokens for text in batch], show=False)
+        except Exception as error:
+            if self.is_abandoned:
+                return
+            jobs = dict.fromkeys(text.job for text in batch)
+            if len(jobs) == 1:
+                batch[0].job.fail(error)
+                return
+            for job in jobs:
+                self._encode([text for text in batch if text.job is job])
+            return
+        tokens = sum(len(text.tokens) for text in batch)
+        self.progress += tokens
+        self._counts["tokens_encoded"] += tokens
+        for text, vector in zip(batch, vectors, strict=True):
+            job = text.job
+            job.vectors[text.template][text.row] = vector
+            job.left -= 1
+            if not job.left:
+                self._counts["texts_encoded"] += job.texts
+                try:
+                    job.finish()
+                except Exception as error:
+                    job.fail(error)
+
+
+# ---------------------------------------------------------------------------------------------------------- generation
+
+
+@dataclass(frozen=True)
+class Request:
+    """A validated request to generate: prompt ids, settings, one sequence per completion, and tokens for each."""
+
+    ids: list[int]
+    settings: GenerationConfig
+    rows: list[Row]
+    room: int
+
+    @classmethod
+    def of(cls, lm: LanguageModel, prompt: Prompt, settings: GenerationConfig, on_text: Emit | None) -> "Request":
+        """Validate a request without running the model."""
+        ids = prompt_ids(lm.model, lm.tokenizer, prompt)
+        writing = generation.writing_of(lm.model, lm.tokenizer, settings)
+        limit = None if is_encoder_decoder(lm.model) else context_length(lm.model.config, lm.tokenizer)
+        room = generation.room_after(len(ids), settings.max_new_tokens, limit)
+        [seed] = request_seeds(settings.sampling, 1)
+        callback = None if on_text is None else _contained(on_text)
+        return cls(ids, settings, generation.rows_of(lm.model, writing, ids, room, seed, emit=callback), room)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens for admission: the prompt, and all completions at their longest."""
+        return len(self.ids) + len(self.rows) * self.room
+
+
+def _contained(on_text: Emit) -> Emit:
+    """Turn what would end the engine's thread, such as ``SystemExit``, into an error of the request."""
+
+    def call(piece: Piece) -> None:
+        try:
+            on_text(piece)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise EngineError(f"what takes the text ended with {error!r}") from error
+
+    return call
+
+
+class GenerateJob(Job):
+    """A request to generate."""
+
+    def __init__(self, request: Request, deadline: float | None) -> None:
+        super().__init__(request.tokens, deadline)
+        self.request = request
+        self.todo = deque(request.rows)
+        self.left = len(request.rows)
+
+
+@dataclass
+class _Prefill:
+    """A prompt in a slot behind the sequences'; ``logits_V`` once it was read."""
+
+    job: GenerateJob
+    reader: int
+    logits_V: Tensor | None = field(default=None, repr=False)
+
+
+class GenerationQueue:
+    """Prefills prompts and decodes sequences in slots; ``writers`` is None for a model that slots don't support.
+
+    A request that doesn't fit a slot is decoded by transformers' own loop, at most ``at_once`` of them concurrently.
+    """
+
+    def __init__(self, lm: LanguageModel, writers: Writers | None, at_once: int, counts: "Counter[str]") -> None:
+        self._lm, self._writers, self._at_once, self._counts = lm, writers, at_once, counts
+        self._waiting: deque[GenerateJob] = deque()
+        self._waiting_for_loop: deque[GenerateJob] = deque()
+        self._loops: list[tuple[GenerateJob, Stepwise]] = []
+        self._job_of: dict[int, GenerateJob] = {}  # by the id of a sequence in a slot
+        self._prefills: deque[_Prefill] = deque()
+        self.progress = 0  # tokens that were read or generated
+
+    def add(self, job: GenerateJob) -> None:
+        """Queue a request."""
+        writers, needed = self._writers, len(job.request.ids) + job.request.room
+        fits = writers is not None and needed <= writers.slots.room
+        (self._waiting if fits else self._waiting_for_loop).append(job)
+
+    @property
+    def live(self) -> int:
+        """The number of sequences that are being decoded."""
+        in_slots = 0 if self._writers is None else len(self._writers.rows)
+        return in_slots + sum(len(job.request.rows) for job, _ in self._loops)
+
+    @property
+    def can_read(self) -> bool:
+        """Whether a prompt could be read now."""
+        has_slot = self._writers is not None and self._writers.free > 0
+        for_loop = bool(self._waiting_for_loop) and len(self._loops) < self._at_once
+        return for_loop or (has_slot and (bool(self._waiting) or bool(self._prefills)))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to read or decode."""
+        return not (self.live or self._waiting or self._waiting_for_loop or self._prefills)
+
+    def pending(self) -> Iterator[GenerateJob]:
+        """Yield the queued requests."""
+        yield from self._waiting
+        yield from self._waiting_for_loop
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether all requests of the running prefill are over."""
+        return bool(self._prefills) and all(
+            prefill.logits_V is None and prefill.job.is_over for prefill in self._prefills
+        )
+
+    def step(self) -> None:
+        """Decode one token of every sequence."""
+        self._drop_ended()
+        if self._writers is not None and self._writers.rows:
+            rows = list(self._writers.rows)
+            try:
+                done = self._writers.step(self._fail)
+            except Exception as error:
+                for row in rows:
+                    self._fail(row, error)
+                self._drop_ended()
+                return
+            self._count("tokens_written", len(rows))
+            for row in done:
+                self._finished(row)
+            self._forget(rows)
+            self._drop_ended()
+        for job, work in list(self._loops):
+            if work.step():
+                self._loops.remove((job, work))
+                self._settle_loop(job, work)
+
+    def _drop_ended(self) -> None:
+        """Free the slots of requests that are over."""
+        if self._writers is not None:
+            for row in list(self._writers.rows):
+                if self._job_of[id(row)].is_over:
+                    self._writers.drop(row)
+                    del self._job_of[id(row)]
+        for job, work in list(self._loops):
+            if job.is_over:
+                work.end()
+                self._loops.remove((job, work))
+
+    def _forget(self, rows: Sequence[Row]) -> None:
+        """Forget the sequences that failed and have left their slots."""
+        assert self._writers is not None
+        live = {id(row) for row in self._writers.rows}
+        for row in rows:
+            if id(row) not in live:
+                self._job_of.pop(id(row), None)
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        self._job_of[id(row)].fail(error)
+
+    def _finished(self, row: Row) -> None:
+        job = self._job_of.pop(id(row))
+        job.left -= 1
+        if not job.left:
+            job.settle([row.result() for row in job.request.rows])
+
+    def _count(self, name: str, tokens: int) -> None:
+        self._counts[name] += tokens
+        self.progress += tokens
+
+    def read(self, budget: int) -> int:
+        """Read prompts of about ``budget`` tokens, at least one, while slots are free; return the number of tokens."""
+        spent = 0
+        while self._waiting_for_loop and len(self._loops) < self._at_once:
+            self._start_loop(self._waiting_for_loop.popleft())
+        while self._writers is not None and self._writers.free and (self._prefills or self._waiting):
+            if not self._prefills:
+                if spent and spent + len(self._waiting[0].request.ids) > budget:
+                    break
+                spent += self._prefill(self._writers, budget - spent)
+            self._begin_rows(self._writers)
+        return spent
+
+    def _prefill(self, writers: Writers, budget: int) -> int:
+        """Read the next prompt, and others with it; return the number of tokens."""
+        self._waiting = deque(job for job in self._waiting if not job.is_over)
+        count = writers.together((len(job.request.ids) for job in self._waiting), budget)
+        jobs = [self._waiting.popleft() for _ in range(count)]
+        if not jobs:
+            return 0
+        for job in jobs:
+            job.begin()
+        self._prefills.extend(_Prefill(job, reader) for reader, job in enumerate(jobs))
+        spent = 0
+        try:
+            results = writers.read([job.request.ids for job in jobs])
+            for prefill, (logits_V, reused) in zip(self._prefills, results, strict=True):
+                prefill.logits_V = logits_V
+                tokens = len(prefill.job.request.ids) - reused
+                self._count("tokens_read", tokens)
+                self._counts["tokens_reused"] += reused
+                spent += tokens
+        except Abandoned:
+            self._prefills.clear()
+        except Exception as error:
+            self._prefills.clear()
+            for job in jobs:
+                job.fail(error)
+        return spent
+
+    def _begin_rows(self, writers: Writers) -> None:
+        """Put the sequences of the prompts that were read into free slots."""
+        while self._prefills:
+            prefill = self._prefills[0]
+            job = prefill.job
+            assert prefill.logits_V is not None
+            while job.todo and writers.free and not job.is_over:
+                row = job.todo.popleft()
+                self._job_of[id(row)] = job
+                try:
+                    writers.begin(row, len(job.request.ids), prefill.logits_V, self._fail, reader=prefill.reader)
+                except Exception as error:
+                    job.fail(error)
+                self._count("tokens_written", 1)
+                if row.is_done:
+                    self._finished(row)
+                self._forget([row])
+            if job.todo and not job.is_over:
+                return
+            self._prefills.popleft()
+
+    def _start_loop(self, job: GenerateJob) -> None:
+        if job.is_over:
+            return
+        job.begin()
+        request, lm = job.request, self._lm
+
+        def work(cancelled: Asked) -> None:
+            prompts = [(request.ids, request.room)] * len(request.rows)
+            generation.write_rows(lm.model, lm.tokenizer, prompts, request.rows, cancelled=cancelled)
+
+        self._loops.append((job, Stepwise(work)))
+
+    def _settle_loop(self, job: GenerateJob, work: "Stepwise") -> None:
+        work.end()
+        if isinstance(work.error, Exception):
+            job.fail(work.error)
+        elif work.error is not None:
+            job.fail(ModelError(f"writing ended: {work.error!r}"))
+        else:
+            results = [row.result() for row in job.request.rows]
+            self._count("tokens_read", len(job.request.ids))
+            self._count("tokens_written", sum(result.usage.completion_tokens for result in results))
+            job.settle(results)
+
+    def close(self) -> None:
+        """End all work, without setting results."""
+        for _, work in self._loops:
+            work.end()
+        for queue in (self._loops, self._waiting, self._waiting_for_loop, self._prefills):
+            queue.clear()
+        if self._writers is not None:
+            for row in list(self._writers.rows):
+                self._writers.drop(row)
+        self._job_of.clear()
+
+
+class Stepwise:
+    """Runs ``work`` in a thread, step by step: it calls ``is_set`` after each token, and that waits for ``step``.
+
+    So the thread runs only while the caller of ``step`` waits.
     """
 
     def __init__(self, work: Callable[[CancelFlag], object]) -> None:
@@ -55,29 +440,29 @@ class Stepwise:
         self._thread.start()
 
     def step(self) -> bool:
-        """Let the work go on to the end of its next step, or for a while; return whether it is over."""
+        """Let the work run to the end of its next step, or for a while; return whether it is over."""
         if not self.is_over:
             self._go.release()
             self._came_back.acquire()
         return self.is_over
 
     def end(self) -> None:
-        """Tell the work to end, and wait until it has."""
+        """Make the work end, and wait for it."""
         self._ends = True
         while not self.step():
             pass
         self._thread.join()
 
     def is_set(self) -> bool:
-        """Wait for the next step, in the work's thread; return whether it should end."""
+        """Wait for the next step, in the work's thread; return whether the work should end."""
         if not self._ends:
             self._came_back.release()
             self._go.acquire()
             self._since = time.perf_counter()
         return self._ends
 
-    def _between(self) -> None:
-        """Wait for the next step where this one takes long: the reading of a long prompt is not done at once."""
+    def _between_layers(self) -> None:
+        """Wait for the next step if this one takes long, as the prefill of a long prompt does."""
         if time.perf_counter() - self._since > _PATIENCE and self.is_set():
             raise Cancelled
 
@@ -86,469 +471,10 @@ class Stepwise:
         self._since = time.perf_counter()
         try:
             if not self._ends:
-                with pausing(self._between):
+                with pausing(self._between_layers):
                     self.result = self._work(self)
         except BaseException as error:
             self.error = error
         finally:
             self.is_over = True
             self._came_back.release()
-
-
-class EncodeJob(Job):
-    """Texts of one request on their way.
-
-    Args:
-        lm: the encoder.
-        tokens: the texts' tokens, once for each template that they are read in.
-        normalize: as in ``encode``.
-        dimensions: as in ``encode``.
-        deadline: seconds from now.
-    """
-
-    def __init__(
-        self,
-        lm: LanguageModel,
-        tokens: Sequence[Sequence[Tokens | None]],
-        normalize: bool | None,
-        dimensions: int | None,
-        deadline: float | None,
-    ) -> None:
-        super().__init__(max(1, sum(len(one) for same in tokens for one in same if one is not None)), deadline)
-        self._lm, self._tokens, self._normalize, self._dimensions = lm, tokens, normalize, dimensions
-        self.texts = len(tokens[0])
-        self.found = [np.zeros((self.texts, lm.runtime.width), dtype=np.float32) for _ in tokens]
-        self.todo = deque(
-            _Text(self, template, row, one)
-            for template, same in enumerate(tokens)
-            for row, one in enumerate(same)
-            if one is not None
-        )
-        self.left = len(self.todo)
-
-    def finish(self) -> None:
-        """Hand over the vectors."""
-        vectors = final_vectors(self._lm.encoder, self.found, self._normalize, self._dimensions)
-        self.settle(with_usage(vectors, self._tokens))
-
-
-class _Text(NamedTuple):
-    job: EncodeJob
-    template: int
-    row: int
-    tokens: Tokens
-
-
-class EncodingPart:
-    """Everything about encoding.
-
-    Args:
-        lm: the encoder.
-        counts: what was done.
-    """
-
-    def __init__(self, lm: LanguageModel, counts: "Counter[str]") -> None:
-        self._lm, self._counts = lm, counts
-        self._jobs: deque[EncodeJob] = deque()
-        self._batch: list[_Text] = []
-        self.progress = 0  # tokens that were encoded
-
-    def add(self, job: EncodeJob) -> None:
-        """Let a request wait for its turn."""
-        if job.left:
-            self._jobs.append(job)
-        else:
-            job.finish()  # empty texts alone
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is something to encode."""
-        return bool(self._jobs)
-
-    def pending(self) -> Iterator[EncodeJob]:
-        """Yield the requests that wait."""
-        yield from self._jobs
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits any more for any text of the batch that is being encoded."""
-        return bool(self._batch) and all(text.job.is_over for text in self._batch)
-
-    def read(self, budget: int) -> int:
-        """Encode texts of about so many tokens, one at least; return how many tokens it were."""
-        self._batch = batch = self._taken(budget)
-        try:
-            if batch:
-                self._encode(batch)
-        finally:
-            self._batch = []
-        return sum(len(text.tokens) for text in batch)
-
-    def _taken(self, budget: int) -> list[_Text]:
-        """Take the next texts, one of each request in turn, so that long lists do not stop short ones."""
-        taken: list[_Text] = []
-        left = budget
-        while self._jobs:
-            job = self._jobs[0]
-            if job.is_over:
-                self._jobs.popleft()
-                continue
-            if taken and len(job.todo[0].tokens) > left:
-                break
-            job.begin()
-            taken.append(job.todo.popleft())
-            left -= len(taken[-1].tokens)
-            if job.todo:
-                self._jobs.rotate(-1)
-            else:
-                self._jobs.popleft()
-        return taken
-
-    def _encode(self, batch: Sequence[_Text]) -> None:
-        """Encode texts together; where that fails, those of each request by themselves."""
-        try:
-            vectors = encoding.encode(self._lm.runtime, [text.tokens for text in batch], show=False)
-        except Exception as error:
-            if self.is_abandoned:
-                return
-            jobs = {id(text.job): text.job for text in batch}
-            if len(jobs) == 1:
-                batch[0].job.fail(error)
-                return
-            for job in jobs.values():
-                self._encode([text for text in batch if text.job is job])
-            return
-        tokens = sum(len(text.tokens) for text in batch)
-        self.progress += tokens
-        self._counts["tokens_encoded"] += tokens
-        for text, vector in zip(batch, vectors, strict=True):
-            self._give(text, vector)
-
-    def _give(self, text: _Text, vector: np.ndarray) -> None:
-        job = text.job
-        job.found[text.template][text.row] = vector
-        job.left -= 1
-        if not job.left:
-            self._counts["texts_encoded"] += job.texts
-            try:
-                job.finish()
-            except Exception as error:
-                job.fail(error)
-
-
-def text_of(lm: LanguageModel, index: int, ids: Sequence[int]) -> str:
-    """Return the text that token ids stand for.
-
-    Ids of another tokenizer are valid numbers too, and would give vectors of no meaning; most of them are found out,
-    since this model's tokenizer would not give them for any text.
-
-    Raises:
-        TextError: they are not what this model's tokenizer gives for a text.
-    """
-    if not is_listing(ids) or not all(isinstance(token, Integral) for token in ids):
-        raise TextError.about("text", index, f"is neither a text nor a list of token ids but {str(ids)[:40]!r}")
-    tokenizer, listed = lm.tokenizer, [int(token) for token in ids]
-    size = len(tokenizer)
-    if all(0 <= token < size for token in listed):
-        text: str = tokenizer.decode(listed, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for with_specials in (False, True):
-            if tokenizer(text, add_special_tokens=with_specials, verbose=False)["input_ids"] == listed:
-                return text
-    raise TextError.about(
-        "text",
-        index,
-        "is a list of token ids that are not this model's; send the text itself (in LangChain: "
-        "check_embedding_ctx_length=False)",
-    )
-
-
-class Abandoned(Exception):  # noqa: N818 - nothing went wrong
-    """Nobody waits any more for what a pass of the model is for."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt with what is asked for, checked without the model having run.
-
-    Attributes:
-        ids: the prompt.
-        settings: what is asked for.
-        rows: the texts before anything is written.
-        room: tokens that each of them may have.
-    """
-
-    ids: list[int]
-    settings: GenerationConfig
-    rows: list[SequenceState]
-    room: int
-
-    @classmethod
-    def of(cls, lm: LanguageModel, prompt: Prompt, settings: GenerationConfig, emit: Emit | None) -> "Request":
-        """Check a request.
-
-        Raises:
-            TextError: the prompt fills the model's context, or is none.
-            ConfigError: the settings do not fit the model.
-            ModelError: it is a conversation, and the model has no chat template.
-        """
-        ids = prompt_ids(lm.model, lm.tokenizer, prompt)
-        writing = generation.request_settings(lm.model, lm.tokenizer, settings)
-        limit = None if is_encoder_decoder(lm.model) else context_length(lm.model.config, lm.tokenizer)
-        room = generation.room_after(len(ids), settings.max_new_tokens, limit)
-        [seed] = request_seeds(settings.sampling, 1)
-        given = None if emit is None else _contained(emit)
-        return cls(ids, settings, generation.new_sequences(lm.model, writing, ids, room, seed, emit=given), room)
-
-    @property
-    def tokens(self) -> int:
-        """What it counts: its prompt, and all that it may become."""
-        return len(self.ids) + len(self.rows) * self.room
-
-
-def _contained(emit: Emit) -> Emit:
-    """Return the same, with what would end a thread turned into an error of its request."""
-
-    def give(piece: Piece) -> None:
-        try:
-            emit(piece)
-        except Exception:
-            raise
-        except BaseException as error:
-            raise EngineError(f"what takes the text ended with {error!r}") from error
-
-    return give
-
-
-class WriteJob(Job):
-    """A request on its way."""
-
-    def __init__(self, request: Request, deadline: float | None) -> None:
-        super().__init__(request.tokens, deadline)
-        self.request = request
-        self.todo = deque(request.rows)
-        self.left = len(request.rows)
-
-
-@dataclass
-class _Read:
-    """A prompt in a slot behind the rows."""
-
-    job: WriteJob
-    reader: int
-    logits_V: Tensor | None = field(default=None, repr=False)
-
-
-class WritingPart:
-    """Everything about writing.
-
-    Args:
-        lm: the model.
-        writers: rows in slots; None where slots cannot hold what the model keeps.
-        at_once: texts that transformers' own loop writes in turn.
-        counts: what was done.
-    """
-
-    def __init__(self, lm: LanguageModel, writers: BatchDecoder | None, at_once: int, counts: "Counter[str]") -> None:
-        self._lm, self._writers, self._at_once, self._counts = lm, writers, at_once, counts
-        self._waiting: deque[WriteJob] = deque()
-        self._own_waiting: deque[WriteJob] = deque()
-        self._own: list[tuple[WriteJob, Stepwise]] = []
-        self._job_of: dict[int, WriteJob] = {}  # by the id of a row in a slot
-        self._reads: deque[_Read] = deque()
-        self.progress = 0  # tokens that were read and written
-
-    def add(self, job: WriteJob) -> None:
-        """Let a request wait for its turn."""
-        (self._waiting if self._fits(job) else self._own_waiting).append(job)
-
-    def _fits(self, job: WriteJob) -> bool:
-        own = self._writers
-        return own is not None and len(job.request.ids) + job.request.room <= own.slots.room
-
-    @property
-    def live(self) -> int:
-        """How many texts are being written."""
-        in_slots = 0 if self._writers is None else len(self._writers.rows)
-        return in_slots + sum(len(job.request.rows) for job, _ in self._own)
-
-    @property
-    def waits(self) -> bool:
-        """Whether a prompt could be read now."""
-        can_join = self._writers is not None and self._writers.free > 0
-        own = bool(self._own_waiting) and len(self._own) < self._at_once
-        return own or (can_join and (bool(self._waiting) or bool(self._reads)))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to write."""
-        return not (self.live or self._waiting or self._own_waiting or self._reads)
-
-    def pending(self) -> Iterator[WriteJob]:
-        """Yield the requests that wait."""
-        yield from self._waiting
-        yield from self._own_waiting
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits any more for the prompts that are being read."""
-        return bool(self._reads) and all(one.logits_V is None and one.job.is_over for one in self._reads)
-
-    # ------------------------------------------------------------------------------------------------------- steps
-
-    def step(self) -> None:
-        """Write one token into every text."""
-        self._sweep()
-        if self._writers is not None and self._writers.rows:
-            rows = list(self._writers.rows)
-            try:
-                done = self._writers.step(self._fail)
-            except Exception as error:
-                for row in rows:
-                    self._fail(row, error)
-                self._sweep()
-                return
-            self._count("tokens_written", len(rows))
-            for row in done:
-                self._finished(row)
-            self._forget(rows)
-            self._sweep()
-        for job, work in list(self._own):
-            if work.step():
-                self._own.remove((job, work))
-                self._settle_own(job, work)
-
-    def _sweep(self) -> None:
-        """Let those leave for whom nobody waits any more."""
-        if self._writers is not None:
-            for row in list(self._writers.rows):
-                if self._job_of[id(row)].is_over:
-                    self._writers.drop(row)
-                    del self._job_of[id(row)]
-        for job, work in list(self._own):
-            if job.is_over:
-                work.end()
-                self._own.remove((job, work))
-
-    def _forget(self, rows: Sequence[SequenceState]) -> None:
-        """Forget rows that failed, and have left."""
-        assert self._writers is not None
-        live = {id(row) for row in self._writers.rows}
-        for row in rows:
-            if id(row) not in live:
-                self._job_of.pop(id(row), None)
-
-    def _fail(self, row: SequenceState, error: Exception) -> None:
-        self._job_of[id(row)].fail(error)
-
-    def _finished(self, row: SequenceState) -> None:
-        job = self._job_of.pop(id(row))
-        job.left -= 1
-        if not job.left:
-            job.settle([own.result() for own in job.request.rows])
-
-    def _count(self, name: str, tokens: int) -> None:
-        self._counts[name] += tokens
-        self.progress += tokens
-
-    # ----------------------------------------------------------------------------------------------------- reading
-
-    def read(self, budget: int) -> int:
-        """Read prompts of about so many tokens, one at least, as long as there are slots; return how many it were."""
-        spent = 0
-        while self._own_waiting and len(self._own) < self._at_once:
-            self._start_own(self._own_waiting.popleft())
-        while self._writers is not None and self._writers.free and (self._reads or self._waiting):
-            if not self._reads:
-                if spent and spent + len(self._waiting[0].request.ids) > budget:
-                    break
-                spent += self._read_prompts(self._writers, budget - spent)
-            self._begin_rows(self._writers)
-        return spent
-
-    def _read_prompts(self, writers: BatchDecoder, budget: int) -> int:
-        """Read the prompt that waits next, and others with it; return how many tokens it were."""
-        self._waiting = deque(job for job in self._waiting if not job.is_over)
-        count = writers.together((len(job.request.ids) for job in self._waiting), budget)
-        jobs = [self._waiting.popleft() for _ in range(count)]
-        if not jobs:
-            return 0
-        for job in jobs:
-            job.begin()
-        self._reads.extend(_Read(job, reader) for reader, job in enumerate(jobs))
-        spent = 0
-        try:
-            for read, (logits_V, known) in zip(
-                self._reads, writers.read([job.request.ids for job in jobs]), strict=True
-            ):
-                read.logits_V = logits_V
-                tokens = len(read.job.request.ids) - known
-                self._count("tokens_read", tokens)
-                self._counts["tokens_reused"] += known
-                spent += tokens
-        except Abandoned:
-            self._reads.clear()
-        except Exception as error:
-            self._reads.clear()
-            for job in jobs:
-                job.fail(error)
-        return spent
-
-    def _begin_rows(self, writers: BatchDecoder) -> None:
-        """Let the rows of the prompts that were read join, as long as there is room."""
-        while self._reads:
-            read = self._reads[0]
-            job = read.job
-            assert read.logits_V is not None
-            while job.todo and writers.free and not job.is_over:
-                row = job.todo.popleft()
-                self._job_of[id(row)] = job
-                try:
-                    writers.begin(row, len(job.request.ids), read.logits_V, self._fail, reader=read.reader)
-                except Exception as error:
-                    job.fail(error)
-                self._count("tokens_written", 1)
-                if row.is_done:
-                    self._finished(row)
-                self._forget([row])
-            if job.todo and not job.is_over:
-                return
-            self._reads.popleft()
-
-    # ------------------------------------------------------------------------------------- transformers' own loop
-
-    def _start_own(self, job: WriteJob) -> None:
-        if job.is_over:
-            return
-        job.begin()
-        request, lm = job.request, self._lm
-
-        def work(asked: CancelFlag) -> None:
-            read = [(request.ids, request.room)] * len(request.rows)
-            generation.decode_in_batches(lm.model, lm.tokenizer, read, request.rows, cancelled=asked)
-
-        self._own.append((job, Stepwise(work)))
-
-    def _settle_own(self, job: WriteJob, work: Stepwise) -> None:
-        work.end()
-        if isinstance(work.error, Exception):
-            job.fail(work.error)
-        elif work.error is not None:
-            job.fail(ModelError(f"writing ended: {work.error!r}"))
-        else:
-            found = [row.result() for row in job.request.rows]
-            self._count("tokens_read", len(job.request.ids))
-            self._count("tokens_written", sum(one.usage.completion_tokens for one in found))
-            job.settle(found)
-
-    def close(self) -> None:
-        """End everything; those who wait are told by others."""
-        for _, work in self._own:
-            work.end()
-        self._own.clear()
-        self._waiting.clear()
-        self._own_waiting.clear()
-        self._reads.clear()
-        if self._writers is not None:
-            for row in list(self._writers.rows):
-                self._writers.drop(row)
-        self._job_of.clear()

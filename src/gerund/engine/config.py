@@ -1,7 +1,7 @@
 """Engine settings, futures and state."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar
 
 from gerund.checks import demand_number, flag, whole_number
@@ -13,26 +13,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine divides its model among those who wait for it.
+    """How an engine divides its model among its callers.
 
     Attributes:
-        slots: texts that are written at a time.
-        context: room of a slot in tokens, prompt and text together; None takes the model's context, 2048 at most. What
-            needs more, and fits the model's context, is written one at a time.
-        read_tokens: tokens of prompts and texts that are read between two steps of the writers; a prompt is read in
-            parts of so many where that changes nothing.
-        idle_read_tokens: the same while nobody writes.
-        writing_ratio: time of writing for each second of reading.
-        queue_tokens: tokens that may wait; more are refused until some are done.
-        prefix_tokens: tokens of prompts that are kept for prompts that begin alike; 0 keeps none. None keeps 4096
-            where that was verified to change nothing, and none elsewhere. A number keeps so many in any case: texts
-            then have the bits of ``generate`` no more, and where it changes last bits, nothing is promised.
-        exact: write each text alone, through transformers' own loop: bit-equal to ``generate`` always, without gain.
-        compile: compile the decode step, at every start anew; texts are equal up to near ties. On a CPU the weights
-            are held about three times then.
-        reproducible: fill each step up with empty rows where that makes a text the same whatever is written beside it.
-            Without, a step that is not compiled has as many rows as there are texts: quicker for few of them, and
-            nothing is promised.
+        slots: sequences that are decoded concurrently.
+        context: capacity of a slot in tokens, prompt and completion together; None takes the model's context, at most
+            2048. A request that needs more, and fits the model's context, is decoded on its own.
+        read_tokens: tokens of prompts and texts that are read between two decode steps; a longer prompt is read in
+            parts of this size where that changes nothing.
+        idle_read_tokens: the same while no sequence is being decoded.
+        writing_ratio: seconds of decoding for each second of prefill or encoding.
+        queue_tokens: tokens that may wait; beyond that, requests raise ``QueueFullError``.
+        prefix_tokens: tokens of prompts that are cached for prompts with the same start; 0 caches none. None caches
+            4096 where that was verified to change nothing, and none elsewhere. A number caches that many in any case:
+            completions then no longer have the bits of ``generate``, and where it changes last bits, nothing is
+            guaranteed.
+        exact: generate each completion on its own, with transformers' own loop: always bit-identical to ``generate``,
+            and not faster.
+        compile: compile the decode step, at every start; completions are equal up to near ties. On a CPU, this holds
+            the weights about three times in memory.
+        reproducible: fill each step with empty rows where that makes a completion independent of concurrent requests.
+            Without, a step that is not compiled has one row per sequence: faster for few sequences, and nothing is
+            guaranteed.
     """
 
     slots: int = 8
@@ -50,9 +52,9 @@ class EngineConfig:
         for name in ("slots", "context", "read_tokens", "idle_read_tokens", "queue_tokens"):
             value = getattr(self, name)
             if not (name == "context" and value is None) and whole_number(name, value) < 1:
-                raise ConfigError(f"{name}={value} leaves no room; give at least 1")
+                raise ConfigError(f"`{name}` must be at least 1, got {value}")
         if self.prefix_tokens is not None and whole_number("prefix_tokens", self.prefix_tokens) < 0:
-            raise ConfigError(f"prefix_tokens={self.prefix_tokens} is negative; 0 keeps none")
+            raise ConfigError(f"`prefix_tokens` must be at least 0, got {self.prefix_tokens}; 0 caches none")
         for name in ("exact", "compile", "reproducible"):
             flag(name, getattr(self, name))
         if self.exact and self.compile:
@@ -61,36 +63,35 @@ class EngineConfig:
             raise ConfigError("exact and reproducible=False contradict each other: exact texts depend on nothing else")
         demand_number("writing_ratio", self.writing_ratio)
         if not 0 < self.writing_ratio < float("inf"):
-            raise ConfigError(
-                f"writing_ratio={self.writing_ratio} is not above 0; 1 gives writing as much time as reading"
-            )
+            raise ConfigError(f"`writing_ratio` must be above 0, got {self.writing_ratio}; 1 is equal time for both")
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What an engine does at the moment, and what it has done since it was started.
+    """An engine's current load, and its counts since it was started.
 
     Attributes:
-        running: whether it takes work.
-        promise: ``bits of generate``: texts and log-probabilities are those of ``generate`` to the bit;
-            ``same text under any load``: a request gives the same text whatever else is served; or ``none``.
-        why: how that was found out.
-        slots: texts that are written at a time at most.
-        context: room of a slot in tokens.
-        live_rows: texts that are being written.
+        running: whether it takes requests.
+        promise: what is guaranteed. ``bits of generate``: completions and log-probabilities are bit-identical to those
+            of ``generate``; ``same text under any load``: a request gives the same completion regardless of concurrent
+            requests; or ``none``.
+        why: how that was established.
+        slots: sequences that are decoded concurrently at most.
+        context: capacity of a slot in tokens.
+        live_rows: sequences that are being decoded.
         queued: requests that are not done.
-        queued_tokens: their tokens, as they are counted for admission.
-        tokens_read: tokens of prompts that were read.
-        tokens_reused: tokens of prompts that did not have to be read, since an earlier one began alike.
-        tokens_written: tokens that were written.
-        texts_encoded: texts that became vectors.
+        queued_tokens: their tokens, as admission counts them.
+        tokens_read: prompt tokens that were read.
+        tokens_reused: prompt tokens that came from the cache of an earlier prompt with the same start.
+        tokens_written: generated tokens.
+        texts_encoded: encoded texts.
         tokens_encoded: their tokens.
-        calls: other pieces of work that were done.
+        calls: functions that were run.
         cancelled: requests that were cancelled.
-        late: requests that were not done by their deadline.
+        late: requests that missed their deadline.
         failed: requests that ended with another error.
-        refused: requests that were not taken.
-        tokens_per_second: tokens, as they are counted for admission, that are done in a second of work.
+        refused: requests that admission rejected.
+        tokens_per_second: tokens, as admission counts them, per second of work.
     """
 
     running: bool
@@ -115,30 +116,27 @@ class EngineState:
 
     def to_dict(self) -> dict[str, object]:
         """Return it as a JSON-ready dict."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
-class Ticket(Generic[T]):
-    """What a caller holds while an engine works.
+class EngineFuture(Generic[T]):
+    """The future result of a request to an engine.
 
     Attributes:
-        future: has the result once it is there. Its callbacks run in the engine's thread, or where it is cancelled in
-            the thread that does; they must be quick.
-        tokens: what admission counts for it.
+        future: the ``concurrent.futures`` future. Its callbacks run in the engine's thread, or in the thread that
+            cancels it; they must be quick.
+        tokens: what admission counts for the request.
     """
 
     future: "Future[T]"
     tokens: int
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result and return it.
-
-        Args:
-            timeout: seconds to wait; None waits for ever.
+        """Wait for the result and return it; ``timeout`` is in seconds, None waits for ever.
 
         Raises:
-            TimeoutError: it is not there in time; the work goes on.
+            TimeoutError: it is not there in time; the work continues.
             concurrent.futures.CancelledError: it was cancelled.
             DeadlineError: it was not done by its deadline.
             ClosedError: the engine was closed before.
@@ -146,5 +144,5 @@ class Ticket(Generic[T]):
         return self.future.result(timeout)
 
     def cancel(self) -> bool:
-        """Give it up: what it holds of queue and model is free within a token. Return whether it was not done yet."""
+        """Cancel the request, which frees its place within a token. Return False if it was done already."""
         return self.future.cancel()

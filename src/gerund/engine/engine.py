@@ -9,15 +9,18 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.preemption import pausing
 from gerund.attention.ragged_batch import whole_blocks
-from gerund.checks import check_dimensions, flag_or_none, is_listing, whole_number
-from gerund.engine.batching import Abandoned, EncodeJob, EncodingPart, Request, WriteJob, WritingPart, text_of
-from gerund.engine.config import EngineConfig, EngineState, Ticket
-from gerund.engine.scheduling import Admission, Job, WritingRatio
+from gerund.checks import check_dimensions, check_unicode, flag_or_none, is_listing, whole_number
+from gerund.engine.batching import Abandoned, EncodeJob, EncodingQueue, GenerateJob, GenerationQueue, Request
+from gerund.engine.config import EngineConfig, EngineFuture, EngineState
+from gerund.engine.scheduling import Admission, DecodeRatio, Job
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.inference.encode.texts import template_tokens
+from gerund.language_model import LanguageModel
+from gerund.seq2seq_model import Seq2SeqEncoder
 from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts
@@ -27,104 +30,106 @@ from gerund.inference.generate.reproducibility import (
     check_batching,
     check_compiled_batching,
 )
-from gerund.inference.generate.sequence import Emit
-from gerund.inference.generate.slots import unsupported_reason
+from gerund.inference.generate.rows import Emit
+from gerund.inference.generate.slot_writers import Writers
+from gerund.inference.generate.slots import unfit
+from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
-from gerund.language_model import LanguageModel
-from gerund.seq2seq_model import Seq2SeqEncoder
 from gerund.types import EncodeResult, Generation, Promise
+
+T = TypeVar("T")
 
 _CONTEXT = 2048
 _PREFIX_TOKENS = 4096
+# Seconds between two checks for queued requests that have missed their deadline.
+_DEADLINE_CHECKS = 0.05
+# Decode steps in a row while other requests wait.
+_MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The parts of an engine that is ready.
+class _Prepared:
+    """The parts of an engine that is ready; ``context`` is the capacity of a slot in tokens, None without slots."""
 
-    Attributes:
-        writing: writes.
-        encoding: encodes.
-        promise: what holds for texts.
-        why: how that was found out.
-        context: room of a slot in tokens; None without slots.
-    """
-
-    writing: WritingPart
-    encoding: EncodingPart
+    generation: GenerationQueue
+    encoding: EncodingQueue
     promise: Promise
     why: str
     context: int | None
 
 
-def prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *, verify: bool) -> Prepared:
-    """Make a model ready.
-
-    Args:
-        lm: the model.
-        config: the engine's settings.
-        counts: where its parts count what they do.
-        verify: prove what can be promised.
-    """
-    encoding = EncodingPart(lm, counts)
+def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *, verify: bool) -> _Prepared:
+    """Establish what the engine can guarantee, and allocate its slots."""
+    encoding = EncodingQueue(lm, counts)
     if isinstance(lm, Seq2SeqEncoder):
-        writing = WritingPart(lm, None, config.slots, counts)
-        return Prepared(writing, encoding, "none", "this model does not write", None)
-    room = _room(lm, config)
-    found = _reproducibility(lm, config, room, verify=verify)
-    if found.fits and not config.reproducible:
+        queue = GenerationQueue(lm, None, config.slots, counts)
+        return _Prepared(queue, encoding, "none", "this model does not write", None)
+    # A request that needs more than the rotary limit is decoded on its own, so that it changes none of the others.
+    limits = (context_length(lm.model.config, lm.tokenizer), rotary_limit(lm.model.config))
+    room = min([config.context or _CONTEXT, *(limit for limit in limits if limit is not None)])
+    batching = _reproducibility(lm, config, room, verify=verify)
+    if not batching.fits:
+        return _Prepared(
+            GenerationQueue(lm, None, config.slots, counts), encoding, batching.promise, batching.why, None
+        )
+    if not config.reproducible:
         why = "each step has as many rows as there are texts (reproducible is off)"
-        found = Reproducibility(True, "none", why, recalls=found.recalls)
-    if not found.fits:
-        return Prepared(WritingPart(lm, None, config.slots, counts), encoding, found.promise, found.why, None)
-    # Reading by blocks would take the bits of generate, which a compiled step has not got.
-    costs_nothing = found.recalls and (found.promise != "bits of generate" or config.compile)
+        batching = Reproducibility(True, "none", why, recalls=batching.recalls)
+    # Reading in blocks would lose the bits of generate, which a compiled step does not have anyway.
+    costs_nothing = batching.recalls and (batching.promise != "bits of generate" or config.compile)
     tokens = config.prefix_tokens
     if tokens is None:
         tokens = _PREFIX_TOKENS if costs_nothing else 0
     by_blocks = costs_nothing or tokens > 0
-    if by_blocks and not found.recalls:
-        found = replace(
-            found, promise="none", why="parts of prompts are kept, and on this machine that changes last bits"
+    if by_blocks and not batching.recalls:
+        why = "parts of prompts are kept, and on this machine that changes last bits"
+        batching = replace(batching, promise="none", why=why)
+    elif by_blocks and batching.promise == "bits of generate":
+        why = (
+            f"{batching.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
         )
-    elif by_blocks and found.promise == "bits of generate":
-        why = f"{found.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
-        found = replace(found, promise="same text under any load", why=why)
+        batching = replace(batching, promise="same text under any load", why=why)
     if config.compile:
-        slots, found = check_compiled_batching(found, lm.model, config.slots, room, by_blocks=by_blocks)
+        slots, batching = check_compiled_batching(batching, lm.model, config.slots, room, by_blocks=by_blocks)
     else:
-        slots = found.slots(lm.model, config.slots, room, by_blocks=by_blocks)
-    # A pause between two layers lets others write on, and a layer takes the shorter the fewer tokens it gets.
+        slots = batching.slots(lm.model, config.slots, room, by_blocks=by_blocks)
+    # Decode steps run between two layers of a prefill, and a layer takes less time for fewer tokens.
     portion = whole_blocks(config.read_tokens) if by_blocks else None
-    writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)
-    return Prepared(WritingPart(lm, writers, config.slots, counts), encoding, found.promise, found.why, room)
-
-
-def _room(lm: LanguageModel, config: EngineConfig) -> int:
-    # What needs more room than the second one is written one at a time, and changes none of the others.
-    limits = (context_length(lm.model.config, lm.tokenizer), rotary_limit(lm.model.config))
-    return min([config.context or _CONTEXT, *(limit for limit in limits if limit is not None)])
+    writers = Writers(slots, Prefixes(tokens, LEAST_READ) if tokens else None, portion)
+    queue = GenerationQueue(lm, writers, config.slots, counts)
+    return _Prepared(queue, encoding, batching.promise, batching.why, room)
 
 
 def _reproducibility(lm: LanguageModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
+    alone = "each text is written alone, through transformers' own loop"
     if config.exact:
-        return Reproducibility(False, "bits of generate", "each text is written alone, through transformers' own loop")
+        return Reproducibility(False, "bits of generate", alone)
     if verify:
         return check_batching(lm.model, lm.tokenizer, config.slots, room)
     reason = unsupported_reason(lm.model)
     if reason is None:
         return Reproducibility(True, "none", "nothing was verified at the start")
-    return Reproducibility(
-        False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop"
-    )
+    return Reproducibility(False, "bits of generate", f"{reason}; {alone}")
 
 
-T = TypeVar("T")
+def text_of_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
+    """Return the text that token ids stand for; None if this tokenizer gives them for no text.
 
-# Seconds between two looks for requests that wait and whose time has passed.
-_LOOKS = 0.05
-# Steps of writing in a row while others wait.
-_MOST_STEPS = 16
+    Ids of another tokenizer are valid numbers as well, and would give meaningless vectors; this detects most of them.
+    """
+    listed = [int(token) for token in ids]
+    if not all(0 <= token < len(tokenizer) for token in listed):
+        return None
+    [letter] = encode_texts(tokenizer, ["a"])
+    before, after = letter.ids[: letter.before], letter.ids[len(letter.ids) - letter.after :]
+    if before and listed[: len(before)] == before:
+        listed = listed[len(before) :]
+    if after and listed[len(listed) - len(after) :] == after:
+        listed = listed[: len(listed) - len(after)]
+    text: str = tokenizer.decode(listed, clean_up_tokenization_spaces=False)
+    check_unicode("text", text)
+    [again] = encode_texts(tokenizer, [text], specials=False)
+    return text if again.ids == listed else None
 
 
 class _CallJob(Job):
@@ -134,23 +139,23 @@ class _CallJob(Job):
 
 
 class Engine:
-    """One model for many callers at once: texts are written side by side, texts are encoded between two steps.
+    """One model for many callers: continuous batching of generation, with encoding between two decode steps.
 
-    Every method may be called from any thread, and none of them waits for the model but ``start``, ``drain`` and
-    ``close``. While an engine runs, its thread should be the only one that computes with the model: others would
-    take the processor from it, though nothing would come out wrong.
+    Every method may be called from any thread, and only ``start``, ``drain`` and ``close`` wait for the model. While an
+    engine runs, its thread should be the only one that computes with the model: others would slow it down, though every
+    result would be right.
 
     Args:
         lm: the model.
         config: how its time is divided, and how much may wait.
-        verify: find out at the start what can be promised (a second or so for a small model); without, nothing is.
-        on_turn: takes the seconds that each request waited for its turn, in the engine's thread; it must be quick, and
-            raise nothing.
+        verify: check at the start what can be guaranteed (a second or so for a small model); without, nothing is.
+        on_turn: takes the queue time of each request in seconds, in the engine's thread; it must be quick, and raise
+            nothing.
 
     >>> import gerund
     >>> with gerund.Engine(gerund.load()) as engine:
-    ...     story = engine.write("The old man", gerund.GenerationConfig(max_new_tokens=4))
-    ...     vectors = engine.encode(["a cat", "a dog"])
+    ...     story = engine.submit_generate("The old man", gerund.GenerationConfig(max_new_tokens=4))
+    ...     vectors = engine.submit_encode(["a cat", "a dog"])
     ...     len(story.result()), len(vectors.result().vectors)
     (1, 2)
     """
@@ -168,24 +173,22 @@ class Engine:
         self.lm, self.config = lm, config or EngineConfig()
         self._verify, self._on_turn = verify, on_turn
         limit = context_length(lm.model.config, lm.tokenizer)
-        self._desk = Admission(self.config.queue_tokens, limit or self.config.queue_tokens)
-        self._ratio = WritingRatio(self.config.writing_ratio)
-        self._prepared: Prepared | None = None
+        self._admission = Admission(self.config.queue_tokens, limit or self.config.queue_tokens)
+        self._ratio = DecodeRatio(self.config.writing_ratio)
+        self._prepared: _Prepared | None = None
         self._inbox: list[Job] = []
         self._calls: list[_CallJob] = []
         self._call: _CallJob | None = None
         self._called = 0  # tokens of functions that were run
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
-        self._trouble: BaseException | None = None
+        self._start_error: BaseException | None = None
         self._closes = False
-        self._since = 0.0  # when the reading that goes on began, or went on after a step
-        self._looked = 0.0
-
-    # -------------------------------------------------------------------------------------------- start and end
+        self._since = 0.0  # when the running prefill or encoding began, or resumed after a step
+        self._checked = 0.0
 
     def start(self) -> None:
-        """Find out what can be promised, warm the model, and take work from then on.
+        """Establish what can be guaranteed, warm the model up, and take requests from then on.
 
         Raises:
             EngineError: it was started before.
@@ -196,9 +199,9 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="gerund-engine", daemon=True)
         self._thread.start()
         self._ready.wait()
-        if self._trouble is not None:
+        if self._start_error is not None:
             self._thread.join()
-            raise self._trouble
+            raise self._start_error
 
     def __enter__(self) -> Self:
         self.start()
@@ -210,49 +213,48 @@ class Engine:
         self.close()
 
     def drain(self, timeout: float) -> bool:
-        """Take nothing new, and finish what is there.
+        """Take nothing new, finish what is there, and return whether that was done within ``timeout`` seconds.
 
-        Args:
-            timeout: seconds to wait; what is left then goes on.
-
-        Returns:
-            Whether everything was finished in time.
+        What is left after that time continues.
         """
-        with self._desk.changed:
-            self._desk.is_open = False
-        return self._desk.wait_until_empty(min(timeout, threading.TIMEOUT_MAX))
+        with self._admission.changed:
+            self._admission.is_open = False
+        return self._admission.wait_until_empty(min(timeout, threading.TIMEOUT_MAX))
 
     def close(self) -> None:
         """Stop within a token. What is not done ends with ``ClosedError``."""
-        with self._desk.changed:
-            self._desk.is_open = False
+        with self._admission.changed:
+            self._admission.is_open = False
             self._closes = True
-            self._desk.changed.notify_all()
-        self._desk.end_all(lambda: ClosedError("the engine was closed before this was done"))
+            self._admission.changed.notify_all()
+        self._admission.end_all(lambda: ClosedError("the engine was closed before this was done"))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    # -------------------------------------------------------------------------------------------------- requests
-
-    def write(
-        self, prompt: Prompt, settings: GenerationConfig, *, emit: Emit | None = None, deadline: float | None = None
-    ) -> Ticket[list[Generation]]:
+    def submit_generate(
+        self,
+        prompt: Prompt,
+        settings: GenerationConfig,
+        *,
+        on_text: Emit | None = None,
+        deadline: float | None = None,
+    ) -> EngineFuture[list[Generation]]:
         """Continue a prompt; see ``LanguageModel.generate``.
 
         Args:
             prompt: a text, token ids, or the messages of a conversation.
-            settings: what is asked for; ``settings.n`` texts are written, and the prompt is read once for all.
-            emit: takes the texts as they come. The engine waits for it, so it must be quick. An exception that it
-                raises ends this request and no other.
-            deadline: seconds from now after which nobody waits any more, in the queue or at work.
+            settings: as in ``generate``; for ``settings.n`` completions the prompt is read once.
+            on_text: takes the text as it comes. The engine waits for it, so it must be quick. An exception that it
+                raises ends only this request.
+            deadline: seconds from now after which the request ends with ``DeadlineError``, queued or running.
 
         Raises:
-            TextError: the prompt is none, or fills the model's context.
+            TextError: the prompt is not a valid prompt, or fills the model's context.
             ConfigError: the settings do not fit the model.
-            ModelError: it is a conversation, and the model has no chat template.
-            QueueFullError: too much waits already.
+            ModelError: the prompt is a conversation, and the model has no chat template.
+            QueueFullError: too many tokens wait already.
             TooLargeError: the request is larger than the whole queue.
-            ClosedError: the engine takes nothing.
+            ClosedError: the engine takes no requests.
         """
         if isinstance(self.lm, Seq2SeqEncoder):
             raise ConfigError(f"{self.lm.name} does not write")
@@ -263,9 +265,9 @@ class Engine:
         if isinstance(prompt, Integral | Mapping):
             raise TextError(f"a prompt is a text, token ids or the messages of a conversation, not {prompt!r}")
         [checked] = check_prompts([prompt])
-        return self._submit(WriteJob(Request.of(self.lm, checked, settings, emit), deadline))
+        return self._submit(GenerateJob(Request.of(self.lm, checked, settings, on_text), deadline))
 
-    def encode(
+    def submit_encode(
         self,
         texts: Sequence[str | list[int]],
         *,
@@ -276,207 +278,216 @@ class Engine:
         empty: Empty = "error",
         overflow: Overflow = "truncate",
         deadline: float | None = None,
-    ) -> Ticket[EncodeResult]:
-        """Turn texts into vectors; see ``LanguageModel.encode_with_usage``.
+    ) -> EngineFuture[EncodeResult]:
+        """Encode texts, or lists of token ids that this model's tokenizer gives for a text.
 
-        Args:
-            texts: texts, or token ids that this model's own tokenizer gives for a text.
-            prompt: as in ``encode``.
-            prompt_name: as in ``encode``.
-            dimensions: as in ``encode``.
-            normalize: as in ``encode``.
-            empty: as in ``encode``.
-            overflow: as in ``encode``.
-            deadline: seconds from now after which nobody waits any more.
+        The other arguments are those of ``LanguageModel.encode``; ``deadline`` is as in ``submit_generate``.
 
         Raises:
             TextError: a text is empty or too long, or token ids are not this tokenizer's.
             ConfigError: an unknown prompt or impossible number.
-            QueueFullError: too much waits already.
+            QueueFullError: too many tokens wait already.
             TooLargeError: the request is larger than the whole queue.
-            ClosedError: the engine takes nothing.
+            ClosedError: the engine takes no requests.
         """
         check_dimensions(dimensions, self.lm.dimensions)
         flag_or_none("normalize", normalize)
         if isinstance(texts, str) or not is_listing(texts) or not len(texts):
             raise TextError("give a list of texts, such as ['a cat', 'a dog']")
-        plain = [one if isinstance(one, str) else text_of(self.lm, index, one) for index, one in enumerate(texts)]
+        plain = [text if isinstance(text, str) else self._text_of(index, text) for index, text in enumerate(texts)]
         tokens = template_tokens(self.lm.runtime, plain, prompt, empty, overflow, prompt_name=prompt_name)
         return self._submit(EncodeJob(self.lm, tokens, normalize, dimensions, deadline))
 
-    def call(self, function: Callable[[], T], *, tokens: int, deadline: float | None = None) -> Ticket[T]:
-        """Run a function in the engine's thread: for work that uses the model otherwise, such as filling gaps.
+    def _text_of(self, index: int, ids: Sequence[int]) -> str:
+        if not is_listing(ids) or not all(isinstance(token, Integral) for token in ids):
+            raise TextError.about("text", index, f"is neither a text nor a list of token ids but {str(ids)[:40]!r}")
+        text = text_of_ids(self.lm.tokenizer, ids)
+        if text is None:
+            raise TextError.about(
+                "text",
+                index,
+                "is a list of token ids that are not this model's; send the text itself (in LangChain: "
+                "check_embedding_ctx_length=False)",
+            )
+        return text
 
-        It runs whole, one function at a time; texts are written on between the layers of the passes that it makes.
+    def submit_call(self, function: Callable[[], T], *, tokens: int, deadline: float | None = None) -> EngineFuture[T]:
+        """Run a function in the engine's thread: for other work that uses the model, such as infilling.
+
+        One function runs at a time. Between the layers of its passes, sequences are decoded.
 
         Args:
             function: what to run.
-            tokens: how much work it is about, in tokens.
-            deadline: seconds from now after which nobody waits any more.
+            tokens: its approximate work, in tokens.
+            deadline: as in ``submit_generate``.
 
         Raises:
-            ConfigError: ``tokens`` is no whole number, or negative.
-            QueueFullError: too much waits already.
+            ConfigError: ``tokens`` is not a whole number, or negative.
+            QueueFullError: too many tokens wait already.
             TooLargeError: the request is larger than the whole queue.
-            ClosedError: the engine takes nothing.
+            ClosedError: the engine takes no requests.
         """
         if whole_number("tokens", tokens) < 0:
             raise ConfigError(f"tokens={tokens} is negative")
         return self._submit(_CallJob(function, int(tokens), deadline))
 
+    def write(
+        self, prompt: Prompt, settings: GenerationConfig, *, emit: Emit | None = None, deadline: float | None = None
+    ) -> EngineFuture[list[Generation]]:
+        """Call ``submit_generate`` by its earlier name."""
+        return self.submit_generate(prompt, settings, on_text=emit, deadline=deadline)
+
+    encode, call = submit_encode, submit_call  # earlier names
+
     def state(self) -> EngineState:
-        """Return what the engine does and has done."""
+        """Return the engine's load and counts."""
         prepared = self._prepared
-        with self._desk.changed:
-            counts = dict(self._desk.counts)
-            counts.pop("done", None)
+        with self._admission.changed:
+            counts = {name: count for name, count in self._admission.counts.items() if name != "done"}
             return EngineState(
-                running=self._desk.is_open,
+                running=self._admission.is_open,
                 promise="none" if prepared is None else prepared.promise,
                 why="it was not started yet" if prepared is None else prepared.why,
                 slots=self.config.slots,
                 context=None if prepared is None else prepared.context,
-                live_rows=0 if prepared is None else prepared.writing.live,
-                queued=len(self._desk.jobs),
-                queued_tokens=self._desk.tokens,
-                tokens_per_second=self._desk.rate,
+                live_rows=0 if prepared is None else prepared.generation.live,
+                queued=len(self._admission.jobs),
+                queued_tokens=self._admission.tokens,
+                tokens_per_second=self._admission.rate,
                 **counts,
             )
 
-    def _submit(self, job: Job) -> Ticket[Any]:
+    def _submit(self, job: Job) -> EngineFuture[Any]:
         job.on_turn = self._on_turn
-        self._desk.admit(job, lambda: self._inbox.append(job))
-        return Ticket(job.future, job.tokens)
+        self._admission.admit(job, lambda: self._inbox.append(job))
+        return EngineFuture(job.future, job.tokens)
 
-    # -------------------------------------------------------------------------------------------------- the thread
+    # ------------------------------------------------------------------------------------------ the engine's thread
 
     def _run(self) -> None:
         try:
-            self._prepared = prepare(self.lm, self.config, self._desk.counts, verify=self._verify)
+            parts = self._prepared = _prepare(self.lm, self.config, self._admission.counts, verify=self._verify)
         except BaseException as error:
-            self._trouble = error
+            self._start_error = error
             self._ready.set()
             return
-        with self._desk.changed:
-            self._desk.is_open = not self._closes
+        with self._admission.changed:
+            self._admission.is_open = not self._closes
         self._ready.set()
         end: EngineError = ClosedError("the engine was closed before this was done")
         try:
-            self._work(self._prepared)
-        except BaseException as trouble:
-            end = EngineError(f"the engine stopped at an error: {trouble!r}")
+            while self._wait_for_work(parts):
+                self._take_new(parts)
+                before, began = self._progress(parts), time.perf_counter()
+                self._turn(parts)
+                self._admission.worked(self._progress(parts) - before, time.perf_counter() - began)
+        except BaseException as error:
+            end = EngineError(f"the engine stopped at an error: {error!r}")
             raise
         finally:
-            with self._desk.changed:
-                self._desk.is_open = False
-            self._prepared.writing.close()
-            self._desk.end_all(lambda: end)
+            with self._admission.changed:
+                self._admission.is_open = False
+            parts.generation.close()
+            self._admission.end_all(lambda: end)
 
-    def _work(self, own: Prepared) -> None:
-        while True:
-            with self._desk.changed:
-                self._desk.changed.wait_for(lambda: self._closes or self._inbox or not self._is_idle(own))
-                if self._closes:
-                    return
-            self._take_new(own)
-            before, began = self._progress(own), time.perf_counter()
-            self._turn(own)
-            self._desk.worked(self._progress(own) - before, time.perf_counter() - began)
+    def _wait_for_work(self, parts: _Prepared) -> bool:
+        """Wait until there is work, and return whether the engine continues."""
+        with self._admission.changed:
+            self._admission.changed.wait_for(
+                lambda: (
+                    self._closes or self._inbox or self._calls or parts.encoding.jobs or not parts.generation.is_idle
+                )
+            )
+            return not self._closes
 
-    def _is_idle(self, own: Prepared) -> bool:
-        return own.writing.is_idle and not own.encoding.waits and not self._calls
+    def _progress(self, parts: _Prepared) -> int:
+        return parts.generation.progress + parts.encoding.progress + self._called
 
-    def _progress(self, own: Prepared) -> int:
-        return own.writing.progress + own.encoding.progress + self._called
-
-    def _take_new(self, own: Prepared) -> None:
-        with self._desk.changed:
+    def _take_new(self, parts: _Prepared) -> None:
+        with self._admission.changed:
             new, self._inbox = self._inbox, []
         for job in new:
-            if isinstance(job, WriteJob):
-                own.writing.add(job)
+            if isinstance(job, GenerateJob):
+                parts.generation.add(job)
             elif isinstance(job, EncodeJob):
-                own.encoding.add(job)
+                parts.encoding.add(job)
             elif isinstance(job, _CallJob):
                 self._calls.append(job)
 
-    def _turn(self, own: Prepared) -> None:
-        """Write until writing has had its share, then read a little."""
-        self._look(own)
-        others = own.writing.waits or own.encoding.waits or bool(self._calls)
+    def _turn(self, parts: _Prepared) -> None:
+        """Decode until decoding has had its share, then read a little."""
+        self._check_deadlines(parts)
+        generation, encoding = parts.generation, parts.encoding
+        others_wait = generation.can_read or bool(encoding.jobs) or bool(self._calls)
         for _ in range(_MOST_STEPS):
-            if not own.writing.live:
+            if not generation.live:
                 self._ratio.forget()
                 break
-            self._step(own)
-            if not others or not self._ratio.is_due:
+            self._step(parts)
+            if not others_wait or not self._ratio.is_due:
                 break
-        if not others:
+        if not others_wait:
             return
-        budget = self.config.read_tokens if own.writing.live else self.config.idle_read_tokens
+        budget = self.config.read_tokens if generation.live else self.config.idle_read_tokens
         self._since = time.perf_counter()
-        with pausing(lambda: self._between(own)):
-            spent = own.writing.read(budget // 2 if own.encoding.waits else budget)
-            if own.encoding.waits:
-                own.encoding.read(max(1, budget - spent))
+        with pausing(lambda: self._between_layers(parts)):
+            spent = generation.read(budget // 2 if encoding.jobs else budget)
+            if encoding.jobs:
+                encoding.read(max(1, budget - spent))
             if self._calls:
-                self._call_next()
-        self._note_reading()
+                self._run_call(self._calls.pop(0))
+        self._count_reading()
 
-    def _look(self, own: Prepared) -> None:
-        """End what waits and whose time has passed: it frees its room in the queue."""
+    def _check_deadlines(self, parts: _Prepared) -> None:
+        """End queued requests that missed their deadline, which frees their tokens in the queue."""
         now = time.perf_counter()
-        if now - self._looked > _LOOKS:
-            self._looked = now
-            for job in (*own.writing.pending(), *own.encoding.pending(), *self._calls):
+        if now - self._checked > _DEADLINE_CHECKS:
+            self._checked = now
+            for job in (*parts.generation.pending(), *parts.encoding.jobs, *self._calls):
                 _ = job.is_over
 
-    def _step(self, own: Prepared) -> None:
+    def _step(self, parts: _Prepared) -> None:
         began = time.perf_counter()
-        own.writing.step()
-        self._ratio.wrote(time.perf_counter() - began)
+        parts.generation.step()
+        self._ratio.decoded(time.perf_counter() - began)
 
-    def _note_reading(self) -> None:
+    def _count_reading(self) -> None:
         now = time.perf_counter()
         self._ratio.read(now - self._since)
         self._since = now
 
-    def _between(self, own: Prepared) -> None:
-        """Let texts be written on between two layers of a pass, and end a pass for which nobody waits any more.
-
-        Raises:
-            Abandoned: nobody does.
-        """
-        called = self._call is not None and self._call.is_over
-        if self._closes or called or own.writing.is_abandoned or own.encoding.is_abandoned:
+    def _between_layers(self, parts: _Prepared) -> None:
+        """Decode between two layers of another pass, and end a pass (``Abandoned``) whose requests are all over."""
+        is_call_over = self._call is not None and self._call.is_over
+        if self._closes or is_call_over or parts.generation.is_abandoned or parts.encoding.is_abandoned:
             raise Abandoned
-        self._note_reading()
-        # What a pass computes in is its own matter.
+        self._count_reading()
+        # The other pass may run under autocast, which must not apply here.
         with torch.autocast(self.lm.device.type, enabled=False):
-            if own.writing.live and self._ratio.is_due:
-                self._step(own)
+            if parts.generation.live and self._ratio.is_due:
+                self._step(parts)
             if self._call is not None and self._ratio.is_due:
-                self._let_in(own)
+                self._read_during_call(parts)
         self._since = time.perf_counter()
 
-    def _let_in(self, own: Prepared) -> None:
+    def _read_during_call(self, parts: _Prepared) -> None:
         """Read a little while a function runs, which may take long."""
-        self._take_new(own)
+        self._take_new(parts)
         began = time.perf_counter()
-        spent = own.writing.read(1) if own.writing.waits else 0
-        if own.encoding.waits:
-            own.encoding.read(max(1, self.config.read_tokens - spent))
+        spent = parts.generation.read(1) if parts.generation.can_read else 0
+        if parts.encoding.jobs:
+            parts.encoding.read(max(1, self.config.read_tokens - spent))
         self._ratio.let_in(time.perf_counter() - began)
 
-    def _call_next(self) -> None:
-        self._call = job = self._calls.pop(0)
+    def _run_call(self, job: _CallJob) -> None:
+        self._call = job
         try:
             if not job.is_over:
                 job.begin()
                 job.settle(job.function())
                 self._called += job.tokens
-                self._desk.counts["calls"] += 1
-        except BaseException as error:  # whatever it is, it is the caller's
+                self._admission.counts["calls"] += 1
+        except BaseException as error:  # any error is the caller's
             job.fail(error)
         finally:
             self._call = None

@@ -50,21 +50,7 @@ class Export:
 def export(
     runtime: EncoderRuntime, folder: str | Path, format: str, *, scorer: Kept | None = None, overwrite: bool = False
 ) -> Export:
-    """Write an encoder for other tools; see ``LanguageModel.export``.
-
-    Args:
-        runtime: the model and how it is read.
-        folder: where to.
-        format: one of ``config.EXPORT_FORMATS``.
-        scorer: the encoder's own; ``merged`` keeps it.
-        overwrite: replace what is there.
-
-    Raises:
-        ConfigError: an unknown format, or a plan that does not encode.
-        ModelError: an adapter that cannot be merged into the weights, or what was written computes something else.
-        OutputExistsError: there is something already.
-        ResourceError: the disk is full; nothing is left behind.
-    """
+    """Write an encoder for other tools; see ``LanguageModel.export``."""
     one_of("format", format, EXPORT_FORMATS)
     if format not in GENERATING:
         # Those are for generating, which is the same whatever the encoder reads by.
@@ -105,24 +91,7 @@ def convert(
     without: Collection[str] = (),
     overwrite: bool = False,
 ) -> None:
-    """Copy a checkpoint, byte for byte, and put ``gerund.json`` beside it.
-
-    Args:
-        source: the checkpoint.
-        runtime: the same model, loaded and verified to obey the plan.
-        folder: where to.
-        identity: the encoder's fingerprint.
-        adapters: those of the model's jobs, to be copied along.
-        scorer: the encoder's own.
-        more: further files to copy, by their new names.
-        without: names of files that are not copied.
-        overwrite: replace what is there.
-
-    Raises:
-        ConfigError: a plan that does not encode.
-        OutputExistsError: there is something already.
-        ResourceError: the disk is full; nothing is left behind.
-    """
+    """Copy a checkpoint, byte for byte, and put ``gerund.json`` beside it."""
     _refuse_hybrid(runtime)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if source.gguf is not None:

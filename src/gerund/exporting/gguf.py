@@ -67,15 +67,7 @@ class TokenTable:
 
 
 def token_table(tokenizer: PreTrainedTokenizerBase, rows: int) -> TokenTable:
-    """Return the tokens of a tokenizer.
-
-    Args:
-        tokenizer: a fast one.
-        rows: how many embeddings the model has; what is left over is filled up.
-
-    Raises:
-        ConfigError: llama.cpp has no tokenizer of this kind, or not by a name that is known here.
-    """
+    """Return the tokens of a tokenizer."""
     if not tokenizer.is_fast:
         raise ConfigError("only fast tokenizers are written as GGUF, and this model's is none")
     said = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -113,11 +105,7 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
 
 
 def _begins_with_space(said: dict[str, Any]) -> bool:
-    """Return whether sentencepiece's mark is put before a text.
-
-    Raises:
-        ConfigError: the text is changed in another way too.
-    """
+    """Return whether sentencepiece's mark is put before a text."""
     steps = _steps(said.get("normalizer"), "normalizers")
     kinds = [step["type"] for step in steps]
     before = _steps(said.get("pre_tokenizer"), "pretokenizers")
@@ -129,11 +117,7 @@ def _begins_with_space(said: dict[str, Any]) -> bool:
 
 
 def _cut(said: dict[str, Any]) -> str:
-    """Return how llama.cpp calls the way in which a byte-level tokenizer cuts a text.
-
-    Raises:
-        ConfigError: it has no name here.
-    """
+    """Return how llama.cpp calls the way in which a byte-level tokenizer cuts a text."""
     normalizers = [step["type"] for step in _steps(said.get("normalizer"), "normalizers")]
     steps = _steps(said.get("pre_tokenizer"), "pretokenizers")
     kinds = [step["type"] for step in steps]
@@ -189,18 +173,7 @@ _KINDS = {
 
 
 def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
-    """Fill ``folder`` with the model and a README, after llama.cpp was asked to continue a few texts.
-
-    Args:
-        runtime: the model.
-        folder: where to.
-        eight_bits: hold weights in eight bits (Q8_0: 32 of them share a scale), rather than in their own type.
-
-    Raises:
-        ConfigError: an architecture, a setting of it or a tokenizer that is not written as GGUF.
-        ModelError: llama.cpp refuses the file, or continues otherwise.
-        MissingDependencyError: gguf or xllamacpp is not installed.
-    """
+    """Fill ``folder`` with the model and a README, after llama.cpp was asked to continue a few texts."""
     demand_installed(_NEEDED, "GGUF", "gguf")
     model, tokenizer = runtime.model, runtime.tokenizer
     kind = _kind_of(model)
@@ -211,11 +184,7 @@ def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) ->
 
 
 def _kind_of(model: PreTrainedModel) -> _Kind:
-    """Return what GGUF calls the architecture.
-
-    Raises:
-        ConfigError: it is none that is written, or llama.cpp would compute it otherwise.
-    """
+    """Return what GGUF calls the architecture."""
     config = model.config
     kind = _KINDS.get(config.model_type)
     if kind is None:
@@ -320,11 +289,7 @@ def _ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[in
 
 
 def _tensors(model: PreTrainedModel, kind: _Kind) -> dict[str, Tensor]:
-    """Return the weights under the names of GGUF.
-
-    Raises:
-        ConfigError: one has none.
-    """
+    """Return the weights under the names of GGUF."""
     import gguf
 
     config = model.config
@@ -413,20 +378,7 @@ _NEAR_IN_EIGHT_BITS = 0.5
 
 
 def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, eight_bits: bool = False) -> float:
-    """Let llama.cpp continue texts, and compare.
-
-    Args:
-        model: what the file was made of.
-        tokenizer: its tokenizer.
-        path: the file.
-        eight_bits: whether its weights were rounded to eight bits.
-
-    Returns:
-        The largest difference of log-probabilities.
-
-    Raises:
-        ModelError: it refuses the file, reads other tokens, or finds other continuations probable.
-    """
+    """Let llama.cpp continue texts, and compare."""
     near = _NEAR_IN_EIGHT_BITS if eight_bits else _NEAR.get(model.dtype, _NEAR_HALF)
     exact = _with_float32_states(model)
     context = min(_CONTEXT, model.config.max_position_embeddings)
@@ -452,11 +404,7 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
 
 
 def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[str, Any]]:
-    """Return what llama.cpp writes behind a text: each token's ``id`` and ``logprob``.
-
-    Raises:
-        ModelError: it reads other tokens.
-    """
+    """Return what llama.cpp writes behind a text: each token's ``id`` and ``logprob``."""
     for wanted in (count, 1):
         found = _demand(partial(_ask, server, text, wanted))
         read, written = found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
@@ -535,11 +483,7 @@ def _ask(server: Any, text: str, count: int) -> dict[str, Any]:
 
 
 def _demand(step: Any) -> Any:
-    """Return what llama.cpp makes of the file.
-
-    Raises:
-        ModelError: nothing.
-    """
+    """Return what llama.cpp makes of the file."""
     try:
         return step()
     except Exception as error:

@@ -29,18 +29,7 @@ _NEAR_HALF = 2e-2
 
 
 def write(runtime: EncoderRuntime, folder: Path) -> str:
-    """Fill ``folder`` with the merged model, load it again, and compare its vectors and logits.
-
-    Args:
-        runtime: the model with its adapter.
-        folder: where to.
-
-    Returns:
-        The encoder's fingerprint, which the merged weights have a part in.
-
-    Raises:
-        ModelError: the adapter cannot be merged, or what was written computes something else.
-    """
+    """Fill ``folder`` with the merged model, load it again, and compare its vectors and logits."""
     identity = write_merged(runtime, folder)
     # On the CPU: beside the model itself there may be no room for another.
     model, tokenizer = loading.read(find(folder), None)

@@ -96,11 +96,7 @@ def prepare(runtime: EncoderRuntime, folder: Path) -> Prepared:
 
 
 def refuse(runtime: EncoderRuntime, name: str) -> None:
-    """Refuse what cannot be a graph, or what no program but gerund could prepare the input of.
-
-    Raises:
-        ConfigError: with the reason.
-    """
+    """Refuse what cannot be a graph, or what no program but gerund could prepare the input of."""
     if runtime.plan.repeats_text:
         plan = runtime.config.attention.name
         raise ConfigError(f"the plan {plan!r} reads a text twice; {name} is for the other plans")
@@ -165,20 +161,7 @@ class Graph(nn.Module):
 
 
 def compare(prepared: Prepared, run: Run, program: str, near: float = NEAR) -> float:
-    """Let another program read texts of many kinds, and compare its vectors with gerund's.
-
-    Args:
-        prepared: what the graph was made of.
-        run: asks the program.
-        program: what it is called.
-        near: the largest cosine distance that is rounding.
-
-    Returns:
-        The largest cosine distance.
-
-    Raises:
-        ModelError: it computes something else, or refuses the graph.
-    """
+    """Let another program read texts of many kinds, and compare its vectors with gerund's."""
     runtime, texts, worst = prepared.runtime, list(TEXTS), 0.0
     cut = {} if runtime.max_length is None else {"truncation": True, "max_length": runtime.max_length}
     if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
@@ -200,11 +183,7 @@ def compare(prepared: Prepared, run: Run, program: str, near: float = NEAR) -> f
 
 
 def demand(kind: str, program: str, step: Callable[[], Any]) -> Any:
-    """Return what another program makes of the graph.
-
-    Raises:
-        ModelError: nothing.
-    """
+    """Return what another program makes of the graph."""
     try:
         return step()
     except Exception as error:
@@ -238,17 +217,7 @@ def readme(
     settings_file: str,
     weights: str = "float32",
 ) -> str:
-    """Return a README whose program reads texts with nothing but tokenizers, numpy and the other program.
-
-    Args:
-        prepared: what the graph was made of.
-        title: what the folder is.
-        imports: the program's import line.
-        opened: the line that opens the graph.
-        asked: the line up to the inputs, a dictionary, and the one behind them, around ``...``.
-        settings_file: where prompts are named.
-        weights: what they are held in.
-    """
+    """Return a README whose program reads texts with nothing but tokenizers, numpy and the other program."""
     runtime = prepared.runtime
     plan = runtime.config.attention.label(runtime.n_layers)
     cut = "" if runtime.max_length is None else f"tokenizer.enable_truncation({runtime.max_length})\n"
@@ -314,20 +283,7 @@ _ONE_FILE = 1 << 30
 
 
 def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
-    """Fill ``folder`` with the graph, its tokenizer, ``onnx.json`` and a README, after trying the graph.
-
-    Args:
-        runtime: the encoder.
-        folder: where to.
-        eight_bits: hold its weights in eight bits, each column scaled by itself; what they are multiplied with is
-            rounded to eight bits for each text, by onnxruntime.
-
-    Raises:
-        ConfigError: a plan, prompt or tokenizer that another program could not follow; or, with ``eight_bits``, more
-            than a gigabyte of weights.
-        ModelError: torch cannot export the architecture, or onnxruntime computes something else.
-        MissingDependencyError: ONNX is not installed.
-    """
+    """Fill ``folder`` with the graph, its tokenizer, ``onnx.json`` and a README, after trying the graph."""
     demand_installed(_NEEDED, "ONNX", "onnx")
     refuse(runtime, "ONNX")
     prepared = prepare(runtime, folder)
@@ -355,22 +311,14 @@ def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) ->
 
 
 def demand_installed(modules: tuple[str, ...], what: str, extra: str) -> None:
-    """Refuse an export that needs what is not installed.
-
-    Raises:
-        MissingDependencyError: with what is absent, and the extra that brings it.
-    """
+    """Refuse an export that needs what is not installed."""
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if absent:
         raise MissingDependencyError(f"an export to {what} needs {', '.join(absent)}: pip install 'gerund[{extra}]'")
 
 
 def write_graph(prepared: Prepared, path: Path) -> None:
-    """Write the graph, its weights in it or, where these are large, beside it.
-
-    Raises:
-        ModelError: torch cannot export the architecture.
-    """
+    """Write the graph, its weights in it or, where these are large, beside it."""
     graph = prepared.graph()
     longest = min(prepared.runtime.max_length or LONGEST_DIMENSION, LONGEST_DIMENSION)
     rows, length = torch.export.Dim("texts", min=1), torch.export.Dim("tokens", min=1, max=longest)
@@ -420,14 +368,7 @@ def quantize(path: Path) -> None:
 
 
 def check(prepared: Prepared, path: Path, near: float = NEAR) -> float:
-    """Compare what onnxruntime makes of the graph with gerund's vectors.
-
-    Returns:
-        The largest cosine distance.
-
-    Raises:
-        ModelError: it is something else, or nothing.
-    """
+    """Compare what onnxruntime makes of the graph with gerund's vectors."""
     import onnxruntime
 
     def opened() -> Any:

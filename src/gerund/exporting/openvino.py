@@ -29,13 +29,7 @@ _EXACTLY = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 def write(runtime: EncoderRuntime, folder: Path) -> None:
-    """Fill ``folder`` with the graph, its tokenizer, ``openvino.json`` and a README, after trying the graph.
-
-    Raises:
-        ConfigError: a plan, prompt, tokenizer or head that another program could not follow.
-        ModelError: torch cannot export the architecture, or OpenVINO computes something else.
-        MissingDependencyError: OpenVINO or ONNX is not installed.
-    """
+    """Fill ``folder`` with the graph, its tokenizer, ``openvino.json`` and a README, after trying the graph."""
     onnx.demand_installed(_NEEDED, "OpenVINO", "openvino")
     onnx.refuse(runtime, "OpenVINO")
     if runtime.head is not None and runtime.head.words is not None:
@@ -66,11 +60,7 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
 
 
 def check(prepared: Prepared, path: Path) -> None:
-    """Compare what OpenVINO makes of the graph with gerund's vectors.
-
-    Raises:
-        ModelError: it is something else, or nothing.
-    """
+    """Compare what OpenVINO makes of the graph with gerund's vectors."""
     model = onnx.demand(prepared.kind, "OpenVINO", lambda: compiled(path))
 
     def run(given: Mapping[str, np.ndarray]) -> np.ndarray:

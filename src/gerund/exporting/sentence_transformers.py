@@ -49,11 +49,7 @@ _LONG_TEXT_TOKENS = 1024
 
 
 def write(runtime: EncoderRuntime, folder: Path) -> str:
-    """Fill ``folder`` for sentence-transformers.
-
-    Returns:
-        Why gerund's own class is needed to read it; the empty string where it is not.
-    """
+    """Fill ``folder`` for sentence-transformers."""
     why_custom = obstacle(runtime)
     if not why_custom:
         write_plain(runtime, folder)

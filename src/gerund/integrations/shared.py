@@ -41,12 +41,7 @@ class Request(NamedTuple):
 
 
 def model_of(given: Model) -> LanguageModel:
-    """Return a model in memory.
-
-    Raises:
-        ConfigError: it is nothing that ``gerund.load`` takes.
-        ModelError: as ``gerund.load``.
-    """
+    """Return a model in memory."""
     if given is None or isinstance(given, ModelSpec | str | Path):
         return load(given)
     if not isinstance(given, LanguageModel) and not callable(getattr(given, "generate", None)):
@@ -55,30 +50,19 @@ def model_of(given: Model) -> LanguageModel:
 
 
 def chat_model_of(given: Model) -> LanguageModel:
-    """Return a model in memory that was trained to chat.
-
-    Raises:
-        ModelError: it has no chat template.
-    """
+    """Return a model in memory that was trained to chat."""
     lm = model_of(given)
     require_chat_template(lm.tokenizer)
     return lm
 
 
 def index_of(given: Index | str | Path, model: Model = None) -> Index:
-    """Return an index that is open.
-
-    Raises:
-        ConfigError: it is neither an index nor a place of one.
-    """
+    """Return an index that is open."""
     return given if isinstance(given, Index) else open_index(given, model)
 
 
 def request(*given: Mapping[str, Any]) -> Request:
     r"""Return how to write, from settings in one flat mapping each; later ones win, and None says nothing.
-
-    Raises:
-        ConfigError: there is no such setting, or it is impossible.
 
     >>> asked = request({"max_tokens": 64, "temperature": 0.7}, {"stop": ["\n"], "temperature": None})
     >>> asked.max_new_tokens, asked.sampling.temperature, asked.options
@@ -122,14 +106,7 @@ def facts(lm: LanguageModel, done: Generation) -> dict[str, Any]:
 
 
 def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | None = None) -> list[list[float]]:
-    """Return the vectors of queries or documents, as ``encode`` gives them; zeros for a text without a character.
-
-    Args:
-        lm: the model.
-        texts: the texts.
-        job: whose prompt is put before each, where the encoder has one of that name; else its default prompt.
-        prompt: another text to put before each; None for that.
-    """
+    """Return the vectors of queries or documents, as ``encode`` gives them; zeros for a text without a character."""
     if not texts:
         return []
     name = job if prompt is None and job in lm.encoder.prompts else None

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from gerund.errors import GerundError
 from gerund.server.errors import ERRORS, GONE, ApiError, api_error
-from gerund.server.middleware import Gate, NoPanics
+from gerund.server.middleware import GuardMiddleware, PanicMiddleware
 from gerund.server.routes import embeddings, generation, info
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
@@ -21,73 +21,61 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 _LONGEST_PATH = 100
 
 
-def make_app(service: Service, keys: Sequence[str] = ()) -> Gate:
-    """Return the application for one process's service.
-
-    Args:
-        service: the model; it may still be loading.
-        keys: who may ask; none for everybody on this machine.
-    """
+def make_app(service: Service, keys: Sequence[str] = ()) -> GuardMiddleware:
+    """Return the application for a service, whose model may still be loading; no ``keys`` let every client in."""
     app = FastAPI(title="gerund", version=__version__, responses=ERRORS, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (info, generation, embeddings):
-        app.include_router(part.router)
-    # What FastAPI would declare by itself is never sent.
-    usual = app.openapi
+    for routes in (info, generation, embeddings):
+        app.include_router(routes.router)
+    described = app.openapi
 
     def openapi() -> dict[str, Any]:
-        found = usual()
-        for path in found["paths"].values():
+        description = described()
+        for path in description["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)
-        return found
+                operation["responses"].pop("422", None)  # FastAPI's default, which is never sent
+        return description
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(NoPanics)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(GerundError, _api_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _any_error)
-    return Gate(app, service.settings, keys, service.metrics.done)
+    app.add_middleware(PanicMiddleware)
+    # Starlette raises an `Exception` again after the answer, and the middleware logs it.
+    for kind in (ApiError, GerundError, Exception):
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    return GuardMiddleware(app, service.settings, keys, service.metrics.done)
 
 
-async def _api_error(_request: Request, error: Exception) -> Response:
-    found = api_error(error)
-    return Response(status_code=GONE) if found.status == GONE else _shown(found)
+async def _on_error(_request: Request, error: Exception) -> Response:
+    answer = api_error(error)
+    return Response(status_code=GONE) if answer.status == GONE else _response(answer)
 
 
-async def _invalid(_request: Request, error: Exception) -> Response:
+async def _on_invalid_body(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    if any(one["type"] == "json_invalid" for one in error.errors()):
-        return _shown(ApiError("the body is not valid JSON", code="invalid_json"))
-    place, message, code = worst(list(error.errors()), error.body)
+    if any(item["type"] == "json_invalid" for item in error.errors()):
+        return _response(ApiError("the body is not valid JSON", code="invalid_json"))
+    param, message, code = worst(list(error.errors()), error.body)
     if not isinstance(error.body, dict):
         message = 'the body is a JSON object, such as {"input": "a text"}'
-    return _shown(ApiError(message, param=place or None, code=code))
+    return _response(ApiError(message, param=param or None, code=code))
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError):
         why = ": it is not UTF-8" if isinstance(error.__cause__, UnicodeDecodeError) else ""
-        return _shown(ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
+        return _response(ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
     status = 400 if error.status_code == 422 else error.status_code
-    said = error.detail
-    if status == 404 and said == "Not Found":
-        said = f"there is no route {request.url.path[:_LONGEST_PATH]}; this server prints its routes when it starts"
-    elif status == 405 and said == "Method Not Allowed":
-        allowed = (error.headers or {}).get("Allow", "another method")
-        said = f"{request.url.path[:_LONGEST_PATH]} takes {allowed}, not {request.method}"
-    shown = _shown(ApiError(said, status, code=_CODES.get(status)))
-    shown.headers.update(error.headers or {})
-    return shown
+    message, path = error.detail, request.url.path[:_LONGEST_PATH]
+    if status == 404 and message == "Not Found":
+        message = f"there is no route {path}; this server prints its routes when it starts"
+    elif status == 405 and message == "Method Not Allowed":
+        message = f"{path} takes {(error.headers or {}).get('Allow', 'another method')}, not {request.method}"
+    response = _response(ApiError(message, status, code=_CODES.get(status)))
+    response.headers.update(error.headers or {})
+    return response
 
 
-async def _any_error(_request: Request, error: Exception) -> Response:
-    # It is raised again behind this answer, and the gate notes it.
-    return _shown(api_error(error))
-
-
-def _shown(error: ApiError) -> JSONResponse:
+def _response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body, error.status, headers=error.headers)

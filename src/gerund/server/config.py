@@ -155,11 +155,7 @@ class ServerConfig(BaseModel):
         return is_loopback(self.host)
 
     def demand_safe(self, keys: "list[str]") -> None:
-        """Refuse an address that other machines can reach, without a key, and pages of any origin, with one.
-
-        Raises:
-            ConfigError: there is no key, and others can reach the address; or there is one, and any page may ask.
-        """
+        """Refuse an address that other machines can reach, without a key, and pages of any origin, with one."""
         if keys and "*" in self.cors_origin:
             raise ConfigError(
                 "cors_origin='*' lets every website ask, which contradicts a key; name the origins, such as "
@@ -187,26 +183,12 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(settings: ServerConfig, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the keys of those who may ask; none where everybody on this machine may.
-
-    Args:
-        settings: names the file with the keys.
-        environment: in the place of the process's own.
-
-    Raises:
-        DataError: the file cannot be read, or holds no key.
-        ConfigError: a key cannot be sent in a header.
-    """
+    """Return the keys of those who may ask; none where everybody on this machine may."""
     return keys_in(settings.api_key_file, environment)
 
 
 def keys_in(file: str | None, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the keys in a file, or else the one in the variable ``GERUND_API_KEY``, or none.
-
-    Raises:
-        DataError: the file cannot be read, or holds no key.
-        ConfigError: a key cannot be sent in a header.
-    """
+    """Return the keys in a file, or else the one in the variable ``GERUND_API_KEY``, or none."""
     environment = os.environ if environment is None else environment
     keys = [environment[KEY_VARIABLE]] if KEY_VARIABLE in environment else []
     where = f"the variable {KEY_VARIABLE}"
@@ -227,15 +209,7 @@ def keys_in(file: str | None, environment: Mapping[str, str] | None = None) -> l
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a configuration file says of the model, and of the server.
-
-    Args:
-        path: a YAML file with the names of the command's options, with ``_`` or ``-``.
-
-    Raises:
-        DataError: it cannot be read, or is no mapping of names to values.
-        ConfigError: there is no such name.
-    """
+    """Return what a configuration file says of the model, and of the server."""
     try:
         content = parse_yaml(read_input(path))
     except OSError as error:
@@ -265,11 +239,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerConfig:
-    """Return checked settings.
-
-    Raises:
-        ConfigError: a setting is impossible; the message names it.
-    """
+    """Return checked settings."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         return ServerConfig.model_validate(values)

@@ -45,11 +45,7 @@ class StrictConnection(h11.Connection):
     reason: str | None = None
 
     def next_event(self) -> Any:
-        """Return the next event, as h11 does.
-
-        Raises:
-            RemoteProtocolError: what came is not a well-formed request.
-        """
+        """Return the next event, as h11 does."""
         if self.their_state is h11.IDLE:
             self._refuse(_wrong_lines(self.trailing_data[0]))
         event = super().next_event()
@@ -143,15 +139,7 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Args:
-        host: an address of this machine, or a name of one.
-        port: 0 for a free one.
-
-    Raises:
-        ConfigError: there is no such address here, or the port is taken or not allowed.
-    """
+    """Return a socket that listens."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         made = socket.create_server(address[:2], family=family, backlog=_BACKLOG)

@@ -4,7 +4,8 @@ A client's mistake is a 4xx and never a 422; what the server cannot do now is 42
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gerund.errors import (
@@ -31,8 +32,8 @@ _TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
-# What an error of the library is for a client: status, code, other words than its own, when to try again.
-_TOLD: dict[type[BaseException], tuple[int, str | None, str | None, int | None]] = {
+# How clients get an error of the library: status, code, message (None for its own), seconds before the next try.
+_ANSWERS: dict[type[BaseException], tuple[int, str | None, str | None, int | None]] = {
     TooLargeError: (413, "request_too_large", None, None),
     DeadlineError: (504, "timeout", "this was not done in time; ask for less, or when fewer do", None),
     ClosedError: (503, "unavailable", "the server is ending; try again", 5),
@@ -43,26 +44,20 @@ _TOLD: dict[type[BaseException], tuple[int, str | None, str | None, int | None]]
     MemoryError: (503, "unavailable", "the server has not enough memory for it now", 10),
     GerundError: (400, None, None, None),
 }
-# What the library calls otherwise than a body does.
-_ELSEWHERE = {
+# Arguments of the library, and the fields of bodies that they come from.
+_NAMES_IN_BODIES = {
     "schema": ("response_format", "structured_outputs", "guided_json"),
     "regex": ("structured_outputs", "guided_regex"),
     "choice": ("structured_outputs", "guided_choice"),
     "max_new_tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
     "samples": ("best_of",),
 }
-# A status of none, for a client that has gone; nobody reads it but the log.
+# For the log: the client has disconnected, so nothing was sent.
 GONE = 499
 
 
 class ApiError(Exception):
-    """An error that a client is told.
-
-    Attributes:
-        status: of HTTP.
-        code: a word that programs go by.
-        param: the field of the body that is to blame.
-        retry_after: in how many seconds to try again, 1 to 60.
+    """An error as a client gets it: HTTP status, code for programs, the body's field, seconds before the next try.
 
     >>> ApiError("no such model", 404, code="model_not_found").body["error"]["type"]
     'not_found_error'
@@ -84,30 +79,30 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """The JSON body."""
         kind = _TYPES.get(self.status, INVALID if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that go with it."""
-        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        """Further headers."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
-            found["WWW-Authenticate"] = "Bearer"
+            headers["WWW-Authenticate"] = "Bearer"
         if self.status in (408, 413):
-            found["Connection"] = "close"
-        return found
+            headers["Connection"] = "close"
+        return headers
 
 
 class ClientGoneError(ApiError):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
     def __init__(self) -> None:
         super().__init__("the client has gone", GONE)
 
 
 def unknown_model(name: str, known: str) -> ApiError:
-    """Return the error for a model that is not served."""
+    """Return the error for a model that isn't served."""
     return ApiError(
         f"The model {name!r} does not exist here; this server has {known!r}",
         404,
@@ -116,40 +111,42 @@ def unknown_model(name: str, known: str) -> ApiError:
     )
 
 
+@contextmanager
+def errors_about(param: str | Callable[[Exception], str | None] | None) -> Iterator[None]:
+    """Turn errors of the library into an ``ApiError`` about a field of the body, which may depend on the error."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except Exception as error:
+        raise api_error(error, param(error) if callable(param) else param) from error
+
+
 def blamed(error: BaseException, given: Collection[str]) -> str | None:
-    """Return which of a body's given fields an error of the library names first; None where it names none.
+    """Return the first of a body's fields that an error of the library names; None if it names none.
 
     >>> blamed(ValueError("greedy ones are all the same; set n=1"), {"prompt", "n"})
     'n'
     """
-    for word in [str(error).partition(" ")[0].rstrip(":"), *re.findall(r"\b(\w+)=", str(error))]:
-        for name in (word, *_ELSEWHERE.get(word, ())):
+    for word in [str(error).partition(" ")[0].strip(":`"), *re.findall(r"\b(\w+)=", str(error))]:
+        for name in (word, *_NAMES_IN_BODIES.get(word, ())):
             if name in given:
                 return name
     return None
 
 
-def _known(status: int, param: str | None) -> str | None:
-    """Return the field, where it is the request that is to blame."""
-    return param if 400 <= status < 500 else None
-
-
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """Return an error of the library, or any other, as a client gets it.
-
-    Args:
-        error: what was raised.
-        param: the field of the body that it is about, where nothing better is known.
-    """
+    """Return any error as clients get it; ``param`` is the field it is about, if the error does not know better."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
         return ApiError(error, 429, code="rate_limit_exceeded", retry_after=error.retry_after)
     if isinstance(error, TextError):
         return ApiError(error, 400, code="context_length_exceeded" if error.exceeds_context else None, param=param)
-    for kind, (status, code, said, retry_after) in _TOLD.items():
+    for kind, (status, code, message, retry_after) in _ANSWERS.items():
         if isinstance(error, kind):
-            return ApiError(said or error, status, code=code, retry_after=retry_after, param=_known(status, param))
+            param = param if status < 500 else None  # above, it is not the request's fault
+            return ApiError(message or error, status, code=code, retry_after=retry_after, param=param)
     return ApiError("something went wrong in the server; its log says what", 500, code="server_error")
 
 

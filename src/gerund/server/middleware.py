@@ -11,54 +11,37 @@ import json
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gerund.errors import is_panic
 from gerund.server.config import FINGERPRINT_HEADER, ServerConfig, host_in, is_loopback
 from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error
 from gerund.server.logs import note, note_defect
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-# Of requests' own ids, which are no secret.
+# For request ids, which are not secret.
 _IDS = random.Random()
-# Bodies that are held at a time, in multiples of the largest one.
+# Size of all bodies in memory, in multiples of the largest one.
 _BODIES = 32
 
 
-class Gate:
-    """An ASGI application around another one.
-
-    Args:
-        app: what answers the requests that come through.
-        settings: bounds of bodies, the address.
-        keys: who may ask; none for everybody on this machine.
-        done: takes route, status and seconds of each request.
-    """
+class GuardMiddleware:
+    """Checks, logs and counts every request; ``done`` takes its route, status and seconds."""
 
     def __init__(
-        self,
-        app: Any,
-        settings: ServerConfig,
-        keys: Sequence[str],
-        done: Callable[[str, int, float], None],
+        self, app: ASGIApp, settings: ServerConfig, keys: Sequence[str], done: Callable[[str, int, float], None]
     ) -> None:
         self.app, self.settings, self._done = app, settings, done
         self._keys = [key.encode("ascii") for key in keys]
-        self._held = 0
-        self._inner: Callable[[Scope, Receive, Send], Awaitable[None]] = self._admitted
+        self._held = 0  # bytes of bodies in memory
+        self._inner: ASGIApp = self._guarded
         if settings.cors_origin:
-            # Around all that is answered, refusals too: else a page could not read why it was refused. What a browser
-            # asks first (OPTIONS) has no key.
+            # Around the checks as well: else a page could not read an error. A preflight request (OPTIONS) has no key.
             self._inner = CORSMiddleware(
-                self._admitted,
+                self._guarded,
                 allow_origins=settings.cors_origin,
                 allow_methods=("GET", "HEAD", "POST"),
                 allow_headers=("*",),
@@ -66,7 +49,7 @@ class Gate:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -74,25 +57,25 @@ class Gate:
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        own = given.decode() if _ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
+        request_id = given.decode() if _ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
         method = scope["method"]
-        answer = _Answer(send, own, self.settings.timeout, has_body=method != "HEAD")
+        answer = _Answer(send, request_id, self.settings.timeout, has_body=method != "HEAD")
         if method == "HEAD":  # the answer to GET, without its body
             scope = {**scope, "method": "GET"}
         began = time.perf_counter()
         try:
-            self._demand_host(headers)
+            self._check_host(headers)
             await self._inner(scope, receive, answer)
         except ClientGoneError:
             answer.status = GONE
         except ApiError as error:
-            await answer.refuse(error)
+            await answer.send_error(error)
         except Exception as error:
-            if answer.is_gone:  # on its way here the reason has become another error
+            if answer.is_gone:  # a handler may have replaced the `ClientGoneError`
                 answer.status = GONE
             else:
-                note_defect(error, request=own)
-                await answer.refuse(api_error(error))
+                note_defect(error, request=request_id)
+                await answer.send_error(api_error(error))
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             seconds = time.perf_counter() - began
@@ -103,11 +86,11 @@ class Gate:
                 route=route,
                 status=answer.status,
                 ms=round(seconds * 1000),
-                request=own,
+                request=request_id,
             )
 
-    def _demand_host(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse a page whose own name was made to point to this machine (DNS rebinding): it sends that name."""
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Reject a page whose host name was made to point to this machine (DNS rebinding): it sends that name."""
         settings = self.settings
         if not settings.is_local and not settings.allowed_host:
             return
@@ -118,37 +101,35 @@ class Gate:
                 code="host_not_allowed",
             )  # fmt: skip
 
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request with a key and a body within the bounds through; refuse others by the same way."""
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if its key and its body are valid."""
         headers = dict(scope["headers"])
         held = [0]
         try:
             try:
-                self._admit(scope, headers)
+                self._check_headers(scope, headers)
                 body = await self._body(headers, receive, held)
             except ClientGoneError:
                 raise
             except ApiError as error:
-                await _refuse(send, error)
+                await _send_error(send, error)
                 return
-            is_given = False
+            unread = [body]
 
             async def replay() -> Message:
-                nonlocal is_given
-                if is_given:
-                    return await receive()
-                is_given = True
-                return {"type": "http.request", "body": body, "more_body": False}
+                if unread:
+                    return {"type": "http.request", "body": unread.pop(), "more_body": False}
+                return await receive()
 
             await self.app(scope, replay, send)
         finally:
             self._held -= held[0]
 
-    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check_headers(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._keys:
             key = _key(headers)
-            # Each is compared, so that the time says nothing of which was nearly right.
-            matches = [hmac.compare_digest(key, one) for one in self._keys]
+            # Compared with every key, so that the time doesn't show which one was nearly right.
+            matches = [hmac.compare_digest(key, known) for known in self._keys]
             if not any(matches):
                 raise ApiError(
                     "Incorrect API key: send the header 'Authorization: Bearer KEY'", 401, code="invalid_api_key"
@@ -190,14 +171,10 @@ class Gate:
         return ApiError(f"the body is larger than {self.settings.body_limit} bytes", 413, code="request_too_large")
 
 
-class NoPanics:
-    """Turns what is no ``Exception``, such as a panic of a library in Rust, into one that the handlers answer.
+class PanicMiddleware:
+    """Turns a ``BaseException`` that is a panic of a library in Rust into an error that the handlers answer."""
 
-    Args:
-        app: the routes.
-    """
-
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,17 +188,17 @@ class NoPanics:
 
 
 class _Answer:
-    """The way back, which knows whether an answer has begun, and gives up a client that does not read it."""
+    """Sends an answer, remembers its status, and gives up on a client that does not read it."""
 
-    def __init__(self, send: Send, own: str, timeout: float, *, has_body: bool = True) -> None:
-        self._send, self._own, self._timeout, self._has_body = send, own.encode(), timeout, has_body
+    def __init__(self, send: Send, request_id: str, timeout: float, *, has_body: bool = True) -> None:
+        self._send, self._id, self._timeout, self._has_body = send, request_id.encode(), timeout, has_body
         self.status = 500
         self.has_begun = self.is_gone = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.has_begun, self.status = True, message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._own)]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
         elif not self._has_body:
             message = {**message, "body": b""}
         try:
@@ -231,28 +208,28 @@ class _Answer:
             self.is_gone = True
             raise ClientGoneError from None
 
-    async def refuse(self, error: ApiError) -> None:
-        """Send an error, where nothing was sent yet."""
+    async def send_error(self, error: ApiError) -> None:
+        """Send an error, if nothing was sent yet."""
         if not self.has_begun:
-            await _refuse(self, error)
+            await _send_error(self, error)
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
+async def _send_error(send: Send, error: ApiError) -> None:
     content = json.dumps(error.body).encode()
     headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
     listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     if error.status == 401:
-        # Browsers know this one, and ask for a password; they read one scheme a header.
+        # Browsers know this scheme, and ask for a password; they read one scheme per header.
         listed.append((b"www-authenticate", b'Basic realm="gerund: any name, the key as the password"'))
     await send({"type": "http.response.start", "status": error.status, "headers": listed})
     await send({"type": "http.response.body", "body": content})
 
 
 def _key(headers: dict[bytes, bytes]) -> bytes:
-    """Return the key that came with a request; empty where there is none.
+    """Return the API key of a request; empty if it has none.
 
-    A browser sends it as the password of HTTP's basic scheme, after it has asked for it; and then by itself, so that
-    requests which another site's page makes do not count.
+    A browser asks its user for the key once and sends it as the password of HTTP Basic authentication, even in requests
+    that another site's page makes; these do not count.
 
     >>> _key({b"authorization": b"Bearer secret"}), _key({b"authorization": b"Basic YW55OnNlY3JldA=="})
     (b'secret', b'secret')
@@ -260,8 +237,8 @@ def _key(headers: dict[bytes, bytes]) -> bytes:
     kind, _, given = headers.get(b"authorization", b"").partition(b" ")
     if kind.lower() == b"bearer":
         return given.strip()
-    is_own = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
-    if kind.lower() != b"basic" or not is_own:
+    is_same_site = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
+    if kind.lower() != b"basic" or not is_same_site:
         return b""
     try:
         return base64.b64decode(given.strip(), validate=True).partition(b":")[2]

@@ -40,14 +40,7 @@ def end_while_loading() -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, around one service.
-
-    Args:
-        config: uvicorn's.
-        service: what is served.
-        load: loads the model; runs in a thread of its own while the server answers that it is not ready.
-        ready: called when the model is loaded.
-    """
+    """uvicorn, around one service."""
 
     def __init__(
         self, config: uvicorn.Config, service: Service, load: Callable[[], None], ready: Callable[[Service], None]
@@ -63,11 +56,7 @@ class Server(uvicorn.Server):
         threading.Thread(target=self._load_and_tell, name=_LOADING, daemon=True).start()
 
     def load_first(self) -> None:
-        """Load now, before anybody can ask.
-
-        Raises:
-            GerundError: the model cannot be loaded.
-        """
+        """Load now, before anybody can ask."""
         self._load()
         self._load = lambda: None
 
@@ -156,20 +145,7 @@ def serve(
     *,
     listens_at_once: bool = True,
 ) -> None:
-    """Serve until a signal ends it.
-
-    Args:
-        listening: the socket.
-        spec: the model.
-        settings: how it is served.
-        keys: who may ask; none for everybody on this machine.
-        ready: called, in another thread, when the model is loaded.
-        began: called with the server before it runs.
-        listens_at_once: whether requests are answered while the model is loaded (that it is not ready).
-
-    Raises:
-        GerundError: the model cannot be loaded.
-    """
+    """Serve until a signal ends it."""
     server = make_server(spec, settings, keys, ready)
     if began is not None:
         began(server)

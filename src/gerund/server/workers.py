@@ -62,18 +62,7 @@ def serve_many(
     keys: Sequence[str],
     ready: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Serve in ``settings.workers`` processes until a signal ends it.
-
-    Args:
-        listening: the socket that they share.
-        spec: the model, which each of them loads.
-        settings: how it is served.
-        keys: who may ask.
-        ready: called with what the last worker says of itself when all of them are ready.
-
-    Raises:
-        GerundError: a worker cannot load the model.
-    """
+    """Serve in ``settings.workers`` processes until a signal ends it."""
     with tempfile.TemporaryDirectory(prefix="gerund-metrics-") as folder:
         os.environ[_METRICS] = folder
         try:
@@ -157,11 +146,7 @@ class _Supervisor:
                 )
 
     def _failed(self, worker: _Worker, error: str, status: int = ResourceError.exit_code) -> None:
-        """Note that a worker ended, and when the next one starts in its place.
-
-        Raises:
-            GerundError: the server has not been ready yet, and could not be.
-        """
+        """Note that a worker ended, and when the next one starts in its place."""
         from gerund.server.metrics import forget_worker
 
         process, pipe = worker.process, worker.pipe

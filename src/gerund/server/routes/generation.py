@@ -3,13 +3,14 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gerund.engine.config import Ticket
+from gerund.engine.config import EngineFuture
 from gerund.errors import GerundError, TextError, TooLargeError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import (
@@ -28,453 +29,427 @@ from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
-from gerund.server.errors import STREAMS, ApiError, api_error, blamed
+from gerund.server.errors import STREAMS, ApiError, api_error, blamed, errors_about
 from gerund.server.openai_format import Echo, EventStream, Form, usage_of
 from gerund.server.schemas.embeddings import DetokenizeRequest, TokenizeRequest
 from gerund.server.schemas.generation import (
     USUAL_COMPLETION,
     ChatRequest,
     CompletionRequest,
+    GenerationBody,
     InfillRequest,
-    Writing,
     template_options,
 )
-from gerund.server.service import Claim, Served, Service
+from gerund.server.service import RequestContext, Served, Service
 from gerund.types import Generation, Infill, Usage
 
 router = APIRouter()
 
+# Completion tokens of an infilling request that does not say.
+_USUAL_INFILL = 32
+
 
 @router.post("/v1/chat/completions", tags=["writing"], responses=STREAMS, response_model=None)
 async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
-    """Write the next turn of a conversation, in the form of the model's own chat template."""
-    service.demand_model(body.model)
+    """Generate the next message of a conversation, in the form of the model's own chat template."""
+    service.require_model(body.model)
     conversation, template = body.conversation(), body.template
-    try:
-        require_chat_template(service.lm.tokenizer)
-        most = body.asked_tokens or service.settings.max_new_tokens
-        settings = body.settings(most, body.asked_logprobs)
-    except Exception as error:
-        raise api_error(error, blamed(error, body.model_fields_set)) from error
-    asked = WritingRequest(
-        [conversation],
-        settings,
-        body.choices,
-        "messages",
-        explicit=body.asked_tokens is not None,
-        ranks=body.ranks,
-        scorer=body.scorer,
-        usage=_wants_usage(body),
-        given=body.model_fields_set,
-        template=template,
-        last=_last(body),
+    with errors_about(partial(blamed, given=body.model_fields_set)):
+        demand_template(service.lm.tokenizer)
+        most = body.requested_tokens or service.settings.max_new_tokens
+        settings = body.settings(most, body.requested_logprobs)
+    work = _GenerationWork(
+        service, body, [conversation], settings, "messages", body.requested_tokens is not None, template
     )
-    form = Form("chat", service.names[0])
-    return await (stream if body.stream else answer)(service, request, asked, form)
+    return await work.answer(request, Form("chat", service.names[0]))
 
 
 @router.post("/v1/completions", tags=["writing"], responses=STREAMS, response_model=None)
 async def completions(body: CompletionRequest, request: Request, service: Served) -> Any:
-    """Continue one or several texts; with ``suffix`` fill the gap between the two."""
-    service.demand_model(body.model)
-    body.refuse_unread()
+    """Continue one or several texts; with ``suffix``, infill between the two."""
+    service.require_model(body.model)
+    body.refuse_unsupported()
     prompts = body.prompts
     if body.suffix:
         body.refuse_with_suffix()
         if len(prompts) != 1 or not isinstance(prompts[0], str):
             raise ApiError("beside suffix the prompt is one text", param="prompt")
-        return await complete(service, request, body, prompts[0], wants_usage=_wants_usage(body))
+        return await _complete_before_suffix(service, request, body, prompts[0])
     body.refuse_no_tokens()
-    writes = body.asked_tokens != 0
-    try:
-        settings = body.settings(body.asked_tokens or USUAL_COMPLETION, body.logprobs)
-    except Exception as error:
-        raise api_error(error, blamed(error, body.model_fields_set)) from error
-    asked = WritingRequest(
-        prompts,
-        settings,
-        body.choices,
-        "prompt",
-        ranks=body.ranks,
-        scorer=body.scorer,
-        usage=_wants_usage(body),
-        given=body.model_fields_set,
-        last=_last(body),
-        echo=bool(body.echo),
-        writes=writes,
+    with errors_about(partial(blamed, given=body.model_fields_set)):
+        settings = body.settings(body.requested_tokens or USUAL_COMPLETION, body.logprobs)
+    work = _GenerationWork(
+        service, body, prompts, settings, "prompt", echo=bool(body.echo), generates=body.requested_tokens != 0
     )
-    form = Form("text", service.names[0], choices=body.choices, control=_control(service))
-    return await (stream if body.stream else answer)(service, request, asked, form)
+    added = service.lm.tokenizer.added_tokens_decoder
+    form = Form(
+        "text",
+        service.names[0],
+        choices=body.choices,
+        control=lambda token: added[token].content if token in added else None,
+    )
+    return await work.answer(request, form)
 
 
 @router.post("/infill", tags=["writing"])
 async def infill(body: InfillRequest, request: Request, service: Served) -> dict[str, Any]:
-    """Fill the gaps of a text, seeing both sides of them."""
-    service.demand_model(body.model)
-    body.refuse_unread()
-    return await fill(service, request, body)
-
-
-def _wants_usage(body: Writing) -> bool:
-    return bool(body.stream_options and body.stream_options.include_usage)
-
-
-def _last(body: Writing) -> int | None:
-    """Return how many tokens of the end of each prompt are read.
-
-    Raises:
-        ApiError: none would be.
-    """
-    if body.truncate_prompt_tokens == 0:
-        raise ApiError("truncate_prompt_tokens: 0 leaves nothing of the prompt", param="truncate_prompt_tokens")
-    return body.truncate_prompt_tokens
-
-
-def _control(service: Service) -> Callable[[int], str | None]:
-    """Return what spells control tokens out."""
-    added = service.lm.tokenizer.added_tokens_decoder
-    return lambda token: added[token].content if token in added else None
-
-
-# What the texts in a field are called.
-_WHAT = {"messages": "conversation", "prompt": "prompt"}
-
-
-@dataclass(frozen=True)
-class WritingRequest:
-    """What one request wants written.
-
-    Attributes:
-        prompts: texts, token ids or conversations.
-        settings: for each of them; ``settings.n`` texts are written.
-        choices: how many of these are returned.
-        scorer: who ranks them; None where all are returned as they come.
-        ranks: whether they are ranked.
-        explicit: whether the request itself says how much may be written.
-        param: the field with the prompts.
-        usage: whether a stream ends with its usage.
-        given: the fields that the body has.
-        template: how conversations are rendered.
-        last: keep so many tokens of the end of each prompt; -1 for as many as leave room for the text, None for all.
-        echo: whether prompts are repeated before their texts.
-        writes: whether anything is written at all.
-    """
-
-    prompts: Sequence[Prompt]
-    settings: GenerationConfig
-    choices: int
-    param: str
-    explicit: bool = True
-    ranks: bool = False
-    scorer: str | None = None
-    usage: bool = False
-    given: Collection[str] = ()
-    template: TemplateOptions = NEXT_TURN
-    last: int | None = None
-    echo: bool = False
-    writes: bool = True
-
-    @property
-    def reads_logprobs(self) -> bool:
-        """Whether the log-probabilities of the prompts are asked for."""
-        return self.echo and self.settings.logprobs is not None
-
-
-async def answer(service: Service, request: Request, asked: WritingRequest, form: Form) -> dict[str, Any]:
-    """Return all texts of a request."""
-    async with service.claim(request) as claim:
-        ids, tickets = await _begin(service, claim, asked, emits=False)
-        form.echoes = await _echoes(service, claim, asked, ids)
-        written = [await _result(claim, asked, ticket) for ticket in tickets]
-        if not asked.writes:
-            nothing = Generation("", [], 0.0, False, logprobs=None if asked.settings.logprobs is None else [])
-            written = [[replace(nothing, usage=Usage(len(own)))] * asked.settings.n for own in ids]
-        completion = sum(one.usage.completion_tokens for own in written for one in own)
-        usage = usage_of(sum(map(len, ids)), completion)
-        if not asked.ranks:
-            return form.whole([one for own in written for one in own], usage)
-        scores = await _scored(service, claim, asked, written)
-    ranked = [
-        sorted(zip(own, of_own, strict=True), key=lambda pair: -pair[1])[: asked.choices]
-        for own, of_own in zip(written, scores, strict=True)
-    ]
-    listed = [pair for own in ranked for pair in own]
-    found = form.whole([one for one, _ in listed], usage)
-    for choice, (_, score) in zip(found["choices"], listed, strict=True):
-        choice["rank_score"] = None if score == float("-inf") else score
-    return found
-
-
-async def stream(service: Service, request: Request, asked: WritingRequest, form: Form) -> EventStream:
-    """Return the texts of a request as a stream; what is wrong with the request is raised before it begins."""
-    claim = service.claim(request)
-    try:
-        began = asyncio.get_running_loop().time()
-        ids, tickets = await _begin(service, claim, asked, emits=True)
-        form.echoes = await _echoes(service, claim, asked, ids)
-        pieces = claim.pieces(tickets)
-        # The first piece is waited for, so that what fails before it has a status of its own.
-        first = await anext(pieces, None)
-        service.metrics.first.observe(asyncio.get_running_loop().time() - began)
-    except BaseException:
-        claim.close()
-        raise
-
-    async def events() -> AsyncIterator[Any]:
-        completion, loop = 0, asyncio.get_running_loop()
-        for chunk in form.first(len(asked.prompts) * asked.choices):
-            yield chunk
-        piece, last = first, loop.time()
-        while piece is not None:
-            if piece.text or piece.logprobs:
-                wants = asked.settings.logprobs is not None
-                yield form.piece(piece.index, piece.text, piece.logprobs, wants=wants)
-            if piece.result is not None:
-                completion += piece.result.usage.completion_tokens
-                yield form.last(piece.index, piece.result)
-            piece = await anext(pieces, None)
-            service.metrics.gaps.observe(loop.time() - last)
-            last = loop.time()
-        if not asked.writes:
-            for index in range(len(asked.prompts) * asked.choices):
-                yield form.last(index, Generation("", [], 0.0, False))
-        if asked.usage:
-            yield form.usage(usage_of(sum(map(len, ids)), completion))
-
-    return EventStream(events(), claim.close)
-
-
-async def _begin(
-    service: Service, claim: Claim, asked: WritingRequest, *, emits: bool
-) -> tuple[list[list[int]], list[Ticket[list[Generation]]]]:
-    """Hand all prompts of a request to the engine, or none."""
-    engine, wanted_each = service.engine, asked.settings
-
-    def work() -> tuple[list[list[int]], list[Ticket[list[Generation]]]]:
-        ids = [_ids(service, prompt, asked) for prompt in asked.prompts]
-        if not asked.writes:
-            return ids, []
-        limit = service.limit
-        # What the request itself asks for is refused where it can never be; how much the model has room for is
-        # what is then counted.
-        wanted = sum(len(own) + wanted_each.max_new_tokens * wanted_each.n for own in ids) if asked.explicit else 0
-        most = max(service.settings.queue_tokens, limit or 0)
-        if wanted > most:
-            raise TooLargeError(f"the request has {wanted} tokens with those to be written; at most {most} are taken")
-        tickets = []
-        for number, own in enumerate(ids):
-            room = wanted_each.max_new_tokens if limit is None else min(wanted_each.max_new_tokens, limit - len(own))
-            settings = replace(wanted_each, max_new_tokens=max(1, room))
-            emit = claim.emit(number, wanted_each.n) if emits else None
-            tickets.append(claim.hold(engine.write(own, settings, emit=emit, deadline=claim.deadline)))
-        return ids, tickets
-
-    try:
-        return await claim.run(work)
-    except Exception as error:
-        raise api_error(error, blamed(error, asked.given) or asked.param) from error
-
-
-async def _result(claim: Claim, asked: WritingRequest, ticket: Ticket[list[Generation]]) -> list[Generation]:
-    try:
-        return await claim.result(ticket)
-    except GerundError as error:  # what contradicts each other may show only in the middle of a text
-        raise api_error(error, blamed(error, asked.given)) from error
-
-
-async def _echoes(
-    service: Service, claim: Claim, asked: WritingRequest, prompts: Sequence[Sequence[int]]
-) -> list[Echo]:
-    """Return what stands before the texts: each prompt, with its log-probabilities where they are asked for."""
-    if not asked.echo:
-        return []
-    tokenizer, top = service.lm.tokenizer, asked.settings.logprobs
-
-    def spelled() -> list[str]:
-        return [
-            prompt
-            if isinstance(prompt, str) and asked.last is None
-            else tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for prompt, ids in zip(asked.prompts, prompts, strict=True)
-        ]
-
-    try:
-        texts = await claim.run(spelled)
-        if not asked.reads_logprobs:
-            return [Echo(text) for text in texts]
-        ticket = claim.hold(
-            service.engine.call(
-                lambda: prompt_logprobs(service.lm.model, tokenizer, prompts, top=top or 0),
-                tokens=sum(map(len, prompts)),
-                deadline=claim.deadline,
-            )
-        )
-        found = await claim.result(ticket)
-    except Exception as error:
-        raise api_error(error, "echo") from error
-    return [Echo(text, logprobs) for text, logprobs in zip(texts, found, strict=True)]
-
-
-def _ids(service: Service, prompt: Prompt, asked: WritingRequest) -> list[int]:
-    param, last = asked.param, asked.last
-    if last == -1:
-        room = asked.settings.max_new_tokens if asked.writes else 0
-        last = None if service.limit is None else max(1, service.limit - room)
-    try:
-        [checked] = check_prompts([prompt])
-        return prompt_ids(
-            *(service.lm.model, service.lm.tokenizer, checked, "messages" if param == "messages" else "prompt"),
-            template=asked.template,
-            last=last,
-            is_read_only=not asked.writes,
-        )
-    except TextError as error:
-        if not error.exceeds_context:
-            raise
-        said = f"This model's maximum context length is {service.limit} tokens. However, the {error}"
-        raise ApiError(said, code="context_length_exceeded", param=param) from error
-
-
-async def _scored(
-    service: Service, claim: Claim, asked: WritingRequest, written: Sequence[Sequence[Generation]]
-) -> list[list[float]]:
-    """Say how well each text follows its prompt; a blank one comes last."""
-    lm = service.lm
-    seed = asked.settings.sampling.seed
-
-    def score() -> list[list[float]]:
-        scorer = find_scorer(asked.scorer, lm, seed=seed if isinstance(seed, int) else 0)
-        # Likelihoods are those behind a conversation as the model reads it; other scorers know no templates.
-        if isinstance(scorer, LikelihoodScorer):
-            prefixes = [prompt_text(lm.tokenizer, prompt, asked.template) for prompt in asked.prompts]
-        else:
-            prefixes = [plain_text(lm.tokenizer, prompt) for prompt in asked.prompts]
-        texts = [list(dict.fromkeys(one.text for one in own if one.text.strip())) for own in written]
-        places = [place for place, own in enumerate(texts) if own]
-        found = scorer.score([prefixes[place] for place in places], [texts[place] for place in places])
-        known = {
-            (place, text): float(value)
-            for place, own in zip(places, found, strict=True)
-            for text, value in zip(texts[place], own, strict=True)
-        }
-        return [[known.get((place, one.text), float("-inf")) for one in own] for place, own in enumerate(written)]
-
-    tokens = sum(one.usage.total_tokens for own in written for one in own)
-    try:
-        ticket = claim.hold(service.engine.call(score, tokens=tokens, deadline=claim.deadline))
-        return await claim.result(ticket)
-    except ApiError:
-        raise
-    except Exception as error:
-        raise api_error(error, "best_of") from error
-
-
-_USUAL_INFILL = 32
-
-
-async def fill(service: Service, request: Request, body: InfillRequest) -> dict[str, Any]:
-    """Return a text with its gaps filled."""
+    """Infill the blanks of a text, from its left and right context."""
+    service.require_model(body.model)
+    body.refuse_unsupported()
     pieces, param = _pieces(body)
     most = body.max_tokens or (body.n_predict if body.n_predict and body.n_predict > 0 else None) or _USUAL_INFILL
-    more: dict[str, Any] = {"beams": body.beams or 1, "samples": body.samples or 1, "method": body.method or "infill"}
-    found, read = await _filled(service, request, pieces, param, body, most, lengths=body.lengths, **more)
-    inserts = _inserts(pieces, found)
+    options: dict[str, Any] = {
+        "beams": body.beams or 1,
+        "samples": body.samples or 1,
+        "method": body.method or "infill",
+    }
+    result, prompt_tokens = await _infill(service, request, pieces, param, body, most, lengths=body.lengths, **options)
+    inserts = _inserts(pieces, result)
     return {
         "id": f"infill-{uuid.uuid4().hex}",
         "object": "infill",
         "created": int(time.time()),
         "model": service.names[0],
-        "text": found.text,
-        "spans": found.spans,
+        "text": result.text,
+        "spans": result.spans,
         "inserts": inserts,
         "content": inserts[0],
-        "scores": [round(score, 6) for score in found.scores],
-        "lengths": found.lengths,
-        "usage": usage_of(read, sum(found.lengths)),
-        **_warning(service, more["method"]),
+        "scores": [round(score, 6) for score in result.scores],
+        "lengths": result.lengths,
+        "usage": usage_of(prompt_tokens, sum(result.lengths)),
+        **_warning(service, options["method"]),
     }
 
 
-async def complete(
-    service: Service, request: Request, body: CompletionRequest, prompt: str, *, wants_usage: bool
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(body: TokenizeRequest, service: Served) -> dict[str, Any]:
+    """Return the token ids of a text, or of a conversation as the chat template renders it.
+
+    Control tokens in a text are text. For ``prompt`` the tokenizer's special tokens are added, for ``content`` they are
+    not, unless the request says otherwise.
+    """
+    service.require_model(body.model)
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise ApiError("give one of prompt, content and messages", param=given[-1] if given else "prompt")
+    with errors_about(given[0]):
+        ids = await asyncio.to_thread(_tokenized, service, body)
+    return {"tokens": ids, "count": len(ids), "max_model_len": service.limit}
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(body: DetokenizeRequest, service: Served) -> dict[str, Any]:
+    """Return the text that token ids spell."""
+    service.require_model(body.model)
+    tokenizer = service.lm.tokenizer
+    size = len(tokenizer)
+    wrong = next((token for token in body.tokens if token >= size), None)
+    if wrong is not None:
+        raise ApiError(f"{wrong} is no token id of this model, which has 0 to {size - 1}", param="tokens")
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, clean_up_tokenization_spaces=False)
+    return {"prompt": text, "content": text}
+
+
+def _tokenized(service: Service, body: TokenizeRequest) -> list[int]:
+    lm = service.lm
+    if body.messages is not None:
+        if body.add_special_tokens or body.add_special:
+            name = "add_special_tokens" if body.add_special_tokens else "add_special"
+            raise ApiError(
+                f"{name} is not supported with messages, whose template writes the special tokens; leave it out",
+                param=name,
+                code="not_supported",
+            )
+        conversation = ChatRequest(messages=body.messages).conversation()
+        template = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+        return prompt_ids(lm.model, lm.tokenizer, conversation, "conversation", template=template)
+    text = body.prompt if body.prompt is not None else body.content or ""
+    explicit = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
+    specials = body.prompt is not None if explicit is None else explicit
+    check_unicode("the text", text)
+    [result] = encode_texts(lm.tokenizer, [text], specials=specials)
+    return result.ids
+
+
+# ------------------------------------------------------------------------------------------- chats and completions
+
+
+@dataclass(frozen=True)
+class _GenerationWork:
+    """A request to generate: ``settings.n`` completions per prompt, of which the best ``body.choices`` are returned.
+
+    ``param`` is the field with the prompts, and ``explicit`` is False if the request does not limit its tokens. With
+    ``echo``, prompts are repeated before their completions, and without ``generates`` they come back alone.
+    """
+
+    service: Service
+    body: GenerationBody
+    prompts: Sequence[Prompt]
+    settings: GenerationConfig
+    param: str
+    explicit: bool = True
+    template: TemplateOptions = NEXT_TURN
+    echo: bool = False
+    generates: bool = True
+
+    def __post_init__(self) -> None:
+        if self.body.truncate_prompt_tokens == 0:
+            raise ApiError("truncate_prompt_tokens: 0 leaves nothing of the prompt", param="truncate_prompt_tokens")
+
+    @property
+    def given(self) -> Collection[str]:
+        """The fields that the request has."""
+        return self.body.model_fields_set
+
+    async def answer(self, request: Request, form: Form) -> Any:
+        """Return the completions: all together, or as a stream."""
+        return await (self._stream if self.body.stream else self._complete)(request, form)
+
+    async def _complete(self, request: Request, form: Form) -> dict[str, Any]:
+        async with self.service.context(request) as context:
+            ids, futures = await self._submit(context, streams=False)
+            form.echoes = await self._echoes(context, ids)
+            try:
+                completions = [await context.result(future) for future in futures]
+            except GerundError as error:  # contradictory settings may show only in the middle of a completion
+                raise api_error(error, blamed(error, self.given)) from error
+            if not self.generates:
+                nothing = Generation("", [], 0.0, False, logprobs=None if self.settings.logprobs is None else [])
+                completions = [[replace(nothing, usage=Usage(len(prompt)))] * self.settings.n for prompt in ids]
+            completion_tokens = sum(item.usage.completion_tokens for items in completions for item in items)
+            usage = usage_of(sum(map(len, ids)), completion_tokens)
+            if not self.body.ranks:
+                return form.whole([item for items in completions for item in items], usage)
+            scores = await self._scores(context, completions)
+        best = [
+            pair
+            for items, item_scores in zip(completions, scores, strict=True)
+            for pair in sorted(zip(items, item_scores, strict=True), key=lambda pair: -pair[1])[: self.body.choices]
+        ]
+        content = form.whole([item for item, _ in best], usage)
+        for choice, (_, score) in zip(content["choices"], best, strict=True):
+            choice["rank_score"] = None if score == float("-inf") else score
+        return content
+
+    async def _stream(self, request: Request, form: Form) -> EventStream:
+        """Return a stream; an error before its first piece still has a status of its own."""
+        context, metrics, loop = self.service.context(request), self.service.metrics, asyncio.get_running_loop()
+        try:
+            began = loop.time()
+            ids, futures = await self._submit(context, streams=True)
+            form.echoes = await self._echoes(context, ids)
+            pieces = context.pieces(futures)
+            first = await anext(pieces, None)
+            metrics.first.observe(loop.time() - began)
+        except BaseException:
+            context.close()
+            raise
+        count, has_logprobs = len(self.prompts) * self.body.choices, self.settings.logprobs is not None
+
+        async def events() -> AsyncIterator[Any]:
+            completion_tokens = 0
+            for chunk in form.first(count):
+                yield chunk
+            piece, last = first, loop.time()
+            while piece is not None:
+                if piece.text or piece.logprobs:
+                    yield form.piece(piece.index, piece.text, piece.logprobs if has_logprobs else None)
+                if piece.result is not None:
+                    completion_tokens += piece.result.usage.completion_tokens
+                    yield form.last(piece.index, piece.result)
+                piece = await anext(pieces, None)
+                metrics.gaps.observe(loop.time() - last)
+                last = loop.time()
+            if not self.generates:
+                for index in range(count):
+                    yield form.last(index, Generation("", [], 0.0, False))
+            if self.body.wants_usage:
+                yield form.usage(usage_of(sum(map(len, ids)), completion_tokens))
+
+        return EventStream(events(), context.close)
+
+    async def _submit(
+        self, context: RequestContext, *, streams: bool
+    ) -> tuple[list[list[int]], list[EngineFuture[list[Generation]]]]:
+        """Submit all prompts to the engine, or none."""
+
+        def work() -> tuple[list[list[int]], list[EngineFuture[list[Generation]]]]:
+            ids = [self._prompt_ids(prompt) for prompt in self.prompts]
+            if not self.generates:
+                return ids, []
+            limit, settings = self.service.limit, self.settings
+            # An explicit length that never fits is an error; a default length is cut to the remaining context.
+            tokens = sum(len(prompt) + settings.max_new_tokens * settings.n for prompt in ids) if self.explicit else 0
+            most = max(self.service.settings.queue_tokens, limit or 0)
+            if tokens > most:
+                raise TooLargeError(
+                    f"the request has {tokens} tokens with those to be written; at most {most} are taken"
+                )
+            futures = []
+            for number, prompt in enumerate(ids):
+                room = settings.max_new_tokens if limit is None else min(settings.max_new_tokens, limit - len(prompt))
+                future = self.service.engine.submit_generate(
+                    prompt,
+                    replace(settings, max_new_tokens=max(1, room)),
+                    on_text=context.on_text(number, settings.n) if streams else None,
+                    deadline=context.deadline,
+                )
+                futures.append(context.hold(future))
+            return ids, futures
+
+        with errors_about(lambda error: blamed(error, self.given) or self.param):
+            return await context.run(work)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        lm, limit, last = self.service.lm, self.service.limit, self.body.truncate_prompt_tokens
+        if last == -1:
+            room = self.settings.max_new_tokens if self.generates else 0
+            last = None if limit is None else max(1, limit - room)
+        try:
+            [checked] = check_prompts([prompt])
+            return prompt_ids(
+                *(lm.model, lm.tokenizer, checked, "messages" if self.param == "messages" else "prompt"),
+                template=self.template,
+                last=last,
+                is_read_only=not self.generates,
+            )
+        except TextError as error:
+            if not error.exceeds_context:
+                raise
+            message = f"This model's maximum context length is {limit} tokens. However, the {error}"
+            raise ApiError(message, code="context_length_exceeded", param=self.param) from error
+
+    async def _echoes(self, context: RequestContext, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+        """Return the prompts to repeat before their completions, with log-probabilities if they are requested."""
+        if not self.echo:
+            return []
+        lm, top = self.service.lm, self.settings.logprobs
+
+        def texts_of_prompts() -> list[str]:
+            return [
+                prompt
+                if isinstance(prompt, str) and self.body.truncate_prompt_tokens is None
+                else lm.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                for prompt, ids in zip(self.prompts, prompts, strict=True)
+            ]
+
+        with errors_about("echo"):
+            texts = await context.run(texts_of_prompts)
+            if top is None:
+                return [Echo(text) for text in texts]
+            logprobs = await context.call(
+                lambda: prompt_logprobs(lm.model, lm.tokenizer, prompts, top=top), tokens=sum(map(len, prompts))
+            )
+        return [Echo(text, items) for text, items in zip(texts, logprobs, strict=True)]
+
+    async def _scores(self, context: RequestContext, completions: Sequence[Sequence[Generation]]) -> list[list[float]]:
+        """Score how well each completion follows its prompt; a blank one gets minus infinity."""
+        lm, seed = self.service.lm, self.settings.sampling.seed
+
+        def score() -> list[list[float]]:
+            scorer = find_scorer(self.body.scorer, lm, own=lm.scorer, seed=seed if isinstance(seed, int) else 0)
+            # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
+            if isinstance(scorer, LikelihoodScorer):
+                prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
+            else:
+                prefixes = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
+            texts = [list(dict.fromkeys(item.text for item in items if item.text.strip())) for items in completions]
+            scored = [number for number, items in enumerate(texts) if items]
+            scores = scorer.score([prefixes[number] for number in scored], [texts[number] for number in scored])
+            known = {
+                (number, text): float(value)
+                for number, values in zip(scored, scores, strict=True)
+                for text, value in zip(texts[number], values, strict=True)
+            }
+            return [
+                [known.get((number, item.text), float("-inf")) for item in items]
+                for number, items in enumerate(completions)
+            ]
+
+        with errors_about("best_of"):
+            tokens = sum(item.usage.total_tokens for items in completions for item in items)
+            return await context.call(score, tokens=tokens)
+
+
+# ------------------------------------------------------------------------------------------------------- infilling
+
+
+async def _complete_before_suffix(
+    service: Service, request: Request, body: CompletionRequest, prompt: str
 ) -> dict[str, Any] | EventStream:
-    """Return what stands between a prompt and its suffix, as a completion."""
-    suffix = body.suffix or ""
-    pieces = [prompt, suffix]
-    most = body.asked_tokens or USUAL_COMPLETION
-    found, read = await _filled(service, request, pieces, "prompt", body, most)
-    [span] = _inserts(pieces, found)
-    usage = usage_of(read, found.lengths[0])
-    one = Generation(span, found.token_ids[0], found.scores[0], True, usage=Usage(read, found.lengths[0]))
+    """Return what belongs between a prompt and its suffix, as a completion."""
+    pieces = [prompt, body.suffix or ""]
+    most = body.requested_tokens or USUAL_COMPLETION
+    result, prompt_tokens = await _infill(service, request, pieces, "prompt", body, most)
+    [span] = _inserts(pieces, result)
+    usage = usage_of(prompt_tokens, result.lengths[0])
+    completion = Generation(
+        span, result.token_ids[0], result.scores[0], True, usage=Usage(prompt_tokens, result.lengths[0])
+    )
     form = Form("text", service.names[0])
     if not body.stream:
-        return {**form.whole([one], usage), **_warning(service, "infill")}
+        return {**form.whole([completion], usage), **_warning(service, "infill")}
 
     async def events() -> AsyncIterator[Any]:
-        yield form.piece(0, span, [], wants=False)
-        yield form.last(0, one)
-        if wants_usage:
+        yield form.piece(0, span, None)
+        yield form.last(0, completion)
+        if body.wants_usage:
             yield form.usage(usage)
 
     return EventStream(events(), lambda: None)
 
 
 def _warning(service: Service, method: str) -> dict[str, str]:
-    """Return the field that says that the model was not trained to fill gaps; none where it was."""
+    """Return a ``warning`` field if the model was not trained to infill."""
     untrained = method == "infill" and service.lm.fills_gaps is False
     return {"warning": untrained_to_fill(service.names[0])} if untrained else {}
 
 
-async def _filled(
+async def _infill(
     service: Service,
     request: Request,
     pieces: Sequence[str],
     param: str,
     body: InfillRequest | CompletionRequest,
     most: int,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Infill, int]:
+    """Infill between pieces, and return the result and the number of prompt tokens."""
     lm = service.lm
-    for piece in pieces:
-        try:
+    with errors_about(param):
+        for piece in pieces:
             check_unicode("the text", piece)
-        except Exception as error:
-            raise api_error(error, param) from error
     blank = marker(pieces)
     text = blank.join(pieces)
-    async with service.claim(request) as claim:
-        try:
+    async with service.context(request) as context:
+        with errors_about(lambda error: blamed(error, body.model_fields_set) or param):
             sampling = body.sampling(0.0)
-            count = await claim.run(lambda: sum(len(one.ids) for one in encode_texts(lm.tokenizer, list(pieces))))
+            count = await context.run(lambda: sum(len(item.ids) for item in encode_texts(lm.tokenizer, list(pieces))))
             # All lengths up to the longest are tried, half of it on average.
-            gaps = len(pieces) - 1
-            tokens = gaps * (count + 4 * most * max(more.get("samples", 1), more.get("beams", 1)))
-
-            def work() -> Infill:
-                return lm.infill(text, blank=blank, max_tokens=most, sampling=sampling, **more)
-
-            ticket = claim.hold(service.engine.call(work, tokens=tokens, deadline=claim.deadline))
-            return await claim.result(ticket), count
-        except Exception as error:
-            raise api_error(error, blamed(error, body.model_fields_set) or param) from error
+            blanks = len(pieces) - 1
+            tokens = blanks * (count + 4 * most * max(options.get("samples", 1), options.get("beams", 1)))
+            result = await context.call(
+                lambda: lm.infill(text, blank=blank, max_tokens=most, sampling=sampling, **options), tokens=tokens
+            )
+            return result, count
 
 
 def marker(pieces: Sequence[str]) -> str:
-    """Return what marks the gaps between pieces and stands in none of them.
+    """Return a placeholder for the blanks between pieces that none of them contains.
 
     >>> marker(["a [blank] in a text", "."])
     '[blank 1]'
     """
-    number, found = 0, BLANK
-    # Joined by the marker, pieces must not make up another one where they meet.
-    while any(found in piece for piece in pieces) or found.join(pieces).count(found) != len(pieces) - 1:
+    number, blank = 0, BLANK
+    # Nor may a placeholder arise where a piece and a placeholder meet.
+    while any(blank in piece for piece in pieces) or blank.join(pieces).count(blank) != len(pieces) - 1:
         number += 1
-        found = f"[blank {number}]"
-    return found
+        blank = f"[blank {number}]"
+    return blank
 
 
 def _pieces(body: InfillRequest) -> tuple[list[str], str]:
-    """Return what stands around the gaps, and the field that says so."""
+    """Return the texts around the blanks, and the field that they come from."""
     forms = {
         "text": body.text is not None,
         "pieces": body.pieces is not None,
@@ -497,66 +472,14 @@ def _pieces(body: InfillRequest) -> tuple[list[str], str]:
     return [body.input_prefix or "", body.input_suffix or ""], "input_prefix"
 
 
-def _inserts(pieces: Sequence[str], found: Infill) -> list[str]:
+def _inserts(pieces: Sequence[str], result: Infill) -> list[str]:
     """Return what a client puts between its own pieces.
 
-    The library takes spaces before a gap away and the model writes them with the filling; the client's are still there.
+    The library strips spaces before a blank, and the model generates them again; the client's pieces still have them.
     """
     inserts = []
-    for piece, span in zip(pieces, found.spans, strict=False):
+    for piece, span in zip(pieces, result.spans, strict=False):
         spaces = len(piece) - len(piece.rstrip(" \t"))
-        own = len(span) - len(span.lstrip(" \t"))
-        inserts.append(span[min(spaces, own) :])
+        generated = len(span) - len(span.lstrip(" \t"))
+        inserts.append(span[min(spaces, generated) :])
     return inserts
-
-
-@router.post("/tokenize", tags=["tokens"])
-async def tokenize(body: TokenizeRequest, service: Served) -> dict[str, Any]:
-    """Return the token ids of a text, or of a conversation as the chat template writes it.
-
-    Control tokens in a text are text. By ``prompt`` the tokenizer's special tokens are added, by ``content`` they are
-    not, unless the request says otherwise.
-    """
-    service.demand_model(body.model)
-    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
-    if len(given) != 1:
-        raise ApiError("give one of prompt, content and messages", param=given[-1] if given else "prompt")
-    try:
-        ids = await asyncio.to_thread(_tokenized, service, body)
-    except Exception as error:
-        raise api_error(error, given[0]) from error
-    return {"tokens": ids, "count": len(ids), "max_model_len": service.limit}
-
-
-def _tokenized(service: Service, body: TokenizeRequest) -> list[int]:
-    lm = service.lm
-    if body.messages is not None:
-        if body.add_special_tokens or body.add_special:
-            named = "add_special_tokens" if body.add_special_tokens else "add_special"
-            raise ApiError(
-                f"{named} is not supported with messages, whose template writes the special tokens; leave it out",
-                param=named,
-                code="not_supported",
-            )
-        conversation = ChatRequest(messages=body.messages).conversation()
-        template = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
-        return prompt_ids(lm.model, lm.tokenizer, conversation, "conversation", template=template)
-    text = body.prompt if body.prompt is not None else body.content or ""
-    said = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
-    specials = body.prompt is not None if said is None else said
-    check_unicode("the text", text)
-    [found] = encode_texts(lm.tokenizer, [text], specials=specials)
-    return found.ids
-
-
-@router.post("/detokenize", tags=["tokens"])
-async def detokenize(body: DetokenizeRequest, service: Served) -> dict[str, Any]:
-    """Return the text that token ids spell."""
-    service.demand_model(body.model)
-    tokenizer = service.lm.tokenizer
-    size = len(tokenizer)
-    wrong = next((token for token in body.tokens if token >= size), None)
-    if wrong is not None:
-        raise ApiError(f"{wrong} is no token id of this model, which has 0 to {size - 1}", param="tokens")
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, clean_up_tokenization_spaces=False)
-    return {"prompt": text, "content": text}

@@ -110,11 +110,7 @@ class RerankRequest(RequestBody):
 
     @property
     def most(self) -> int | None:
-        """How many documents are returned; None for all.
-
-        Raises:
-            ApiError: two fields say it differently.
-        """
+        """How many documents are returned; None for all."""
         if self.top_n is not None and self.top_k is not None and self.top_n != self.top_k:
             raise ApiError("top_n and top_k both say how many documents to return; leave one out", param="top_k")
         return self.top_n or self.top_k

@@ -11,11 +11,11 @@ from gerund.server.schemas.base import ANY, Accepted, Body, Count, Ids, ManyIds,
 from gerund.settings.sampling import Sampling
 
 MOST_CHOICES = 128
-# Bad words, and tokens that end a text.
+# Bad words, and stop tokens.
 MOST_BANNED = 128
-# What OpenAI's interface writes in a completion whose request does not say.
+# OpenAI's default for completions.
 USUAL_COMPLETION = 16
-# Of a gap all lengths up to the longest are tried.
+# Tokens per blank; all lengths up to the longest are tried.
 MOST_FILLED = 512
 ScorerName = Literal[
     "model", "own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "content_overlap", "random"
@@ -29,12 +29,12 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Above0 = Annotated[float, Field(gt=0, le=1)]
 
 
-# Fields of the library's own names that limit which tokens follow and where the text ends.
+# Fields that `generate` has by the same names.
 _LIMITS = (
     *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "bad_words"),
     "allowed_token_ids",
 )
-# Fields that say how much is written.
+# Names of the same limit.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
 
 
@@ -86,11 +86,7 @@ _WRITING: Accepted = {**_OPENAI_WRITING, **_VLLM_WRITING, **_LLAMA_CPP}
 def template_options(
     add_generation_prompt: bool | None, continue_final_message: bool | None, variables: dict[str, Any] | None
 ) -> TemplateOptions:
-    """Return how a chat template renders messages.
-
-    Raises:
-        ApiError: the last message is both to be continued and to be answered.
-    """
+    """Return the options for rendering messages with a chat template."""
     if continue_final_message and add_generation_prompt:
         raise ApiError(
             "continue_final_message and add_generation_prompt contradict each other; set one of them",
@@ -101,8 +97,14 @@ def template_options(
     return TemplateOptions(add_generation_prompt=opens, continue_final_message=continues, variables=variables or {})
 
 
+def _refuse_first(requested: dict[str, bool], where: str = "here") -> None:
+    for name, is_requested in requested.items():
+        if is_requested:
+            raise ApiError(f"{name} is not supported {where}; leave it out", param=name, code="not_supported")
+
+
 def _biases(given: Any) -> Any:
-    """Refuse the first entry that is no token id or no bias, since pydantic would describe all of them."""
+    """Raise an error for the first invalid entry only, since pydantic would describe all of them."""
     if isinstance(given, dict):
         for key, bias in given.items():
             if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 10:
@@ -113,14 +115,14 @@ def _biases(given: Any) -> Any:
 
 
 class StreamOptions(Body):
-    """What a stream has beside its text."""
+    """Options of a stream."""
 
     without_effect: ClassVar[Accepted | None] = {"include_obfuscation": ANY, "continuous_usage_stats": (False,)}
     include_usage: bool | None = None
 
 
 class JsonSchema(Body):
-    """The form that an answer has to have."""
+    """A JSON schema with its name."""
 
     without_effect: ClassVar[Accepted | None] = {"description": ANY}
     name: str | None = None
@@ -129,30 +131,30 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form that an answer has to have, in OpenAI's words."""
+    """Structured output, as OpenAI's API has it."""
 
     without_effect: ClassVar[Accepted | None] = {"name": ANY, "strict": ANY, "description": ANY}
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    """The schema where llama.cpp takes it, beside ``type``."""
+    """The schema where llama.cpp takes it."""
 
     @property
-    def schema_to_follow(self) -> dict[str, Any] | None:
-        """The JSON schema; None for any text."""
-        named = None if self.json_schema is None else self.json_schema.schema_
+    def form(self) -> GenerationKeywords | None:
+        """The ``schema`` argument; None for any text."""
+        in_json_schema = None if self.json_schema is None else self.json_schema.schema_
+        schema = self.schema_ if in_json_schema is None else in_json_schema
         if self.type == "text":
-            if named is not None or self.schema_ is not None:
+            if schema is not None:
                 raise ApiError("response_format of type text takes no schema", param="response_format")
             return None
-        schema = self.schema_ if named is None else named
         if schema is None and self.type == "json_schema":
             raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
-        return {"type": "object"} if schema is None else schema
+        return {"schema": {"type": "object"} if schema is None else schema}
 
 
 class StructuredOutputs(Body):
-    """The form that an answer has to have, in vLLM's words."""
+    """Structured output, as vLLM's API has it."""
 
     without_effect: ClassVar[Accepted | None] = {
         **dict.fromkeys(("backend", "_backend", "disable_fallback"), ANY),
@@ -167,21 +169,21 @@ class StructuredOutputs(Body):
 
     @property
     def form(self) -> GenerationKeywords:
-        """The form as a keyword of the library's; several are refused there."""
-        found: GenerationKeywords = {}
+        """The arguments of ``generate``, which raises an error for several."""
+        form: GenerationKeywords = {}
         if self.json_ is not None:
-            found["schema"] = self.json_
+            form["schema"] = self.json_
         elif self.json_object:
-            found["schema"] = {"type": "object"}
+            form["schema"] = {"type": "object"}
         if self.regex is not None:
-            found["regex"] = self.regex
+            form["regex"] = self.regex
         if self.choice is not None:
-            found["choice"] = self.choice
-        return found
+            form["choice"] = self.choice
+        return form
 
 
 class Sampled(RequestBody):
-    """How tokens are chosen."""
+    """Fields for sampling."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Above0 | None = None
@@ -195,7 +197,7 @@ class Sampled(RequestBody):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
 
     def sampling(self, temperature: float) -> Sampling:
-        """Return how tokens are chosen, with this temperature where the request has none."""
+        """Return the sampling settings, with this temperature if the request has none."""
         return Sampling(
             temperature=temperature if self.temperature is None else self.temperature,
             top_p=None if self.top_p == 1 else self.top_p,
@@ -210,15 +212,15 @@ class Sampled(RequestBody):
         )
 
 
-class Writing(Sampled):
-    """What chats and completions have in common."""
+class GenerationBody(Sampled):
+    """Fields that chats and completions share."""
 
     without_effect: ClassVar[Accepted | None] = _WRITING
     max_tokens: Count | None = None
     max_new_tokens: Count | None = None
-    """The same in the words of transformers."""
+    """Its name in transformers."""
     n_predict: Count | None = None
-    """The same in the words of llama.cpp."""
+    """Its name in llama.cpp."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_BANNED, fail_fast=True)] | None = None
@@ -226,12 +228,12 @@ class Writing(Sampled):
     bad_words: Annotated[list[BadWord], Field(max_length=MOST_BANNED, fail_fast=True)] | None = None
     allowed_token_ids: Ids | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    """Keep so many tokens of the end of the prompt; -1: as many as leave room for the answer."""
+    """Keep the last ``n`` tokens of the prompt; -1: as many as leave room for the completion."""
     n: Choices | None = None
     best_of: Choices | None = None
-    """Sample so many and return the ``n`` that the scorer likes best."""
+    """Sample this many completions and return the ``n`` with the best scores."""
     scorer: ScorerName | None = None
-    """Who ranks with ``best_of``; left out, the model's own scorer where it has one, else ``pmi``."""
+    """The scorer for ``best_of``; default: the model's trained scorer if it has one, else ``pmi``."""
     stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -251,61 +253,48 @@ class Writing(Sampled):
     audio: Any = None
     web_search_options: Any = None
 
-    def refuse_unread(self) -> None:
-        """Refuse what other servers do and this one would leave out in silence.
-
-        Raises:
-            ApiError: something of that kind is asked for; it is named.
-        """
-        asked = {
+    def refuse_unsupported(self) -> None:
+        """Raise an error for fields that other servers act on and this one would ignore."""
+        structured = self.structured_outputs
+        _refuse_first({
             "tools": bool(self.tools) and self.tool_choice != "none",
             "tool_choice": self.tool_choice not in (None, "none", "auto"),
             "functions": bool(self.functions) and self.function_call != "none",
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": bool(self.audio),
             "web_search_options": self.web_search_options is not None,
-            **self._other_forms,
-        }
-        for name, is_asked in asked.items():
-            if is_asked:
-                raise ApiError(f"{name} is not supported here; leave it out", param=name, code="not_supported")
-
-    @property
-    def _other_forms(self) -> dict[str, bool]:
-        """Forms that this server writes in no text, and whether they are asked for."""
-        own = self.structured_outputs
-        return {
-            "structured_outputs.grammar": own is not None and bool(own.grammar),
-            "structured_outputs.structural_tag": own is not None and bool(own.structural_tag),
+            "structured_outputs.grammar": structured is not None and bool(structured.grammar),
+            "structured_outputs.structural_tag": structured is not None and bool(structured.structural_tag),
             "guided_grammar": bool(self.guided_grammar),
             "grammar": bool(self.grammar),
             "json_schema": self.json_schema is not None,
-        }
+        })  # fmt: skip
 
     @property
     def forms(self) -> dict[str, GenerationKeywords]:
-        """The forms that the text has to have, by the fields that say so."""
-        found: dict[str, GenerationKeywords] = {}
-        if self.response_format is not None and self.response_format.schema_to_follow is not None:
-            found["response_format"] = {"schema": self.response_format.schema_to_follow}
-        if self.structured_outputs is not None and self.structured_outputs.form:
-            found["structured_outputs"] = self.structured_outputs.form
-        if self.guided_json is not None:
-            found["guided_json"] = {"schema": self.guided_json}
-        if self.guided_regex is not None:
-            found["guided_regex"] = {"regex": self.guided_regex}
-        if self.guided_choice is not None:
-            found["guided_choice"] = {"choice": self.guided_choice}
-        return found
+        """Arguments for structured output, by the field that they come from."""
+        forms: dict[str, GenerationKeywords | None] = {
+            "response_format": None if self.response_format is None else self.response_format.form,
+            "structured_outputs": None if self.structured_outputs is None else self.structured_outputs.form,
+            "guided_json": None if self.guided_json is None else {"schema": self.guided_json},
+            "guided_regex": None if self.guided_regex is None else {"regex": self.guided_regex},
+            "guided_choice": None if self.guided_choice is None else {"choice": self.guided_choice},
+        }
+        return {name: form for name, form in forms.items() if form}
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def choices(self) -> int:
-        """How many texts are returned for a prompt."""
+        """The number of completions that are returned per prompt."""
         return self.n or 1
 
     @property
     def samples(self) -> int:
-        """How many texts are written for a prompt."""
+        """The number of completions that are generated per prompt."""
         if self.best_of is not None and self.best_of < self.choices:
             raise ApiError(f"best_of={self.best_of} leaves fewer texts than n={self.choices}", param="best_of")
         if self.ranks and self.stream:
@@ -314,16 +303,12 @@ class Writing(Sampled):
 
     @property
     def ranks(self) -> bool:
-        """Whether a scorer chooses among the texts."""
+        """Whether a scorer ranks the completions."""
         return (self.best_of or 1) > 1
 
     @property
-    def asked_tokens(self) -> int | None:
-        """How much may be written; None where the request does not say.
-
-        Raises:
-            ApiError: two fields say it differently.
-        """
+    def requested_tokens(self) -> int | None:
+        """The requested maximum of completion tokens; None if the request has none."""
         given = {name: value for name in _LENGTHS if (value := getattr(self, name, None)) is not None}
         if len(set(given.values())) > 1:
             first, second, *_ = given
@@ -331,12 +316,7 @@ class Writing(Sampled):
         return next(iter(given.values()), None)
 
     def settings(self, max_new_tokens: int, logprobs: int | None) -> GenerationConfig:
-        """Return what is asked of the engine for one prompt.
-
-        Raises:
-            ConfigError: settings contradict each other.
-            ApiError: the text is to have two forms.
-        """
+        """Return the settings for one prompt."""
         forms = self.forms
         if len(forms) > 1:
             first, second, *_ = forms
@@ -354,7 +334,7 @@ class Part(Body):
     without_effect: ClassVar[Accepted | None] = {"cache_control": ANY, "annotations": ANY}
     type: Text
     text: str | None = None
-    # Parts that are no text are refused by their type, which says more than the name of a field.
+    # Declared, so that the error names the part's type and not this field.
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
@@ -380,7 +360,7 @@ class Message(Body):
     tool_call_id: Any = None
 
 
-class ChatRequest(Writing):
+class ChatRequest(GenerationBody):
     """A conversation to be answered."""
 
     without_effect: ClassVar[Accepted | None] = {
@@ -400,29 +380,21 @@ class ChatRequest(Writing):
     """Variables of the chat template, such as ``{"enable_thinking": false}``."""
 
     @property
-    def asked_logprobs(self) -> int | None:
-        """How many alternatives of each token are returned; None for no log-probabilities."""
+    def requested_logprobs(self) -> int | None:
+        """The number of alternatives per token; None for no log-probabilities."""
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def template(self) -> TemplateOptions:
-        """How the chat template renders the messages.
-
-        Raises:
-            ApiError: the last message is both to be continued and to be answered.
-        """
+        """Options for rendering the messages."""
         return template_options(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages as the library takes them.
-
-        Raises:
-            ApiError: something in there is not read by this version; it is named.
-        """
-        self.refuse_unread()
-        found = []
+        """Return the messages as ``chat`` takes them."""
+        self.refuse_unsupported()
+        conversation = []
         for number, message in enumerate(self.messages):
             where = f"messages.{number}"
             calls = message.tool_calls or message.function_call or message.tool_call_id
@@ -440,13 +412,13 @@ class ChatRequest(Writing):
                 content = [{"type": "text", "text": part.text} for part in content]
             if content is None:
                 raise ApiError(f"{where} has no content; give a text", param=f"{where}.content")
-            # What OpenAI's newer interface calls developer, templates call system.
+            # OpenAI's role `developer` is `system` in chat templates.
             role = "system" if message.role == "developer" else message.role
-            found.append({"role": role, "content": content, "name": message.name})
-        return found
+            conversation.append({"role": role, "content": content, "name": message.name})
+        return conversation
 
 
-class CompletionRequest(Writing):
+class CompletionRequest(GenerationBody):
     """One or several texts to be continued; with ``suffix`` a gap to be filled."""
 
     without_effect: ClassVar[Accepted | None] = {**_WRITING, "add_special_tokens": (True,)}
@@ -467,34 +439,26 @@ class CompletionRequest(Writing):
         return self.prompt
 
     def refuse_with_suffix(self) -> None:
-        """Refuse what filling a gap does not do, where it would change the answer.
-
-        Raises:
-            ApiError: something of that kind is asked for.
-        """
-        given = {
-            "n": self.choices != 1,
-            "best_of": self.ranks,
-            "stop": bool(self.stop),
-            "logprobs": self.logprobs is not None,
-            "echo": bool(self.echo),
-            **dict.fromkeys(self.forms, True),
-            **{name: bool(getattr(self, name)) for name in (*_LIMITS, "truncate_prompt_tokens")},
-        }
-        for name, is_given in given.items():
-            if is_given:
-                raise ApiError(f"{name} is not supported beside suffix; leave it out", param=name, code="not_supported")
-        if (self.asked_tokens or 0) > MOST_FILLED:
+        """Raise an error for fields that infilling would ignore."""
+        _refuse_first(
+            {
+                "n": self.choices != 1,
+                "best_of": self.ranks,
+                "stop": bool(self.stop),
+                "logprobs": self.logprobs is not None,
+                "echo": bool(self.echo),
+                **dict.fromkeys(self.forms, True),
+                **{name: bool(getattr(self, name)) for name in (*_LIMITS, "truncate_prompt_tokens")},
+            },
+            "beside suffix",
+        )
+        if (self.requested_tokens or 0) > MOST_FILLED:
             raise ApiError(f"beside suffix max_tokens is {MOST_FILLED} at most", param="max_tokens")
         self.refuse_no_tokens()
 
     def refuse_no_tokens(self) -> None:
-        """Refuse to write nothing, unless the prompt is to come back.
-
-        Raises:
-            ApiError: ``max_tokens`` is 0 without ``echo``.
-        """
-        if self.asked_tokens == 0 and not self.echo:
+        """Raise an error if the answer would be empty."""
+        if self.requested_tokens == 0 and not self.echo:
             raise ApiError("max_tokens: 0 needs echo; else nothing would be answered", param="max_tokens")
 
 
@@ -515,14 +479,9 @@ class InfillRequest(Sampled):
     method: Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"] | None = None
     stream: bool | None = None
 
-    def refuse_unread(self) -> None:
-        """Refuse what this server would leave out in silence.
-
-        Raises:
-            ApiError: a gap is not filled in pieces; all its tokens are there at once.
-        """
-        if self.stream:
-            raise ApiError("stream is not supported here; leave it out", param="stream", code="not_supported")
+    def refuse_unsupported(self) -> None:
+        """Raise an error for streams, since all tokens of a blank are there at once, and for two lengths."""
+        _refuse_first({"stream": bool(self.stream)})
         lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
         if len(lengths) > 1:
             raise ApiError(
