@@ -39,7 +39,7 @@ def test_a_form_that_allows_nothing_ends_its_request_alone(engine, monkeypatch) 
         raise ModelError("no token fits")
 
     good = engine.submit_generate("the cat", LONG)
-    monkeypatch.setattr(Follower, "allowed", nothing)
+    monkeypatch.setattr(ConstraintState, "allowed", nothing)
     with pytest.raises(ModelError, match="no token fits"):
         engine.submit_generate("in", GenerationConfig.of(4, None, {"choice": ["a"]})).result(30)
     assert len(good.result(30)[0].token_ids) > 5

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gerund.attention.layer_pauses import pausing
+from gerund.attention.preemption import pausing
 from gerund.engine.scheduling import Job
 from gerund.errors import EngineError, ModelError
 from gerund.inference.encode.texts import final_vectors, with_usage
@@ -166,19 +166,19 @@ class Request:
 
     ids: list[int]
     settings: GenerationConfig
-    rows: list[Row]
+    rows: list[SequenceState]
     room: int
 
     @classmethod
     def of(cls, lm: LanguageModel, prompt: Prompt, settings: GenerationConfig, on_text: Emit | None) -> "Request":
         """Validate a request without running the model."""
         ids = prompt_ids(lm.model, lm.tokenizer, prompt)
-        writing = generation.writing_of(lm.model, lm.tokenizer, settings)
+        writing = generation.request_settings(lm.model, lm.tokenizer, settings)
         limit = None if is_encoder_decoder(lm.model) else context_length(lm.model.config, lm.tokenizer)
         room = generation.room_after(len(ids), settings.max_new_tokens, limit)
         [seed] = request_seeds(settings.sampling, 1)
         callback = None if on_text is None else _contained(on_text)
-        return cls(ids, settings, generation.rows_of(lm.model, writing, ids, room, seed, emit=callback), room)
+        return cls(ids, settings, generation.new_sequences(lm.model, writing, ids, room, seed, emit=callback), room)
 
     @property
     def tokens(self) -> int:
@@ -225,7 +225,7 @@ class GenerationQueue:
     A request that doesn't fit a slot is decoded by transformers' own loop, at most ``at_once`` of them concurrently.
     """
 
-    def __init__(self, lm: LanguageModel, writers: Writers | None, at_once: int, counts: "Counter[str]") -> None:
+    def __init__(self, lm: LanguageModel, writers: BatchDecoder | None, at_once: int, counts: "Counter[str]") -> None:
         self._lm, self._writers, self._at_once, self._counts = lm, writers, at_once, counts
         self._waiting: deque[GenerateJob] = deque()
         self._waiting_for_loop: deque[GenerateJob] = deque()
@@ -304,7 +304,7 @@ class GenerationQueue:
                 work.end()
                 self._loops.remove((job, work))
 
-    def _forget(self, rows: Sequence[Row]) -> None:
+    def _forget(self, rows: Sequence[SequenceState]) -> None:
         """Forget the sequences that failed and have left their slots."""
         assert self._writers is not None
         live = {id(row) for row in self._writers.rows}
@@ -312,10 +312,10 @@ class GenerationQueue:
             if id(row) not in live:
                 self._job_of.pop(id(row), None)
 
-    def _fail(self, row: Row, error: Exception) -> None:
+    def _fail(self, row: SequenceState, error: Exception) -> None:
         self._job_of[id(row)].fail(error)
 
-    def _finished(self, row: Row) -> None:
+    def _finished(self, row: SequenceState) -> None:
         job = self._job_of.pop(id(row))
         job.left -= 1
         if not job.left:
@@ -338,7 +338,7 @@ class GenerationQueue:
             self._begin_rows(self._writers)
         return spent
 
-    def _prefill(self, writers: Writers, budget: int) -> int:
+    def _prefill(self, writers: BatchDecoder, budget: int) -> int:
         """Read the next prompt, and others with it; return the number of tokens."""
         self._waiting = deque(job for job in self._waiting if not job.is_over)
         count = writers.together((len(job.request.ids) for job in self._waiting), budget)
@@ -365,7 +365,7 @@ class GenerationQueue:
                 job.fail(error)
         return spent
 
-    def _begin_rows(self, writers: Writers) -> None:
+    def _begin_rows(self, writers: BatchDecoder) -> None:
         """Put the sequences of the prompts that were read into free slots."""
         while self._prefills:
             prefill = self._prefills[0]
@@ -392,9 +392,9 @@ class GenerationQueue:
         job.begin()
         request, lm = job.request, self._lm
 
-        def work(cancelled: Asked) -> None:
+        def work(cancelled: CancelFlag) -> None:
             prompts = [(request.ids, request.room)] * len(request.rows)
-            generation.write_rows(lm.model, lm.tokenizer, prompts, request.rows, cancelled=cancelled)
+            generation.decode_in_batches(lm.model, lm.tokenizer, prompts, request.rows, cancelled=cancelled)
 
         self._loops.append((job, Stepwise(work)))
 

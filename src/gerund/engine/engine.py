@@ -30,9 +30,8 @@ from gerund.inference.generate.reproducibility import (
     check_batching,
     check_compiled_batching,
 )
-from gerund.inference.generate.rows import Emit
-from gerund.inference.generate.slot_writers import Writers
-from gerund.inference.generate.slots import unfit
+from gerund.inference.generate.sequence import Emit
+from gerund.inference.generate.slots import unsupported_reason
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
 from gerund.types import EncodeResult, Generation, Promise
@@ -95,7 +94,7 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
         slots = batching.slots(lm.model, config.slots, room, by_blocks=by_blocks)
     # Decode steps run between two layers of a prefill, and a layer takes less time for fewer tokens.
     portion = whole_blocks(config.read_tokens) if by_blocks else None
-    writers = Writers(slots, Prefixes(tokens, LEAST_READ) if tokens else None, portion)
+    writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)
     queue = GenerationQueue(lm, writers, config.slots, counts)
     return _Prepared(queue, encoding, batching.promise, batching.why, room)
 

@@ -55,7 +55,7 @@ async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
     service.require_model(body.model)
     conversation, template = body.conversation(), body.template
     with errors_about(partial(blamed, given=body.model_fields_set)):
-        demand_template(service.lm.tokenizer)
+        require_chat_template(service.lm.tokenizer)
         most = body.requested_tokens or service.settings.max_new_tokens
         settings = body.settings(most, body.requested_logprobs)
     work = _GenerationWork(
@@ -347,7 +347,7 @@ class _GenerationWork:
         lm, seed = self.service.lm, self.settings.sampling.seed
 
         def score() -> list[list[float]]:
-            scorer = find_scorer(self.body.scorer, lm, own=lm.scorer, seed=seed if isinstance(seed, int) else 0)
+            scorer = find_scorer(self.body.scorer, lm, seed=seed if isinstance(seed, int) else 0)
             # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
             if isinstance(scorer, LikelihoodScorer):
                 prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]

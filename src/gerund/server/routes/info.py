@@ -83,7 +83,7 @@ async def about(service: Served) -> dict[str, Any]:
     lm = service.lm
     is_decoder = not isinstance(lm, Seq2SeqModel)
     plan = lm.encoder.attention.with_defaults(lm.n_layers).name if is_decoder else ""
-    trained = [OWN] if lm.scorer is not None else []
+    trained = [MODEL] if lm.scorer is not None else []
     return {
         "model": service.names[0],
         "dimensions": lm.dimensions,
@@ -94,5 +94,5 @@ async def about(service: Served) -> dict[str, Any]:
         "plan": plan,
         "plans": list(PLAN_NAMES) if is_decoder else [],
         "scorers": [*trained, DEFAULT, *(name for name in MEASURE_NAMES if name != DEFAULT)],
-        "measures": [name for name in RELEVANCE_MEASURES if name != OWN or trained],
+        "measures": [name for name in RELEVANCE_MEASURES if name != MODEL or trained],
     }
