@@ -17,9 +17,8 @@ from torch import Tensor
 from gerund.attention.preemption import pausing
 from gerund.engine.scheduling import Job
 from gerund.errors import EngineError, ModelError
-from gerund.inference.encode.texts import final_vectors, with_usage
-from gerund.language_model import LanguageModel
 from gerund.inference.encode.runtime import encode
+from gerund.inference.encode.texts import final_vectors, with_usage
 from gerund.inference.generate import generation
 from gerund.inference.generate.batch_decoder import BatchDecoder
 from gerund.inference.generate.config import GenerationConfig
@@ -28,6 +27,7 @@ from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import Emit, Piece, SequenceState
 from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
 from gerund.inference.tokens import Tokens, context_length
+from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
 
 # Seconds per step, after which the work in the second thread is interrupted between two layers.

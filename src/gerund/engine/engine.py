@@ -19,8 +19,6 @@ from gerund.engine.config import EngineConfig, EngineFuture, EngineState
 from gerund.engine.scheduling import Admission, DecodeRatio, Job
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
 from gerund.inference.encode.texts import template_tokens
-from gerund.language_model import LanguageModel
-from gerund.seq2seq_model import Seq2SeqEncoder
 from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts
@@ -34,6 +32,8 @@ from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.slots import unsupported_reason
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
+from gerund.language_model import LanguageModel
+from gerund.seq2seq_model import Seq2SeqEncoder
 from gerund.types import EncodeResult, Generation, Promise
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ from fastapi import Depends, Request
 from gerund.engine.config import EngineFuture
 from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, InputError, StaleIndexError
-from gerund.language_model import LanguageModel
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.tokens import context_length
+from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model

@@ -19,9 +19,9 @@ from gerund.inference.inspection import AttentionInspection, inspect_attention, 
 from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.inference.tokens import Overflow, check_unicode
 from gerund.language_model import LanguageModel
-from gerund.seq2seq_model import Seq2SeqModel
 from gerund.models.vectors import compared, unit
 from gerund.scoring.names import check_relevance
+from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.config import FINGERPRINT_HEADER
 from gerund.server.errors import MISMATCH, ApiError, api_error, blamed, errors_about
 from gerund.server.schemas.embeddings import (
