@@ -201,7 +201,7 @@ class TestFolders:
         assert refused(folder) == " is a folder, not a file"
         (tmp_path / "empty").mkdir()
         assert "no file of texts in it; valid endings are: .ndjson, .txt" in refused(tmp_path / "empty", folders=True)
-        with pytest.raises(ConfigError, match="what format its files have is said by their endings"):
+        with pytest.raises(ConfigError, match="the endings of its files give their formats"):
             open_table(folder, folders=True, format="txt")
 
 

@@ -64,7 +64,7 @@ def test_rankgens_generator_learns_from_one_half_of_the_books():
     recipe = load_recipe("rankgen-generator-llama-3.2-1b")
     assert [source.part for source in recipe.data.sources] == ["1/2"]
     assert [objective.kind for objective in recipe.objectives] == ["causal"]
-    with pytest.raises(ConfigError, match="part '2/1' is no part such as 1/2"):
+    with pytest.raises(ConfigError, match="part '2/1' is not written such as 1/2"):
         load_recipe("rankgen-generator-llama-3.2-1b", ["data.sources.books.part=2/1"])
 
 

@@ -1,7 +1,4 @@
-"""Files read with errors that name the line.
-
-Knows: bytes, compression, UTF-8, rows of JSON. Does not know: what is in a file, or writing (``gerund.jobs.files``).
-"""
+"""Open plain or compressed files, decode text, and parse JSON rows, with errors that name the line."""
 
 import gzip
 import json
@@ -17,17 +14,12 @@ from gerund.checks import open_input
 from gerund.errors import DataError
 
 COMPRESSED = (".gz", ".xz")
-
 _MOST_ZEROS = 0.4
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a plain or compressed file for reading.
-
-    Raises:
-        DataError: it cannot be read, or the archive is broken.
-    """
+    """Open a plain or compressed file for reading; errors, also within the block, become ``DataError``."""
     unpack: Callable[..., BinaryIO] | None = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower())  # type: ignore[assignment]
     try:
         with open_input(path) as packed:
@@ -43,11 +35,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def decode(raw: bytes, where: str) -> str:
-    """Return bytes as text.
-
-    Raises:
-        DataError: they are not UTF-8; the message begins with ``where``.
-    """
+    """Decode UTF-8; a ``DataError`` begins with ``where``."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -59,12 +47,12 @@ def decode(raw: bytes, where: str) -> str:
 
 
 def not_utf8(error: UnicodeDecodeError, where: str) -> DataError:
-    """Return the error for bytes that are no text."""
+    """Return the error for bytes that aren't UTF-8."""
     return DataError(f"{where}: not valid UTF-8 at byte {error.start}; convert it to UTF-8")
 
 
 def shown_path(path: str | Path) -> str:
-    r"""Return a path that a file can hold: bytes of it that are not UTF-8 are spelled out.
+    r"""Return a path as valid UTF-8: other bytes are escaped.
 
     >>> shown_path(os.fsdecode(b"caf\xe9.txt"))
     'caf\\xe9.txt'
@@ -73,15 +61,12 @@ def shown_path(path: str | Path) -> str:
 
 
 def as_utf8(text: str) -> str:
-    """Return a text that a file can hold: half a surrogate pair, as JSON and file names may have, becomes ``?``."""
+    """Return a text as valid UTF-8: lone surrogates, as in some JSON and file names, become ``?``."""
     return text.encode("utf-8", "replace").decode()
 
 
 def json_row(line: str, where: str) -> dict[str, Any]:
-    """Return the JSON object that a line is.
-
-    Raises:
-        DataError: it is no JSON, or no object; the message begins with ``where``.
+    """Parse a line as a JSON object; a ``DataError`` begins with ``where``.
 
     >>> json_row("[1, 2]", "a.jsonl, line 3")
     Traceback (most recent call last):
@@ -97,16 +82,11 @@ def json_row(line: str, where: str) -> dict[str, Any]:
 
 
 def checked_text(value: object, where: str, column: str) -> str:
-    """Return a value of a row as text.
-
-    Raises:
-        DataError: it is no text, or one that no file and no tokenizer can hold; the message begins with
-            ``where``.
-    """
+    """Return a value of a row that must be a string without lone surrogates; a ``DataError`` begins with ``where``."""
     if not isinstance(value, str):
         raise DataError(f"{where}: {column!r} is not a text but {type(value).__name__}")
     try:
-        # JSON may spell half a surrogate pair.
+        # JSON may spell a lone surrogate, which no file and no tokenizer takes.
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: {column!r} holds a lone surrogate at character {error.start}") from error

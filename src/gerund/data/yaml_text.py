@@ -1,9 +1,6 @@
-"""YAML as plain data: safely, to a bounded depth, and every mistake in it as an error of YAML.
+"""Parse YAML safely, to a bounded depth; every fault is a ``yaml.YAMLError``.
 
-PyYAML lets what a value's own constructor raises come through as it is: a date that is none, a number of thousands of
-digits. Here they are errors as others are.
-
-Knows: YAML. Does not know: files, what is in them.
+PyYAML passes on what a value's own constructor raises: an impossible date, a number of thousands of digits.
 """
 
 import re
@@ -13,17 +10,17 @@ import yaml
 
 # Levels of nesting; a recipe has six.
 _DEEPEST = 64
-# Python writes no whole number of more than 4300 digits out, nor do messages.
+# Python prints no integer of more than 4300 digits.
 _MOST_BITS = 4096
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, with which ``1e-3`` is a number, as it is everywhere but in YAML 1.1."""
+    """YAML's safe loader, in which ``1e-3`` is a number, as it is everywhere except in YAML 1.1."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node, unless it lies so deep that reading it would exhaust the stack."""
+        """Return the next node, unless it is so deep that reading it would exhaust the stack."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise yaml.YAMLError(f"nested more than {_DEEPEST} levels deep")
@@ -33,16 +30,16 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the value of a node; what its constructor cannot do with it is an error at its place."""
+        """Return the value of a node; an error of its constructor gets the node's place."""
         try:
             value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-            raise self._refused(node, "this is no value of its kind, such as a date or a number") from error
+            raise self._fault(node, "this is no value of its kind, such as a date or a number") from error
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-            raise self._refused(node, "this number is too large")
+            raise self._fault(node, "this number is too large")
         return value
 
-    def _refused(self, node: yaml.Node, reason: str) -> yaml.YAMLError:
+    def _fault(self, node: yaml.Node, reason: str) -> yaml.YAMLError:
         return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
@@ -52,10 +49,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a YAML text says.
-
-    Raises:
-        yaml.YAMLError: it is no YAML, or says something that cannot be had.
+    """Parse a YAML text into plain data.
 
     >>> parse_yaml("steps: 1e3")
     {'steps': 1000.0}

@@ -146,5 +146,5 @@ class TestRefusals:
         assert output.read_bytes() == b"someone else's"
 
     def test_workers(self, corpus, output):
-        with pytest.raises(ConfigError, match="workers=0"):
+        with pytest.raises(ConfigError, match="got 0"):
             mine([corpus], output, workers=0)

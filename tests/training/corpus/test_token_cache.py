@@ -93,7 +93,7 @@ def test_parts_share_the_documents_out(corpus, tokenizer, cache, tmp_path):
     third = tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path, part="3/3", limit=2)
     assert texts_of(third) == [whole[2], whole[5]]
     for part in ("0/2", "3/2", "1", "1/0", "a/b", "1/2/3", "-1/2", " 1/2"):
-        with pytest.raises(ConfigError, match="is no part such as 1/2, the first of two"):
+        with pytest.raises(ConfigError, match="is not written such as 1/2, the first of two"):
             tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path, part=part)
 
 
