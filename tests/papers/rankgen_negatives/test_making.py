@@ -17,7 +17,7 @@ from gerund.papers import rankgen_negatives as negative_passages
 from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
 from tests.cli.helpers import run_cli
-from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, demand_same_elsewhere, make, bytes_of, rows
+from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
 
 
 class TestPassages:
@@ -161,7 +161,7 @@ class TestElsewhere:
             [books], tmp_path / "spread", settings, lm=lm, scorer=OverlapScorer(), elsewhere=elsewhere
         )
         assert made.generated > 0
-        assert bytes_of(tmp_path / "spread") == parse_size(tmp_path / "alone")
+        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
 
     @pytest.mark.slow
     def test_two_processes_make_the_same_bytes(self, books, tmp_path, tiny_folder):
@@ -175,7 +175,7 @@ class TestElsewhere:
             ran = run_cli("negatives", books, "-o", tmp_path / "spread", *arguments, "--workers", 2)
         assert ran.code == 0, ran.err
         alone = run_cli("negatives", books, "-o", tmp_path / "alone", *arguments)
-        assert bytes_of(tmp_path / "spread") == parse_size(tmp_path / "alone")
+        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
         assert json.loads(ran.out)["passages"] == json.loads(alone.out)["passages"] > 0
 
 
