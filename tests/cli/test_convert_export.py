@@ -195,7 +195,7 @@ def test_converting_a_folder_in_place(tiny_folder: Path, tmp_path: Path) -> None
         (["--attention", "hybrid"], "hybrid"),
         (["--attention", "bidir", "--k", "2"], "takes no k"),
         (["--k", "5"], "k=5 is larger than the model's 4 layers"),
-        (["--k", "-1"], "k=-1 is negative"),
+        (["--k", "-1"], "k must be at least 0, got -1"),
         (["--k0", "1"], "k0 belongs to the plan 'mask0+bidir'"),
         (["--sink-tokens", "0"], "sink_tokens is at least 1"),
         (["--pooling", "class"], "unknown pooling 'class'; valid are: mean, weighted-mean, last, first, last-mean"),

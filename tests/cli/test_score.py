@@ -124,7 +124,7 @@ class TestGenerate:
         [
             (["--samples", 3], "--samples belongs to --rerank SCORER"),
             (["--every", 3], "--every belongs to --rerank SCORER"),
-            (["--rerank", "pmi", "--samples", 0], "samples=0 leaves no continuation"),
+            (["--rerank", "pmi", "--samples", 0], "samples must be at least 1, got 0"),
             (["--rerank", "pmy"], "unknown scorer 'pmy'"),
             (["--rerank", "pmi", "--temperature", 0], "nothing to rank; set a temperature above 0, such as 1"),
         ],

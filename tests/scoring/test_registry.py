@@ -118,7 +118,7 @@ class TestGenerate:
             lm.generate("a", 3, rerank=Rerank(3, scorer="x"))
         with pytest.raises(ConfigError, match="there is nothing to rank"):
             lm.generate("a", 3, Sampling(), rerank=Rerank(3))
-        with pytest.raises(ConfigError, match="samples=0 leaves no continuation"):
+        with pytest.raises(ConfigError, match="samples must be at least 1, got 0"):
             Rerank(0)
 
     @pytest.mark.parametrize("verb", ["generate", "stream"])

@@ -96,7 +96,7 @@ class TestValue:
             ({"attention": {"name": "bidir", "x": 1}}, "unknown field of an attention plan 'x'"),
             ({"pooling": "class"}, "unknown pooling 'class'"),
             ({"pooling": np.zeros(())}, "pooling is a text, not array"),
-            ({"prompts": {"a": 1}}, "prompts is"),
+            ({"prompts": {"a": 1}}, r"prompts\['a'\] is a text, not 1"),
             ({"normalize": "yes"}, "normalize is true or false, not 'yes'"),
             ({"skips": -1}, "skips must be at least 0, got -1"),
             ({"attention": "inter-bidir", "skips": 3}, "skips belong to plans"),
@@ -243,7 +243,7 @@ class TestLoading:
             ({"adapter": 5}, "adapter is a text or nothing, not 5"),
             ({"attention": ["bidir"]}, "attention is a text, not"),
             ({"attention": {"name": "bidir", "k": 2}}, "takes no k"),
-            ({"prompts": {"query": 1}}, "prompts is"),
+            ({"prompts": {"query": 1}}, r"prompts\['query'\] is a text, not 1"),
         ],
     )
     def test_a_file_that_is_wrong(self, fields, message):

@@ -39,14 +39,20 @@ NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
 MOST = 2**31 - 1
 _UNIONS = (Union, UnionType)
+_LIMITS = {"ge": "at least", "le": "at most", "gt": "above", "lt": "below"}
+_IN_WORDS = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Mapping: "a mapping",
+}
 
 
-def setting(default: Any, help: str) -> Any:
-    """Declare a setting: its default in a config, and its help wherever it is documented."""
-    metadata = {"help": help}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+def setting(default: Any, help: str, **more: Any) -> Any:
+    """Declare a setting: its default in a config, its help wherever it is documented, and more for ``field``."""
+    default = {"default_factory": dict} if isinstance(default, dict) else {"default": default}
+    return field(**default, metadata={"help": help}, **more)
 
 
 def checked(check: Callable[[str, Any], Any]) -> Callable[[Any, ValidationInfo], Any]:
@@ -130,7 +136,7 @@ def settings_in(*declarations: Any) -> dict[str, tuple[Any, "DataclassField[Any]
 
 def settings_of(config: type) -> dict[str, tuple[Any, "DataclassField[Any]"]]:
     """Return the kind and the declaration of each setting that a dataclass has from others and of its own."""
-    return settings_in(*reversed(config.__orig_bases__), config)  # type: ignore[attr-defined]
+    return settings_in(*reversed(getattr(config, "__orig_bases__", ())), config)
 
 
 def help_of(settings: Mapping[str, tuple[Any, "DataclassField[Any]"]]) -> dict[str, str]:
@@ -160,7 +166,7 @@ def model_fields(*declarations: Any, may_be_left_out: bool = False) -> dict[str,
 @cache
 def _checker(config: type) -> type[BaseModel]:
     kinds = {name: (kind, ...) for name, (kind, _) in settings_of(config).items()}
-    return create_model(config.__name__, __config__=ConfigDict(strict=True), **kinds)  # type: ignore[call-overload]
+    return create_model(config.__name__, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **kinds)  # type: ignore[call-overload]
 
 
 def check(config: Any) -> None:
@@ -194,26 +200,25 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = error.errors(include_url=False, include_input=True)[0]
     name, context, value = str(first["loc"][0]) if first["loc"] else "", first.get("ctx", {}), first["input"]
     cause = context.get("error")
+    if first["type"] == "extra_forbidden":
+        cause = unknown_name("setting of a model", name, list(model.model_fields))
     if isinstance(cause, (ValueError, GerundError)):
         return str(cause)
-    if first["type"] == "extra_forbidden":
-        return str(unknown_name("setting of a model", name, list(model.model_fields)))
-    for limit, phrase in (("ge", "at least"), ("le", "at most"), ("gt", "above"), ("lt", "below")):
-        if limit in context:
-            return f"{name} must be {phrase} {context[limit]}, got {value!r}"
     if name == "model":
         return f"a model is given by its name or its folder, not as {_short(value)}"
-    kinds = [] if name not in model.model_fields else plain_kinds(model.model_fields[name].annotation)
-    names = [kind for kind in kinds if isinstance(kind, str)]
-    if names == kinds and isinstance(value, str):
-        return str(unknown_name(name, value, names))
-    words = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-    kinds_in_words = [kind if isinstance(kind, str) else words.get(kind, _class_in_words(kind)) for kind in kinds]
-    return f"{name} is {' or '.join(dict.fromkeys(kinds_in_words))}, not {_short(first['input'])}"
-
-
-def _class_in_words(kind: Any) -> str:
-    return "texts by name" if issubclass(kind, Mapping) else f"an {kind.__name__}"
+    kinds = plain_kinds(model.model_fields[name].annotation) if name in model.model_fields else []
+    if [Mapping] == [get_origin(kind) for kind in kinds] and len(first["loc"]) > 1:
+        name, kinds = f"{name}[{first['loc'][1]!r}]", plain_kinds(get_args(kinds[0])["[key]" not in first["loc"]])
+    limits = [f"{phrase} {context[limit]}" for limit, phrase in _LIMITS.items() if limit in context]
+    if limits or first["type"] == "finite_number":
+        return f"{name} must be {limits[0] if limits else 'finite'}, got {value!r}"
+    if isinstance(value, str) and all(isinstance(kind, str) for kind in kinds):
+        return str(unknown_name(name, value, kinds))
+    words = [
+        kind if isinstance(kind, str) else _IN_WORDS.get(get_origin(kind) or kind, f"an {kind.__name__}")
+        for kind in kinds
+    ]
+    return f"{name} is {' or '.join(words)}, not {_short(value)}"
 
 
 def _short(value: Any) -> str:
@@ -232,9 +237,7 @@ def plain_kinds(annotation: Any) -> list[Any]:
         return plain_kinds(parts[0])
     if origin is Literal:
         return list(parts)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return [Mapping]
-    if parts:
+    if parts and origin is not Mapping:
         return [kind for part in parts for kind in plain_kinds(part)]
     return [] if annotation is type(None) else [annotation]
 

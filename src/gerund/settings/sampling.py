@@ -3,19 +3,34 @@
 Knows: names, ranges. Does not know: torch.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypedDict
 
-from gerund.checks import demand_between, demand_number, flag, whole_number
+from pydantic import BeforeValidator, Field, SkipValidation
+
+from gerund.checks import flag, is_listing, whole_number
 from gerund.errors import ConfigError
+from gerund.settings.fields import Count, Fraction, Number, Whole, check, checked, documented, setting
 from gerund.types import Scorer
 
 MOST_AT_ONCE = 10_000
 """Continuations per prompt that are generated at once; more are a slip."""
 
 
+def _seeds(name: str, value: Any) -> int | tuple[int, ...]:
+    if is_listing(value):
+        return tuple(whole_number("a seed", seed) for seed in value)
+    return whole_number(name, value)
+
+
+Probability = Annotated[Number, Field(gt=0, le=1)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+TokenId = Annotated[Whole, Field(ge=0)]
+Seeds = Annotated[int | Sequence[int], BeforeValidator(checked(_seeds))]
+
+
+@documented
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. All limits apply together, in the order given here.
@@ -24,79 +39,48 @@ class Sampling:
     False
     """
 
-    temperature: float = 0.0
-    """0 takes the most probable token each time (greedy); 1 samples from the model as it is."""
-
-    top_k: int | None = None
-    """Only the k most probable tokens."""
-
-    top_p: float | None = None
-    """Nucleus sampling: only the most probable tokens that together have this probability."""
-
-    min_p: float | None = field(default=None, kw_only=True)
-    """Only tokens that are at least this fraction as probable as the most probable one (Nguyen et al. 2024)."""
-
-    typical_p: float | None = None
-    """Locally typical sampling: only tokens of about average surprise that together have this probability."""
-
-    seed: int | Sequence[int] | None = None
-    """Makes sampling repeatable. Each prompt samples with the seed alone, whatever is beside it, so equal prompts get
-    equal texts; a sequence gives every prompt a seed of its own. None takes a fresh seed for each prompt."""
-
-    repetition_penalty: float = field(default=1.0, kw_only=True)
-    """Above 1, tokens of the prompt and of the text so far become less probable: their logits are divided by it, or
-    multiplied where they are negative (Keskar et al. 2019). This and the next three come first, for greedy too."""
-
-    frequency_penalty: float = field(default=0.0, kw_only=True)
-    """Taken off a token's logit for each time that the text so far (not the prompt) has it; -2 to 2."""
-
-    presence_penalty: float = field(default=0.0, kw_only=True)
-    """Taken off a token's logit once where the text so far (not the prompt) has it; -2 to 2."""
-
-    logit_bias: Mapping[int, float] = field(default_factory=dict, kw_only=True, hash=False)
-    """Added to the logits of tokens, by token id; -100 to 100, where -100 all but bans a token."""
+    temperature: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = setting(
+        0.0, "0 takes the most likely token each time (greedy); 1 samples from the model as it is."
+    )
+    top_k: Count | None = setting(None, "Sample only from this many of the most likely tokens.")
+    top_p: Probability | None = setting(
+        None, "Nucleus sampling: only the most likely tokens that together have this probability."
+    )
+    min_p: Fraction | None = setting(
+        None,
+        "Only tokens that are at least this fraction as likely as the most likely one (Nguyen et al. 2024).",
+        kw_only=True,
+    )
+    typical_p: Probability | None = setting(
+        None, "Typical sampling: only the tokens nearest to the average surprise that together have this probability."
+    )
+    seed: Seeds | None = setting(
+        None,
+        "Makes sampling repeatable. Every prompt samples with the same seed, so equal prompts get equal texts; in "
+        "Python a sequence gives each prompt its own.",
+    )
+    repetition_penalty: Annotated[Number, Field(ge=0.1, le=10)] = setting(
+        1.0,
+        "Above 1: tokens of the prompt and of the text so far become less likely; their logits are divided by it, or "
+        "multiplied where they are negative (Keskar et al. 2019).",
+        kw_only=True,
+    )
+    frequency_penalty: Penalty = setting(
+        0.0, "Subtracted from a token's logit for each time that the text so far has it; -2 to 2.", kw_only=True
+    )
+    presence_penalty: Penalty = setting(
+        0.0, "Subtracted from a token's logit once if the text so far has it; -2 to 2.", kw_only=True
+    )
+    logit_bias: Mapping[TokenId, Annotated[Number, Field(ge=-100, le=100)]] = setting(
+        {},
+        "Added to the logits of tokens, by token id; -100 to 100, where -100 all but bans a token.",
+        kw_only=True,
+        hash=False,
+    )
 
     def __post_init__(self) -> None:
-        demand_number("temperature", self.temperature)
-        # numpy's whole numbers overflow where Python's do not, and transformers refuses them.
-        if self.top_k is not None:
-            object.__setattr__(self, "top_k", whole_number("top_k", self.top_k))
-        if self.seed is not None:
-            # An array without dimensions has __iter__ and no elements.
-            listed = hasattr(self.seed, "__iter__") and getattr(self.seed, "ndim", 1) == 1
-            listed = listed and not isinstance(self.seed, (str, bytes, Mapping))
-            seeds = tuple(whole_number("a seed", one) for one in self.seed) if listed else None  # type: ignore[union-attr]
-            object.__setattr__(self, "seed", whole_number("seed", self.seed) if seeds is None else seeds)
-        if not math.isfinite(self.temperature):
-            raise ConfigError(
-                f"temperature={self.temperature} is not a finite number; 0 is greedy, 1 the model as it is"
-            )
-        if self.temperature < 0:
-            raise ConfigError(f"temperature={self.temperature} is negative; 0 is greedy, 1 the model as it is")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k={self.top_k} leaves no token to choose from")
-        for name in ("top_p", "typical_p"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            demand_number(name, value)
-            if not 0 < value <= 1:
-                raise ConfigError(f"{name}={value} is not above 0 and at most 1")
-        self._check_penalties()
-
-    def _check_penalties(self) -> None:
-        demand_between("min_p", 0.0 if self.min_p is None else self.min_p, 0, 1)
-        demand_between("repetition_penalty", self.repetition_penalty, 0.1, 10)
-        demand_between("frequency_penalty", self.frequency_penalty, -2, 2)
-        demand_between("presence_penalty", self.presence_penalty, -2, 2)
-        if not isinstance(self.logit_bias, Mapping):
-            raise ConfigError(f"logit_bias is a number by token id, such as {{42: -100}}, not {self.logit_bias!r}")
-        for token, bias in self.logit_bias.items():
-            if whole_number("a token id of logit_bias", token) < 0:
-                raise ConfigError(f"logit_bias names the token {token}, and token ids begin at 0")
-            demand_between(f"logit_bias of the token {token}", bias, -100, 100)
-        own = {int(token): float(bias) for token, bias in self.logit_bias.items() if bias}
-        object.__setattr__(self, "logit_bias", own)
+        check(self)
+        object.__setattr__(self, "logit_bias", {token: bias for token, bias in self.logit_bias.items() if bias})
 
     @property
     def is_greedy(self) -> bool:
@@ -111,9 +95,10 @@ class Sampling:
 
 
 GREEDY = Sampling()
-"""The default sampling: the likeliest token each time."""
+"""The default sampling: the most likely token each time."""
 
 
+@documented
 @dataclass(frozen=True)
 class Rerank:
     """Write several continuations and keep those that a scorer likes best (RankGen, section 2.3).
@@ -125,26 +110,19 @@ class Rerank:
     20
     """
 
-    samples: int = 20
-    """Continuations sampled from each beam; in the first round ``beams`` times as many from the prompt."""
-
-    beams: int = 1
-    """Continuations that are kept each time."""
-
-    every: int | None = None
-    """Tokens between two rankings; None ranks only what is finished."""
-
-    scorer: "str | Scorer | None" = None
-    """Who ranks: a name, a scorer's folder, or an object with a ``score`` method. None takes the model's own scorer
-    where it was trained to be one, else ``pmi``."""
+    samples: Count = setting(
+        20, "Continuations sampled from each beam; in the first round beams times as many from the prompt."
+    )
+    beams: Count = setting(1, "Continuations that are kept each time.")
+    every: Count | None = setting(None, "Tokens between two rankings; default: rank only at the end.")
+    scorer: SkipValidation[str | Scorer | None] = setting(
+        None,
+        "What ranks: a name, a scorer's folder, or an object with a score method; default: the model's trained scorer, "
+        "else pmi.",
+    )
 
     def __post_init__(self) -> None:
-        for name, what in (("samples", "continuation"), ("beams", "continuation"), ("every", "token")):
-            value = getattr(self, name)
-            if value is None and name == "every":
-                continue
-            if whole_number(name, value) < 1:
-                raise ConfigError(f"{name}={value} leaves no {what}")
+        check(self)
         if self.width > MOST_AT_ONCE:
             raise ConfigError(f"{self.width} continuations at a time are more than {MOST_AT_ONCE}, the most")
 

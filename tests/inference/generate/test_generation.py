@@ -221,10 +221,10 @@ def test_bad_input():
     with pytest.raises(TextError, match="prompt 0 is not valid Unicode"):
         lm.generate("a\udcff")
     for settings, words in [
-        ({"temperature": -1.0}, "negative"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"typical_p": 1.5}, "typical_p=1.5"),
-        ({"top_k": 0}, "top_k=0"),
+        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"top_p": 0.0}, "top_p must be above 0, got 0.0"),
+        ({"typical_p": 1.5}, "typical_p must be at most 1, got 1.5"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
     ]:
         with pytest.raises(ConfigError, match=words):
             Sampling(**settings)

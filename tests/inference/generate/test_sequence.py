@@ -269,11 +269,14 @@ class TestPrompts:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"min_p": 1.5}, "min_p=1.5"), ({"min_p": -0.1}, "min_p"), ({"repetition_penalty": 0}, "repetition_penalty=0"),
-     ({"repetition_penalty": float("nan")}, "repetition_penalty"), ({"frequency_penalty": 3}, "frequency_penalty=3"),
-     ({"presence_penalty": "a"}, "presence_penalty is a number"), ({"logit_bias": {5: 101}}, "logit_bias of the token"),
-     ({"logit_bias": {-1: 1}}, "token ids begin at 0"), ({"logit_bias": {"a": 1}}, "whole number"),
-     ({"logit_bias": [1]}, "logit_bias is a number by token id")],
+    [({"min_p": 1.5}, "min_p must be at most 1, got 1.5"), ({"min_p": -0.1}, "min_p"),
+     ({"repetition_penalty": 0}, "repetition_penalty must be at least 0.1"),
+     ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+     ({"frequency_penalty": 3}, "frequency_penalty must be at most 2, got 3"),
+     ({"presence_penalty": "a"}, "presence_penalty is a number"),
+     ({"logit_bias": {5: 101}}, r"logit_bias\[5\] must be at most 100"),
+     ({"logit_bias": {-1: 1}}, r"logit_bias\[-1\] must be at least 0"), ({"logit_bias": {"a": 1}}, "whole number"),
+     ({"logit_bias": [1]}, "logit_bias is a mapping, not")],
 )  # fmt: skip
 def test_impossible_samplings(settings, words):
     with pytest.raises(ConfigError, match=words):
