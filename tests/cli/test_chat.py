@@ -70,7 +70,7 @@ def test_turns_on_a_terminal(folder, monkeypatch):
     ("arguments", "stdin", "words"),
     [
         (["--messages", "{missing}"], "", "cannot be read"), ([], "", "standard input has no message"),
-        (["--logit-bias", "x"], "a", None), (["--temperature", "-1"], "a", "negative"),
+        (["--logit-bias", "x"], "a", None), (["--temperature", "-1"], "a", "temperature must be at least 0"),
         (["--max-new-tokens", "0"], "a", "writes nothing"), (["--stop", ""], "a", "stop has an empty string"),
     ],
 )  # fmt: skip

@@ -2,30 +2,20 @@
 
 import inspect
 import re
-from typing import get_args
 from unittest.mock import patch
 
 import pytest
 import typer
-from typer import core
 
 from gerund.cli.main import app
-from gerund.cli.model_options import OPTIONS
+from gerund.cli.options import OPTIONS
 from gerund.data.corpus import FORMATS
+from gerund.settings.fields import help_of, settings_of
+from gerund.settings.model_spec import HELP
+from gerund.settings.sampling import Sampling
 from tests.cli.helpers import run_cli
 
 COMMANDS = typer.main.get_command(app).commands
-# Where an option means less than in other commands, and says so.
-SPECIAL_HELPS = {
-    ("adapt", "device"),
-    ("adapt", "dtype"),
-    ("ask", "model"),
-    ("index", "model"),
-    ("index", "transform"),
-    ("search", "model"),
-    ("infill", "adapter"),
-    ("negatives", "model"),
-}
 
 
 def printed(name, monkeypatch):
@@ -45,8 +35,8 @@ def test_brackets_are_printed(name, monkeypatch):
         assert re.sub(r"\s", "", line) in text
 
 
-def test_what_says_which_model_comes_from_one_table_and_goes_on_as_a_spec():
-    """Whatever names a field of a spec is an option of the table; the command itself is handed the spec alone."""
+def test_options_for_settings_are_made_from_their_declarations():
+    """Every command with settings of a model has options with their help, and is handed a spec alone."""
     with_model = {
         name: command for name, command in COMMANDS.items() if any(one.name == "device" for one in command.params)
     }
@@ -55,16 +45,25 @@ def test_what_says_which_model_comes_from_one_table_and_goes_on_as_a_spec():
     )
     assert " ".join(with_model) == names
     others = {("generate", "prompt"), ("demo", "prompt"), ("embed", "prompt"), ("tune", "pooling"), ("score", "scorer")}
-    others |= {("negatives", "scorer"), ("eval", "sample"), ("inspect", "layers"), ("tune", "sample")}
-    others |= {("ask", "k"), ("search", "k")}  # how many are found
-    for name, command in with_model.items():
-        own = inspect.signature(inspect.unwrap(command.callback)).parameters
-        assert "spec" in own, name
-        assert {(name, field) for field in own if field in OPTIONS} <= others
+    others |= {("negatives", "scorer"), ("inspect", "layers"), ("ask", "k"), ("search", "k")}
+    for name, command in COMMANDS.items():
+        taken = inspect.signature(inspect.unwrap(command.callback)).parameters
+        assert ("spec" in taken) == (name in {*with_model, "convert", "export"}), name
         for param in command.params:
             if param.name in OPTIONS and (name, param.name) not in others:
-                _, option = get_args(OPTIONS["MODEL" if isinstance(param, core.TyperArgument) else param.name])
-                assert param.help == option.help or (name, param.name) in SPECIAL_HELPS
+                assert param.help == HELP[param.name]
+                assert param.name not in taken or (name, param.name) in {("eval", "sample"), ("tune", "sample")}
+
+
+def test_options_for_sampling_are_made_from_their_declarations():
+    helps = help_of(settings_of(Sampling))
+    for name, own in (("generate", {"logit_bias"}), ("chat", set()), ("infill", set()), ("ask", set())):
+        taken = inspect.signature(inspect.unwrap(COMMANDS[name].callback)).parameters
+        assert not set(taken) & set(helps)
+        shown = {param.name: param.help for param in COMMANDS[name].params if param.name in helps}
+        assert len(shown) >= 3
+        assert all(text.endswith(helps[option]) for option, text in shown.items())
+        assert {option for option, text in shown.items() if text != helps[option]} == own
 
 
 def test_the_usual_gap_is_among_them(monkeypatch):

@@ -265,7 +265,7 @@ class TestLoading:
 
 
 def test_every_setting_is_declared_once_and_is_a_keyword_of_load_and_an_option():
-    from gerund.cli.model_options import OPTIONS
+    from gerund.cli.options import OPTIONS
 
     declarations = [
         [line.target.id for line in node.body if isinstance(line, ast.AnnAssign)]
@@ -290,7 +290,7 @@ def test_every_setting_is_declared_once_and_is_a_keyword_of_load_and_an_option()
     # Prompts by name come out of a file (--prompts), a search weighs vectors and words by --weight, and what the author
     # of a ready-made encoder decided is in its folder. The command line loads the hub's newest version.
     elsewhere = {"prompts", "fusion", "conventions", "similarity", "revision"}
-    assert {name.lower() for name in OPTIONS} == set(ModelSpec.model_fields) - elsewhere
+    assert set(OPTIONS) == set(ModelSpec.model_fields) - elsewhere
 
 
 def test_settings_that_are_flags_or_auto(tiny_folder):

@@ -5,21 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import model_options as options
-from gerund.cli import reading_options
+from gerund.cli import options
 
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
     from gerund.adaptation.evaluation import Adapted
+    from gerund.retrieval.document_reader import ReadLimits
     from gerund.settings.model_spec import ModelSpec
 
-_HELPS = {
-    "dtype": "auto, float32, bfloat16 or float16, to measure in.",
-    "device": "auto, cpu, cuda, cuda:1, ..., to make pairs and measure on; training takes a GPU if there is one.",
-}
 
-
-@options.with_spec("MODEL", *options.MACHINE, MODEL=options.DEFAULT_MODEL, helps=_HELPS)
+@options.takes(spec=options.model("MODEL", *options.MACHINE, MODEL=options.DEFAULT_MODEL), limits=options.read_limits())
 def command(
     texts: Annotated[
         list[Path],
@@ -65,8 +60,7 @@ def command(
     spec: "ModelSpec",
     language: Annotated[str, typer.Option(help="Language of the documents: en, zh, de, ...")] = "en",
     seed: Annotated[int, typer.Option(help="Random seed of the documents put aside, and of the training.")] = 0,
-    read_seconds: reading_options.Seconds = reading_options.SECONDS,
-    read_memory: reading_options.Memory = reading_options.MEMORY,
+    limits: "ReadLimits",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what an interrupted run has left in OUT.")
     ] = False,
@@ -77,7 +71,7 @@ def command(
             help="Only say what would be trained, for how long, and in how much memory: a few steps are timed.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train a model on your own documents, and measure whether it finds them better.
 
@@ -112,7 +106,6 @@ def command(
         language=language,
         seed=seed,
     )
-    limits = reading_options.limits_of(read_seconds, read_memory)
     _demand_files(texts, output, config)
     from gerund.adaptation.running import adapt, plan
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import generation_options, index_options, reading_options
-from gerund.cli import model_options as options
+from gerund.cli import index_view, options, text_io
 
 if TYPE_CHECKING:
     from gerund.retrieval.document_reader import ReadLimits
@@ -14,12 +13,13 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
     from gerund.types import Answer
 
-_HELPS = {
-    "model": "What the index was made with, by another name, or what reads the document; left out, the index's own."
-}
 
-
-@options.with_spec("model", *options.MACHINE, helps=_HELPS)
+@options.takes(
+    spec=options.model("model", *options.MACHINE),
+    sampling=options.sampling("temperature", "top_p", "seed"),
+    search=options.search(),
+    limits=options.read_limits(),
+)
 def command(
     words: Annotated[
         list[str] | None,
@@ -46,14 +46,9 @@ def command(
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
-    temperature: generation_options.Temperature = None,
-    top_p: generation_options.TopP = None,
-    seed: generation_options.Seed = None,
+    sampling: dict[str, Any],
     k: Annotated[int, typer.Option("--k", "-k", help="Most chunks to read.")] = 8,
-    filter: index_options.Filter = None,
-    weight: index_options.Weight = None,
-    rerank: index_options.Rerank = 0,
-    rerank_by: index_options.RerankBy = None,
+    search: dict[str, Any],
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -79,12 +74,9 @@ def command(
             "Chunks are then read without seeing each other: the answer is not quite that of reading them together.",
         ),
     ] = False,
-    read_seconds: reading_options.Seconds = reading_options.SECONDS,
-    read_memory: reading_options.Memory = reading_options.MEMORY,
+    limits: "ReadLimits",
     sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the answer with its sources as a JSON object.")
-    ] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Answer a question out of the documents of an index, with its sources.
 
@@ -112,26 +104,21 @@ def command(
     from gerund.jobs.disk_cache import parse_size
 
     where, question = _divided(words or [], document, as_json=as_json)
-    more = generation_options.penalties_of(None, None, None, None, None)
     asked: dict[str, Any] = {
         "method": None if extractive is None else "extractive" if extractive else "generate",
         "max_new_tokens": max_new_tokens,
-        "sampling": generation_options.sampling_of(temperature, top_p, None, None, seed, more),
-        "filter": filter,
-        "weight": weight,
-        "rerank": rerank,
-        "rerank_by": rerank_by,
+        "sampling": options.sampling_of(sampling),
+        **search,
     }
     _demand_there(where, document)
     if language is not None and document is None:
         raise ConfigError("--language is for a --document; an index has the language that it was made with")
     most_bytes = parse_size(cache_size)
-    limits = reading_options.limits_of(read_seconds, read_memory)
     if approximate_cache:
         asked["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
     _checked(question, k, asked)
     reader = (
-        index_options.open_existing(where, spec)
+        index_view.open_existing(where, spec)
         if document is None
         else _document(document, spec, cache, most_bytes, language, limits)
     )  # fmt: skip
@@ -154,7 +141,6 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple
     """Return the index, empty where there is a document, and the question; None where a terminal is to ask for it."""
     import sys
 
-    from gerund.cli import text_io
     from gerund.errors import ConfigError
 
     expected = 1 if document is None else 0
@@ -257,7 +243,7 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
         line = Text(f"[{one.number}] ").append(f"{one.source}:{one.start}-{one.end}", style="cyan")
         console.print(line.append(f"  {one.heading or one.title}", style="dim"))
         if every:
-            console.print(Text("    ").append_text(index_options.highlighted(one.text, answer.question, language)))
+            console.print(Text("    ").append_text(index_view.highlighted(one.text, answer.question, language)))
 
 
 def _talk(reader: "Asking", k: int, asked: dict[str, Any], *, every: bool) -> None:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import generation_options as options
-from gerund.cli import model_options
+from gerund.cli import options, text_io
 
 if TYPE_CHECKING:
     from gerund.inference.generate.config import GenerationKeywords
@@ -18,7 +17,14 @@ if TYPE_CHECKING:
     Asked = tuple[int, Sampling | None, GenerationKeywords]
 
 
-@model_options.with_spec("MODEL", *model_options.MACHINE)
+@options.takes(
+    spec=options.model("MODEL", *options.MACHINE),
+    sampling=options.sampling(
+        *("temperature", "top_p", "top_k", "typical_p", "min_p", "repetition_penalty", "frequency_penalty"),
+        *("presence_penalty", "seed"),
+    ),
+    asked=options.text_settings("stop", "schema", "regex", "choice"),
+)
 def command(
     *,
     spec: "ModelSpec",
@@ -30,20 +36,9 @@ def command(
         str | None, typer.Option(help="What the model is told before the conversation.", show_default=False)
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate in a turn.")] = 256,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    typical_p: options.TypicalP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    schema: options.Schema = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
+    sampling: dict[str, Any],
+    asked: "GenerationKeywords",
+    as_json: options.Json = False,
 ) -> None:
     """Chat with a model, in the form of its own chat template.
 
@@ -63,10 +58,8 @@ def command(
     from gerund.errors import ConfigError
     from gerund.inference.generate.config import GenerationConfig
 
-    more = options.penalties_of(min_p, repetition_penalty, frequency_penalty, presence_penalty, None)
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed, more)
-    asked = options.text_options_of(None, stop, None, schema, regex, choice)
-    GenerationConfig.of(max_new_tokens, sampling, asked)
+    how = (max_new_tokens, options.sampling_of(sampling), asked)
+    GenerationConfig.of(*how)
     talks = messages is None and sys.stdin.isatty()
     if talks and as_json:
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
@@ -76,7 +69,6 @@ def command(
 
     lm = load_writer(spec, only_writes=True)
     require_chat_template(lm.tokenizer)
-    how = (max_new_tokens, sampling, asked)
     if talks:
         _talk(lm, conversation, how)
     elif as_json:
@@ -88,7 +80,6 @@ def command(
 def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[str, Any]]:
     """Return the conversation so far."""
     from gerund.checks import read_json
-    from gerund.cli import text_io
     from gerund.errors import DataError
 
     conversation: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
@@ -146,5 +137,5 @@ def _print_json(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "A
 
     max_new_tokens, sampling, asked = how
     [result] = lm.chat(conversation, max_new_tokens, sampling, **asked)
-    record = {**options.as_record(result), "usage": asdict(result.usage)}
+    record = {**text_io.as_record(result), "usage": asdict(result.usage)}
     typer.echo(json.dumps(record, ensure_ascii=False))

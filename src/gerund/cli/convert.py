@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options as options
+from gerund.cli import options
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REPORTS: "dict[Job, str]" = {"infill": "training-infill.json", "score": "training-score.json"}
 
 
-@options.with_spec("MODEL", *options.ENCODER, "infill_adapter", "scorer")
+@options.takes(spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer"))
 def command(
     output: options.Output,
     spec: "ModelSpec",

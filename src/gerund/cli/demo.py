@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options as options
+from gerund.cli import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
 
 
-@options.with_spec("model", "device")
+@options.takes(spec=options.model("model", "device"))
 def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the page and the report.")] = Path(
         "demo-output"
@@ -25,7 +25,7 @@ def command(
     ] = None,
     *,
     spec: "ModelSpec",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Search, write, rank and fill gaps, with the same weights; on texts that come with gerund.
 

@@ -1,11 +1,11 @@
 """``gerund doctor``: tell whether and how well a model can be read as an encoder."""
 
 import io
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gerund.cli import model_options as options
+from gerund.cli import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 _BAR = 24
 
 
-@options.with_spec("MODEL", *options.PLAN, *options.MACHINE, MODEL=options.DEFAULT_MODEL, dtype="float32")
+@options.takes(
+    spec=options.model("MODEL", *options.PLAN, *options.MACHINE, MODEL=options.DEFAULT_MODEL, dtype="float32")
+)
 def command(
     *,
     spec: "ModelSpec",
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Examine a model: does the attention plan reach every layer, where are its sinks, what can be done.
 

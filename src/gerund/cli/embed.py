@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import engine_options
-from gerund.cli import model_options as options
+from gerund.cli import options
 from gerund.cli.text_io import tell_unused
 
 if TYPE_CHECKING:
@@ -19,9 +18,12 @@ if TYPE_CHECKING:
     from gerund.worker_model import WorkerModel
 
 
-@options.with_spec(
-    *("model", *options.PLAN, "pooling", "pool_prompt", "append_eos", *options.METHODS, "max_length", "adapter"),
-    *options.MACHINE,
+@options.takes(
+    spec=options.model(
+        *("model", *options.PLAN, "pooling", "pool_prompt", "append_eos", *options.METHODS, "max_length", "adapter"),
+        *options.MACHINE,
+    ),
+    where=options.machines(),
 )
 def command(
     source: Annotated[
@@ -39,14 +41,12 @@ def command(
             "--output", "-o", help="OUT.parquet or OUT.npy; or such a path on an object store.", show_default=False
         ),
     ],
-    column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
+    column: options.Column = None,
     id_column: Annotated[
         str | None,
         typer.Option(help="Column with the ids; left out, id or _id where there is one; '' numbers the rows from 0."),
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
-    ] = None,
+    format: options.Format = None,
     prompt: Annotated[
         str | None, typer.Option(help="Text that is put before every text and not pooled; left out, the model's own.")
     ] = None,
@@ -72,15 +72,12 @@ def command(
     keep_text: Annotated[bool, typer.Option("--keep-text", help="Store the texts too.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch, padding included.")] = None,
     shard_rows: Annotated[int, typer.Option(help="Rows a part; batches are made of texts of one part.")] = 4096,
-    engine: engine_options.Engine = "local",
-    workers: engine_options.ModelWorkers = None,
-    address: engine_options.Address = None,
-    threads: engine_options.Threads = None,
-    work: engine_options.Place = None,
+    where: options.Machines,
+    work: options.Work = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Embed the texts of a file, of any size.
 
@@ -123,7 +120,7 @@ def command(
     from gerund.checks import check_dimensions
     from gerund.data.embedding.job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table, skipped_files
-    from gerund.jobs.engine import make_engine, runs_in_process
+    from gerund.jobs.engine import runs_in_process
     from gerund.jobs.object_stores import staged
     from gerund.quantization import check_precision
     from gerund.settings.templates import PromptText
@@ -138,7 +135,7 @@ def command(
         shard_rows=shard_rows,
         force=force,
     )
-    machines = make_engine(engine, workers, address, usual=1)
+    machines = where.start(usual=1)
     with staged([source], output, work=work, force=force, files=config.files_of, outside=True) as place:
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
         if left := skipped_files(table):
@@ -149,7 +146,7 @@ def command(
         with embedding_job(table, place.output, config) as job:
             from gerund.entry import load
 
-            threads = _threads(threads, alone=runs_in_process(machines))
+            threads = _threads(where.threads, alone=runs_in_process(machines))
             lm = load(spec)
             before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
             normalize = lm.encoder.normalize and not no_normalize

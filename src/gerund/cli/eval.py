@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import engine_options
-from gerund.cli import model_options as options
+from gerund.cli import options
 
 if TYPE_CHECKING:
     from gerund.evaluation.run import Cost, Evaluation, Result
@@ -40,7 +39,7 @@ Set = Annotated[
 ]
 
 
-@options.with_spec("max_length", "adapter", *options.MACHINE)
+@options.takes(spec=options.model("max_length", "adapter", *options.MACHINE), where=options.machines())
 def command(
     models: Annotated[
         list[str] | None,
@@ -85,12 +84,9 @@ def command(
     list_: Annotated[
         bool, typer.Option("--list", help="Print the tasks that a folder holds, and their options.")
     ] = False,
-    engine: engine_options.Engine = "local",
-    workers: engine_options.ModelWorkers = None,
-    address: engine_options.Address = None,
-    threads: engine_options.Threads = None,
+    where: options.Machines,
     pictures: Annotated[bool, typer.Option(help="Draw pictures into the report.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure what a model is worth as an encoder and as a writer, and compare models and plans side by side.
 
@@ -119,7 +115,7 @@ def command(
     """
     from gerund.checks import read_sample
     from gerund.errors import ConfigError
-    from gerund.jobs.engine import make_engine, runs_in_process
+    from gerund.jobs.engine import runs_in_process
     from gerund.settings.model_spec import parse_encoder_spec
 
     if list_:
@@ -134,7 +130,7 @@ def command(
     lock = report_folder(output)
     config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
-    machines = make_engine(engine, workers, address, usual=1)
+    machines = where.start(usual=1)
     _check_names(models)
     chosen = _tasks(",".join(tasks), data, set_ or [], validation=validation)
     config = _with_prompts(config, chosen, prompts)
@@ -143,10 +139,10 @@ def command(
     from gerund.evaluation.systems.selection import systems_of
     from gerund.worker_model import use_threads
 
-    if runs_in_process(machines) and threads is not None:
-        use_threads(threads)
+    if runs_in_process(machines) and where.threads is not None:
+        use_threads(where.threads)
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
-    with lock, nullcontext() if runs_in_process(machines) else encoded_by(machines, systems, threads=threads):
+    with lock, nullcontext() if runs_in_process(machines) else encoded_by(machines, systems, threads=where.threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
         _write(output, done, pictures=pictures, as_json=as_json)
         _print_costs(done)

@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import model_options as options
+from gerund.cli import options
 from gerund.cli.convert import warn_of_merging
 
 if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
 
-_HELPS = {"dtype": "Type of the weights: auto, the checkpoint's own; float32, bfloat16 or float16."}
 
-
-@options.with_spec("MODEL", *options.ENCODER, "dtype", helps=_HELPS)
+@options.takes(spec=options.model("MODEL", *options.ENCODER, "dtype"))
 def command(
     output: options.Output,
     format: Annotated[

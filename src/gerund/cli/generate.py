@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import generation_options as options
-from gerund.cli import model_options, text_io
+from gerund.cli import options, query_expansion, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +22,15 @@ if TYPE_CHECKING:
 _CHUNK = 128
 
 
-@model_options.with_spec("model", *model_options.MACHINE)
+@options.takes(
+    spec=options.model("model", *options.MACHINE),
+    sampling=options.sampling(
+        *("temperature", "top_p", "top_k", "typical_p", "min_p", "repetition_penalty", "frequency_penalty"),
+        *("presence_penalty", "logit_bias", "seed"),
+    ),
+    asked=options.text_settings("n", "stop", "logprobs", "schema", "regex", "choice"),
+    ranked=options.rerank(),
+)
 def command(
     prompt: Annotated[
         str | None,
@@ -31,54 +38,28 @@ def command(
     ] = None,
     *,
     spec: "ModelSpec",
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "--file", "-f", help="Many prompts: a .txt file (one a line), .jsonl, .csv, .tsv, .parquet, or - ."
-        ),
-    ] = None,
-    column: Annotated[str | None, typer.Option(help="Column with the prompts; left out, prompt.")] = None,
-    format: Annotated[
-        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
-    ] = None,
+    file: options.Texts = None,
+    column: options.Column = None,
+    format: options.Format = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(help="Most tokens to generate. [default: 64, or 8 a gap with --expand]", show_default=False),
     ] = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    typical_p: options.TypicalP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = None,
-    n: options.Number = None,
-    stop: options.Stop = None,
-    logprobs: options.Logprobs = None,
-    schema: options.Schema = None,
-    regex: options.Regex = None,
-    choice: options.Choice = None,
-    rerank: options.Scorer = None,
-    samples: options.Samples = None,
-    beams: options.Beams = None,
-    every: options.Every = None,
+    sampling: dict[str, Any],
+    asked: "GenerationKeywords",
+    ranked: "Rerank | None",
     candidates: Annotated[
         bool, typer.Option("--candidates", help="With --rerank and JSON: all that competed, with their scores.")
     ] = False,
-    expand: options.Expand = None,
-    keep: options.Keep = None,
-    fraction: options.Fraction = None,
+    expand: query_expansion.Expand = None,
+    keep: query_expansion.Keep = None,
+    fraction: query_expansion.Fraction = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]", show_default=False)
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
+    output: options.Lines = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Continue a prompt, or every prompt of a file.
 
@@ -111,14 +92,12 @@ def command(
     from gerund.scoring.names import check_scorer
 
     text_io.demand_one(prompt, file, "prompt", column=column, format=format)
-    ranked = options.rerank_of(rerank, samples, beams, every)
+    rerank = None if ranked is None else str(ranked.scorer)
     check_scorer(rerank)
-    expansion = options.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
-    if (ranked or expansion) is not None and temperature is top_p is top_k is typical_p is min_p is None:
-        top_p = 0.9
-    more = options.penalties_of(min_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias)
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed, more)
-    asked = options.text_options_of(n, stop, logprobs, schema, regex, choice)
+    expansion = query_expansion.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
+    if (ranked or expansion) is not None and not {"temperature", *options.FILTERS} & sampling.keys():
+        sampling["top_p"] = 0.9
+    how = options.sampling_of(sampling)
     alone = file is None and output is None and not as_json
     _refuse_unseen(asked, alone=alone, candidates=candidates, ranked=ranked is not None, expands=expansion is not None)
     batch_size = 16 if batch_size is None else batch_size
@@ -126,7 +105,7 @@ def command(
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     text_io.refuse_existing(output, force=force)
     chunks = _prompts(prompt, file, column, format)
-    _check(chunks, max_new_tokens, sampling, asked, ranked, expansion)
+    _check(chunks, max_new_tokens, how, asked, ranked, expansion)
     from gerund.entry import load, load_writer
 
     if ranked is None:
@@ -138,18 +117,18 @@ def command(
 
         lm = load(for_scoring(spec, rerank))
         # A scorer's folder is read once, not for every chunk.
-        ranked = replace(ranked, scorer=find_scorer(rerank, lm, seed=seed or 0))
+        ranked = replace(ranked, scorer=find_scorer(rerank, lm, seed=sampling.get("seed", 0)))
     if expansion is not None:
         if max_new_tokens is not None:
             expansion["max_tokens"] = max_new_tokens
-        _expand(lm, chunks, sampling, expansion, output, alone=alone)
+        _expand(lm, chunks, how, expansion, output, alone=alone)
         return
     max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
     if alone:
-        _stream(lm, chunks[0], max_new_tokens, sampling, asked, ranked)
+        _stream(lm, chunks[0], max_new_tokens, how, asked, ranked)
         return
     writes = partial(lm.generate, max_new_tokens=max_new_tokens, rerank=ranked, batch_size=batch_size, **asked)
-    lines = _lines(writes, chunks, sampling, asked.get("n", 1), candidates=candidates, with_usage=as_json)
+    lines = _lines(writes, chunks, how, asked.get("n", 1), candidates=candidates, with_usage=as_json)
     text_io.write(lines, output, sum(map(len, chunks)), "generating")
 
 
@@ -198,7 +177,7 @@ def _check(
         settings.refuse_with_rerank()
         require_sampling(ranked, sampling)
     if expansion is not None:
-        options.check_queries(chunks, expansion)
+        query_expansion.check_queries(chunks, expansion)
 
 
 def _stream(
@@ -236,7 +215,7 @@ def _expand(
 ) -> None:
     import json
 
-    found = options.expanded(lm, chunks, sampling, settings)
+    found = query_expansion.expanded(lm, chunks, sampling, settings)
     if alone:
         for text in next(found)["expansions"]:
             typer.echo(text)
@@ -259,17 +238,17 @@ def _lines(
     from gerund.errors import TextError
     from gerund.types import Ranked
 
-    seeds = options.SeedsByText(sampling)
+    seeds = text_io.SeedsByText(sampling)
     for rows in chunks:
         try:
             results = writes(rows.texts, sampling=seeds.of(rows.texts))
         except TextError as error:
             raise rows.named(error) from error
         for place, result in enumerate(results):
-            record = {"prompt": rows.texts[place // n], **options.as_record(result)}
+            record = {"prompt": rows.texts[place // n], **text_io.as_record(result)}
             if candidates and isinstance(result, Ranked):
                 record["candidates"] = [
-                    {**options.as_record(one), "rank_score": round(one.rank_score, 6)} for one in result.candidates
+                    {**text_io.as_record(one), "rank_score": round(one.rank_score, 6)} for one in result.candidates
                 ]
             if with_usage:
                 usage = result.usage

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import engine_options, index_options, reading_options
-from gerund.cli import model_options as options
+from gerund.cli import index_view, options
 
 if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
@@ -20,15 +19,12 @@ if TYPE_CHECKING:
 
 # Rows of a file that are told of.
 _REASONS = 5
-_HELPS = {
-    "model": "A folder, GGUF file, short name (see gerund models) or hub id; left out, the index's own model, and for "
-    "a new index the bundled one.",
-    "transform": "truncate-128 keeps the first 128 numbers of each vector; a fitted one belongs to a saved model.",
-}
 
 
-@options.with_spec(
-    "model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE, helps=_HELPS
+@options.takes(
+    spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE),
+    limits=options.read_limits(),
+    where=options.machines(),
 )
 def command(
     paths: Annotated[
@@ -86,13 +82,9 @@ def command(
             help="First embed everything anew, with another model or in other chunks, and swap in one step.",
         ),
     ] = False,
-    read_seconds: reading_options.Seconds = reading_options.SECONDS,
-    read_memory: reading_options.Memory = reading_options.MEMORY,
-    engine: engine_options.Engine = "local",
-    workers: engine_options.ModelWorkers = None,
-    address: engine_options.Address = None,
-    threads: engine_options.Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON on standard output.")] = False,
+    limits: "ReadLimits",
+    where: options.Machines,
+    as_json: options.Json = False,
 ) -> None:
     """Make an index of documents, or bring it up to date.
 
@@ -123,7 +115,6 @@ def command(
         gerund index notes/ -o my.index --workers 8
     """
     from gerund.errors import ConfigError
-    from gerund.jobs.engine import make_engine
     from gerund.retrieval.document_reader import unknown_files
     from gerund.retrieval.index import open_index, store_at
 
@@ -133,13 +124,12 @@ def command(
         raise ConfigError("--prune removes what lay in PATHS and is gone; name them")
     if watch and not paths:
         raise ConfigError("--watch follows what lies in PATHS; name them")
-    limits = reading_options.limits_of(read_seconds, read_memory)
     store = store_at(output)
     about = store.about()
     said = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
     chunking = _chunking(None if about is None else about.chunking, said)
-    given = spec if about is None or _says_something(spec) else index_options.own_model(about, output, spec)
-    machines = _Machines(make_engine(engine, workers, address, usual=1), threads)
+    given = spec if about is None or _says_something(spec) else index_view.own_model(about, output, spec)
+    machines = _Machines(where.start(usual=1), where.threads)
     if migrate:
         if about is None:
             raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
@@ -270,7 +260,7 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
         f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}", err=True
     )
     if summary.completed:
-        typer.echo(f"gerund: {output}: {index_options.COMPLETED}", err=True)
+        typer.echo(f"gerund: {output}: {index_view.COMPLETED}", err=True)
     if as_json:
         import json
 

@@ -1,12 +1,10 @@
 """``gerund infill``: fill the gaps of a text on the terminal, or of many texts in a file."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import generation_options as options
-from gerund.cli import model_options, text_io
+from gerund.cli import options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,23 +17,19 @@ if TYPE_CHECKING:
 _CHUNK = 128
 _BLANK = "[blank]"
 
-_HELPS = {"adapter": "A PEFT folder, active while both sides are seen; none leaves the model's own aside."}
 
-
-@model_options.with_spec("model", "adapter", *model_options.MACHINE, helps=_HELPS)
+@options.takes(
+    spec=options.model("model", "adapter", *options.MACHINE),
+    sampling=options.sampling("temperature", "top_p", "top_k", "typical_p", "seed"),
+)
 def command(
     text: Annotated[
         str | None,
         typer.Argument(help="The text, with a blank for each gap; - reads it from standard input.", show_default=False),
     ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option("--file", "-f", help="Many texts: a .txt file (one a line), .jsonl, .csv, .tsv, .parquet, or - ."),
-    ] = None,
-    column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
-    format: Annotated[
-        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
-    ] = None,
+    file: options.Texts = None,
+    column: options.Column = None,
+    format: options.Format = None,
     blank: Annotated[str, typer.Option(help="What marks a gap.")] = _BLANK,
     method: Annotated[
         str,
@@ -49,18 +43,12 @@ def command(
     beams: Annotated[int, typer.Option(help="Width of the beam search.")] = 1,
     samples: Annotated[int, typer.Option(help="Sample this many fillings of each length and keep the best.")] = 1,
     shots: Annotated[int, typer.Option(help="Solved examples in a prompt, 0 to 5.")] = 0,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    typical_p: options.TypicalP = None,
-    seed: options.Seed = None,
     *,
+    sampling: dict[str, Any],
     spec: "ModelSpec",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the text.")] = False,
+    output: options.Lines = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fill the gaps of a text, or of every text of a file, seeing both sides of each.
 
@@ -85,7 +73,7 @@ def command(
     from gerund.settings.encoder import INFILL_METHODS
 
     one_of("way to infill", method, INFILL_METHODS)
-    sampling = options.sampling_of(temperature, top_p, top_k, typical_p, seed)
+    how = options.sampling_of(sampling)
     text_io.refuse_existing(output, force=force)
     text_io.demand_one(text, file, "text", column=column, format=format)
     chunks = _texts(text, file, column, format, blank)
@@ -95,10 +83,10 @@ def command(
     from gerund.inference.infill.infilling import planned
 
     # A mistake in the settings is told before the model is loaded.
-    planned(method, length or None, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
+    planned(method, length or None, max_tokens, how, beams=beams, samples=samples, shots=shots)
     # How texts are encoded does not matter here: infilling has a plan of its own.
     lm = load_writer(spec)
-    found = _filled(lm, chunks, sampling, settings)
+    found = _filled(lm, chunks, how, settings)
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])
         return
@@ -132,7 +120,7 @@ def _filled(
 ) -> "Iterator[dict[str, Any]]":
     from gerund.errors import TextError
 
-    seeds = options.SeedsByText(sampling)
+    seeds = text_io.SeedsByText(sampling)
     for rows in chunks:
         for index, text in enumerate(rows.texts):
             try:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options as options
-from gerund.cli import text_io
+from gerund.cli import options, text_io
 
 if TYPE_CHECKING:
     from gerund.inference.inspection import AttentionInspection
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
 
 
-@options.with_spec("MODEL", *options.PLAN, "adapter", *options.MACHINE)
+@options.takes(spec=options.model("MODEL", *options.PLAN, "adapter", *options.MACHINE))
 def command(
     text: Annotated[
         str | None,
@@ -23,19 +22,9 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="OUT.png, OUT.svg or OUT.pdf.", show_default=False)
     ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "--file",
-            "-f",
-            help="Many texts, to be averaged: a .txt file (one a line), .jsonl, .csv, .tsv, .parquet, or - .",
-            show_default=False,
-        ),
-    ] = None,
-    column: Annotated[str | None, typer.Option(help="Column with the texts; left out, text.")] = None,
-    format: Annotated[
-        str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet, where the file's ending does not say it.")
-    ] = None,
+    file: options.Texts = None,
+    column: options.Column = None,
+    format: options.Format = None,
     limit: Annotated[int, typer.Option(help="Take only this many texts, the first of the file.")] = 64,
     *,
     spec: "ModelSpec",
@@ -43,8 +32,8 @@ def command(
         str | None,
         typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the picture.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every layer's sink fraction as JSON.")] = False,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Draw every layer's mean attention map, before and after the conversion.
 

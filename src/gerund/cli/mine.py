@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import engine_options
+from gerund.cli import options
 from gerund.cli.text_io import tell_unused
 
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
 
 
+@options.takes(where=options.machines(with_model=False))
 def command(
     corpus: Annotated[
         list[str],
@@ -70,15 +71,14 @@ def command(
     min_length: Annotated[int, typer.Option(help="Characters of a sentence at least.")] = 2,
     context: Annotated[int, typer.Option(help="Characters of a passage at most, for ict, crops and openings.")] = 1000,
     seed: Annotated[int, typer.Option(help="Random seed of the order of the pairs, and of samples.")] = 0,
-    engine: engine_options.Engine = "local",
-    workers: engine_options.Workers = None,
-    address: engine_options.Address = None,
-    work: engine_options.Place = None,
+    *,
+    where: options.Machines,
+    work: options.Work = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT, and begin anew where something unfinished lies.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Find training pairs in raw documents: sentences of a document that share a long substring.
 
@@ -104,7 +104,6 @@ def command(
     """
     from gerund.data.corpus import corpus_files
     from gerund.data.mining import MiningConfig, SymbolWeights, mine
-    from gerund.jobs.engine import make_engine
     from gerund.jobs.files import errors_file_of
     from gerund.jobs.object_stores import staged
 
@@ -124,7 +123,7 @@ def command(
         context=context,
         seed=seed,
     )
-    machines = make_engine(engine, workers, address)
+    machines = where.start()
     with (
         _finished_told(output, as_json),
         staged(corpus, output, work=work, force=force, files=lambda path: [errors_file_of(path), path]) as place,

@@ -3,12 +3,11 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from gerund.cli import engine_options, model_options
-from gerund.cli import generation_options as options
+from gerund.cli import options
 from gerund.cli.text_io import tell_unused
 from gerund.scoring.names import MEASURE_NAMES
 
@@ -17,14 +16,15 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.papers.rankgen_negatives import Elsewhere, Made
     from gerund.settings.model_spec import ModelSpec
-    from gerund.settings.sampling import Sampling
     from gerund.types import Scorer
     from gerund.worker_model import WorkerModel
 
-_HELPS = {"model": "Writes continuations; left out, the bundled model."}
 
-
-@model_options.with_spec("model", *model_options.MACHINE, helps=_HELPS)
+@options.takes(
+    spec=options.model("model", *options.MACHINE),
+    sampling=options.sampling("temperature", "top_p", "top_k", "typical_p"),
+    where=options.machines(),
+)
 def command(
     corpus: Annotated[
         list[Path],
@@ -60,21 +60,15 @@ def command(
         str, typer.Option(help="Quirks to remove first: none, gutenberg (hard-wrapped lines) or wikipedia.")
     ] = "none",
     text_column: Annotated[str, typer.Option(help="Column or field that holds the text.")] = "text",
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    typical_p: options.TypicalP = None,
+    sampling: dict[str, Any],
     seed: Annotated[int, typer.Option(help="Random seed of passages and samples.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prefixes that are continued in one pass.")] = 32,
-    engine: engine_options.Engine = "local",
-    workers: engine_options.ModelWorkers = None,
-    address: engine_options.Address = None,
-    threads: engine_options.Threads = None,
+    where: options.Machines,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a folder that was begun.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Begin anew where the folder holds an earlier run, finished or not.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Make passages with wrong continuations, to train a scorer of continuations on.
 
@@ -96,14 +90,14 @@ def command(
     """
     from gerund.data.corpus import corpus_files
     from gerund.errors import ConfigError
-    from gerund.jobs.engine import make_engine, runs_in_process
+    from gerund.jobs.engine import runs_in_process
     from gerund.scoring.names import WORD_MEASURE_NAMES, check_scorer
 
     check_scorer(scorer)
-    sampling = _sampling(temperature, top_p, top_k, typical_p)
     from gerund.entry import load_writer
     from gerund.models.architectures import demand_decoder_only
     from gerund.papers.rankgen_negatives import NegativesConfig, demand_output, make_negatives
+    from gerund.settings.sampling import Sampling
     from gerund.worker_model import WorkerModel, use_threads
 
     config = NegativesConfig(
@@ -114,7 +108,7 @@ def command(
         per_document=per_document,
         generate=generate,
         hard=hard,
-        sampling=sampling,
+        sampling=options.sampling_of(sampling, Sampling(1.0, top_p=0.9)),
         part=part,
         seed=seed,
     )
@@ -124,16 +118,16 @@ def command(
         raise ConfigError("--hard and --scorer belong together")
     files = corpus_files(corpus)
     demand_output(output, resume=resume, force=force)
-    machines = make_engine(engine, workers, address, usual=1)
+    machines = where.start(usual=1)
     # Shared words and trained scorers need no model that writes.
     measured = scorer in MEASURE_NAMES and scorer not in WORD_MEASURE_NAMES
     lm = load_writer(spec) if generate or measured else None
     if lm is not None:
         demand_decoder_only(lm.model, "continue a text")
     judge = _judge(scorer, lm, seed)
-    model = None if lm is None or runs_in_process(machines) else WorkerModel.of(lm, threads=threads)
+    model = None if lm is None or runs_in_process(machines) else WorkerModel.of(lm, threads=where.threads)
     if runs_in_process(machines):
-        use_threads(threads)
+        use_threads(where.threads)
     made = make_negatives(
         files,
         output,
@@ -158,15 +152,6 @@ def _tell(made: "Made", output: Path) -> None:
     if made.short:
         typer.echo(f"{made.short:,} documents were too short")
     tell_unused("document", made.errors, (), output / "errors.jsonl")
-
-
-def _sampling(temperature: float | None, top_p: float | None, top_k: int | None, typical_p: float | None) -> "Sampling":
-    """Return how continuations are sampled; by nucleus sampling where nothing is said."""
-    from gerund.settings.sampling import Sampling
-
-    if all(one is None for one in (temperature, top_p, top_k, typical_p)):
-        return Sampling(1.0, top_p=0.9)
-    return options.sampling_of(temperature, top_p, top_k, typical_p, None)
 
 
 def _elsewhere(machines: "JobEngine", load: "_Loading") -> "Elsewhere":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options, text_io
+from gerund.cli import options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Asked = tuple[str, list[str], str]
 
 
-@model_options.with_spec("model", *model_options.PLAN, "pooling", "max_length", "adapter", *model_options.MACHINE)
+@options.takes(spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE))
 def command(
     query: Annotated[str | None, typer.Argument(help="What is looked for.", show_default=False)] = None,
     documents: Annotated[
@@ -46,11 +46,9 @@ def command(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a list.")] = False,
+    output: options.Lines = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Order documents by how relevant they are to a query.
 

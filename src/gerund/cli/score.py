@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options, text_io
+from gerund.cli import options, text_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ _CHUNK = 32
 Pair = tuple[str, list[str], str]
 
 
-@model_options.with_spec("model", *model_options.MACHINE)
+@options.takes(spec=options.model("model", *options.MACHINE))
 def command(
     prefix: Annotated[str | None, typer.Argument(help="What comes first.", show_default=False)] = None,
     continuations: Annotated[
@@ -47,11 +47,9 @@ def command(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a list.")] = False,
+    output: options.Lines = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Say how well texts continue a prefix.
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import index_options, text_io
-from gerund.cli import model_options as options
+from gerund.cli import index_view, options, text_io
 from gerund.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from gerund.types import Hit
 
 
-@options.with_spec("model", *options.MACHINE, helps=index_options.HELPS)
+@options.takes(spec=options.model("model", *options.MACHINE), how=options.search())
 def command(
     where: Annotated[
         str,
@@ -36,14 +35,11 @@ def command(
     spec: "ModelSpec",
     k: Annotated[int, typer.Option("--k", "-k", help="How many chunks a query at most.")] = 10,
     mode: Annotated[str, typer.Option(help="words, vectors, or hybrid: both, joined.")] = "hybrid",
-    filter: index_options.Filter = None,
-    weight: index_options.Weight = None,
     expand: Annotated[
         int, typer.Option(help="Search with this many more queries, variants that the model writes.")
     ] = 0,
-    rerank: index_options.Rerank = 0,
-    rerank_by: index_options.RerankBy = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a hit.")] = False,
+    how: dict[str, Any],
+    as_json: options.Json = False,
     server: Annotated[
         str | None,
         typer.Option(
@@ -80,19 +76,18 @@ def command(
         gerund search "how bread rises" --server http://127.0.0.1:8000
     """
     if server is not None:
-        _refuse_local(spec, expand=expand, rerank=rerank, rerank_by=rerank_by)
+        _refuse_local(spec, expand=expand, rerank=how["rerank"], rerank_by=how["rerank_by"])
         # One argument is the query: which index there is, the server knows.
         name, asked = (where, _queries(queries)) if queries else (None, _queries([where]))
-        request = {"k": k, "mode": mode, "filter": filter, "weight": weight}
+        request = {"k": k, "mode": mode, "filter": how["filter"], "weight": how["weight"]}
         hits = _remote_hits(server, api_key_file, name, asked, request)
         (_print_lines if as_json else _print_hits)(asked, hits)
         return
     if api_key_file is not None:
         raise ConfigError("--api-key-file is for --server, which is missing")
     asked = _queries(queries)
-    index = index_options.open_existing(where, spec)
-    how = {"filter": filter, "weight": weight, "expand": expand, "rerank": rerank, "rerank_by": rerank_by}
-    found = index.search_all(asked, k, mode=mode, **how)  # type: ignore[arg-type]
+    index = index_view.open_existing(where, spec)
+    found = index.search_all(asked, k, mode=mode, expand=expand, **how)  # type: ignore[arg-type]
     if as_json:
         _print_lines(asked, found)
     else:
@@ -177,4 +172,4 @@ def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]", langua
             if hit.heading or hit.title:
                 line.append(f"  {hit.heading or hit.title}", style="dim")
             console.print(line)
-            console.print(Text("    ").append_text(index_options.highlighted(hit.text, query, language)))
+            console.print(Text("    ").append_text(index_view.highlighted(hit.text, query, language)))

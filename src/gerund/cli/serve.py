@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import model_options
+from gerund.cli import options
 
 if TYPE_CHECKING:
     from gerund.server.config import ServerConfig
@@ -16,9 +16,7 @@ def _option(help_: str, *names: str) -> Any:
     return typer.Option(*names, help=help_, show_default=False)
 
 
-@model_options.with_spec(
-    "MODEL", *model_options.ENCODER, "infill_adapter", "scorer", *model_options.MACHINE, MODEL=None
-)
+@options.takes(spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer", *options.MACHINE, MODEL=None))
 def command(
     *,
     host: Annotated[
@@ -150,7 +148,7 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
 
 def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     """Return the spec of the model that an index was made with, where none is named."""
-    from gerund.cli.index_options import own_model
+    from gerund.cli.index_view import own_model
     from gerund.retrieval.index import demand_index, store_at
 
     named = "model" in spec.model_fields_set

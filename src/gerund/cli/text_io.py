@@ -4,6 +4,7 @@ Knows: the command line's text, standard input, JSON lines. Does not know: what 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,11 @@ import typer
 
 if TYPE_CHECKING:
     from gerund.data.tables import Rows
+    from gerund.settings.sampling import Sampling
+    from gerund.types import Generation, TokenLogprob
+
+# From the seed of a text to that of the same text further down.
+_NEXT_SEED = 1_000_000_007
 
 
 def demand_one(text: str | None, file: str | None, what: str, **of_the_file: str | None) -> None:
@@ -160,3 +166,60 @@ def tell_unused(what: str, count: int, shown: Sequence[str], listed: str | Path 
     if count:
         more = f"; the first {len(shown)} are above" if 0 < len(shown) < count else ""
         typer.echo(f"gerund: warning: {count:,} {what}{'' if count == 1 else 's'} not used{more}: {listed}", err=True)
+
+
+def as_record(result: "Generation") -> dict[str, Any]:
+    """Return a continuation as a JSON object."""
+    from gerund.types import Ranked
+
+    record: dict[str, Any] = {"text": result.text, "score": round(result.score, 6), "finished": result.finished}
+    if result.stop is not None:
+        record["stop"] = result.stop
+    if result.logprobs is not None:
+        record["logprobs"] = [
+            {**_token(one), **({"top": [_token(top) for top in one.top]} if one.top else {})} for one in result.logprobs
+        ]
+    if isinstance(result, Ranked):
+        record["rank_score"] = round(result.rank_score, 6)
+    return record
+
+
+def _token(one: "TokenLogprob") -> dict[str, Any]:
+    return {"id": one.token_id, "text": one.text, "logprob": round(one.logprob, 6)}
+
+
+class SeedsByText:
+    """A seed for each text of a file, made of ``--seed`` and how often that text came before.
+
+    So a text's result does not depend on the other lines of the file, and equal lines get results of their own. The
+    first one has the seed that the text would have by itself.
+
+    >>> from gerund.settings.sampling import Sampling
+    >>> seeds = SeedsByText(Sampling(temperature=1.0, seed=7))
+    >>> seeds.of(["a", "b", "a"]).seed
+    (7, 7, 1000000014)
+    """
+
+    def __init__(self, sampling: "Sampling") -> None:
+        self._sampling = sampling
+        self._seen: Counter[str] = Counter()
+
+    def of(self, texts: "Sequence[str]") -> "Sampling":
+        """Return the settings for the next texts of the file, with a seed for each of them."""
+        from dataclasses import replace
+
+        seeds = [self._next(text) for text in texts]
+        return self._sampling if self._sampling.seed is None else replace(self._sampling, seed=seeds)
+
+    def of_one(self, text: str) -> "Sampling":
+        """Return the settings for the next text of the file."""
+        from dataclasses import replace
+
+        seed = self._next(text)
+        return self._sampling if self._sampling.seed is None else replace(self._sampling, seed=seed)
+
+    def _next(self, text: str) -> int:
+        seed = self._sampling.seed
+        before = self._seen[text]
+        self._seen[text] += 1
+        return (seed if isinstance(seed, int) else 0) + before * _NEXT_SEED

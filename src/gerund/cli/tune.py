@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import model_options as options
+from gerund.cli import options
 from gerund.cli.eval import Limit, Prompts, Seed, Set
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _BUDGET = 150
 _METHODS = "recurrent,skips,layers,templates,prepend,reroute"
 
 
-@options.with_spec("MODEL", "max_length", "adapter", *options.MACHINE)
+@options.takes(spec=options.model("MODEL", "max_length", "adapter", *options.MACHINE))
 def command(
     data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.", show_default=False)],
@@ -69,7 +69,7 @@ def command(
     set_: Set = None,
     *,
     spec: "ModelSpec",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was chosen as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Choose a model's attention plan, k and k0 by how they score on validation data.
 

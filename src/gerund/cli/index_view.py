@@ -1,10 +1,10 @@
-"""What the commands on an index have in common: its model, its filter, how what was found is shown.
+"""Open an index for a command, and show what a search found.
 
-Knows: options, terminals. Does not know: how anything is found.
+Knows: terminals. Does not know: how anything is found.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,35 +14,6 @@ if TYPE_CHECKING:
     from gerund.retrieval.index import Index
     from gerund.retrieval.store import IndexMetadata
     from gerund.settings.model_spec import ModelSpec
-
-Place = Annotated[
-    str, typer.Argument(metavar="INDEX", help="An index's folder, or its path on an object store.", show_default=False)
-]
-Filter = Annotated[
-    str | None,
-    typer.Option(
-        help="A condition in SQL on source, file, title, heading, text, start, stop and tokens, such as "
-        "\"source LIKE 'notes/%'\".",
-        show_default=False,
-    ),
-]
-Weight = Annotated[
-    float | None,
-    typer.Option(
-        help="Weight of the vectors, 0 (words alone) to 1 (vectors alone); left out, the tuned one, else 0.5.",
-        show_default=False,
-    ),
-]
-Rerank = Annotated[int, typer.Option(help="Re-rank this many first hits with the model; it rarely helps small models.")]
-RerankBy = Annotated[
-    str | None,
-    typer.Option(
-        help="likelihood (of the query behind the chunk), own (the model's own scorer) or vectors. "
-        "[default: likelihood]",
-        show_default=False,
-    ),
-]
-HELPS = {"model": "Another name of the model that the index was made with; left out, what the index says."}
 
 # A writer that is still at it can't be told from one that is gone.
 COMPLETED = "an earlier gerund index was ended before its last step, or is still running; all words are indexed now"

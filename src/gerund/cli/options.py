@@ -1,0 +1,334 @@
+"""Options that several commands share, made from the settings that they set.
+
+A group of options is one argument of a command: ``spec``, ``sampling``, ``limits``. Names, kinds and help texts come
+from the declarations in ``gerund.settings``.
+
+Knows: options and what they make together. Does not know: what a command does.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gerund.settings import encoder, model_spec
+from gerund.settings.fields import help_of, plain_kinds, settings_of
+from gerund.settings.plan import PlanSettings
+from gerund.settings.sampling import Rerank, Sampling
+
+if TYPE_CHECKING:
+    from gerund.inference.generate.config import GenerationKeywords
+    from gerund.jobs.engine import JobEngine
+    from gerund.retrieval.document_reader import ReadLimits
+
+FILTERS = ("top_p", "top_k", "typical_p", "min_p")
+"""Options that choose among sampled tokens, so that they imply a temperature."""
+DEFAULT_MODEL = encoder.DEFAULT_MODEL
+PLAN = ("attention", *(one.name for one in fields(PlanSettings)))
+METHODS = (*encoder.METHODS, "sample")
+ENCODER = (
+    *(*PLAN, "pooling", "prompt", "pool_prompt", "append_eos", "normalize"),
+    *(*METHODS, "max_length", "adapter"),
+)
+MACHINE = ("dtype", "device")
+# A search takes its weight by --weight, prompts by name come from a folder, and what the author of a ready-made encoder
+# decided is in its folder.
+OPTIONS = tuple(
+    name for name in model_spec.HELP if name not in ("prompts", "fusion", "conventions", "similarity", "revision")
+)
+"""The settings of :class:`gerund.ModelSpec` that are options."""
+
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
+Sample = Annotated[Path | None, typer.Option(help=model_spec.HELP["sample"], show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output.")]
+Lines = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
+]
+Texts = Annotated[
+    str | None,
+    typer.Option(
+        "--file",
+        "-f",
+        help="File of texts: .txt (one per line), .jsonl, .csv, .tsv, .parquet, or - for standard input.",
+        show_default=False,
+    ),
+]
+Column = Annotated[
+    str | None, typer.Option(help="Column with the texts. [default: text, or prompt]", show_default=False)
+]
+Format = Annotated[
+    str | None,
+    typer.Option(help="txt, jsonl, csv, tsv or parquet. [default: by the file's ending]", show_default=False),
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work", help="Folder for unfinished parts, shared by all machines. [default: next to OUT]", show_default=False
+    ),
+]
+_Argument = Annotated[str, typer.Argument(metavar="MODEL", help=model_spec.HELP["model"], show_default=False)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that make one argument of a command."""
+
+    options: list[inspect.Parameter]
+    make: Callable[[dict[str, Any]], Any]
+
+
+def option(name: str, kind: Any, help: str, *flags: str, default: Any = None) -> inspect.Parameter:
+    """Return an option; without flags it is ``--NAME``."""
+    shown = default is not None and type(default) is not bool
+    annotation = Annotated[kind, typer.Option(*flags, help=help, show_default=shown)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of each group in the place of its argument of that name; ``MODEL`` comes first."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(function).parameters.values():
+            group = groups.get(parameter.name)
+            parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY)] if group is None else group.options
+        parameters.sort(key=lambda parameter: parameter.annotation is not _Argument)
+
+        @wraps(function)
+        def command(**given: Any) -> None:
+            made = {
+                name: group.make({one.name: given.pop(one.name) for one in group.options})
+                for name, group in groups.items()
+            }
+            function(**given, **made)
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+        return command
+
+    return decorate
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+def _typed(annotation: Any) -> Any:
+    """Return what the command line takes for a setting: one plain type."""
+    kinds = plain_kinds(annotation)
+    return next((kind for kind in (bool, int, float) if kind in kinds), str)
+
+
+def model(*names: str, **defaults: str | None) -> Group:
+    """Return options that make a ``ModelSpec``.
+
+    Args:
+        names: in ``OPTIONS``; ``MODEL`` for an argument that names the model, instead of the option ``model``.
+            Without either, the command says itself which models are meant, and the spec is how each of them is used.
+        defaults: other defaults than the declared ones (and none for ``MODEL``).
+    """
+
+    def parameter_of(name: str) -> inspect.Parameter:
+        if name == "MODEL":
+            default = defaults.get(name, inspect.Parameter.empty)
+            return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_Argument)
+        field = model_spec.ModelSpec.model_fields[name]
+        default = None if name == "model" else defaults.get(name, field.default)
+        flags = ("--model", "-m") if name == "model" else ()
+        kind = _typed(field.annotation)
+        return option(
+            name, kind if default is not None else kind | None, model_spec.HELP[name], *flags, default=default
+        )
+
+    def make(values: dict[str, Any]) -> model_spec.ModelSpec:
+        return model_spec.ModelSpec.of(values.pop("model", None), **values)
+
+    return Group([parameter_of(name) for name in names], make)
+
+
+def _options_of(settings: type, *names: str, before: str = "") -> list[inspect.Parameter]:
+    """Return options for settings of a config, without a default: what is not given is left to the config."""
+    kinds, helps = settings_of(settings), help_of(settings_of(settings))
+    return [option(name, _typed(kinds[name][0]) | None, f"{before}{helps[name]}") for name in names]
+
+
+def sampling(*names: str) -> Group:
+    """Return options for settings of ``Sampling``; the command gets a dict of those that are given."""
+    options = {one.name: one for one in _options_of(Sampling, *names)}
+    if "logit_bias" in options:
+        text = f"ID=NUMBER, may be repeated. {help_of(settings_of(Sampling))['logit_bias']}"
+        options["logit_bias"] = option("logit_bias", list[str] | None, text)
+    return Group(list(options.values()), _given)
+
+
+def sampling_of(given: dict[str, Any], default: Sampling | None = None) -> Sampling:
+    """Return the settings that options of ``sampling`` make; ``default`` where none is given.
+
+    Raises:
+        ConfigError: an option is impossible, or of no use next to the others.
+    """
+    from gerund.errors import ConfigError
+
+    if default is not None and not given:
+        return default
+    given = dict(given)
+    filters = [name for name in FILTERS if name in given]
+    temperature = given.setdefault("temperature", 1.0 if filters else 0.0)
+    if temperature == 0 and filters:
+        name = filters[0].replace("_", "-")
+        raise ConfigError(f"--{name} chooses among sampled tokens, and --temperature 0 samples none")
+    if temperature == 0 and "seed" in given:
+        raise ConfigError("--seed is for sampling and greedy decoding samples nothing; give --temperature, such as 0.8")
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
+    return Sampling(**given)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    from gerund.errors import ConfigError
+
+    token, _, number = text.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError:
+        raise ConfigError(f"--logit-bias is ID=NUMBER, such as 42=-100, not {text!r}") from None
+
+
+_TEXT_OPTIONS = {
+    "n": option("n", int | None, "Number of completions per prompt. [default: 1]", "-n", "--n"),
+    "stop": option("stop", list[str] | None, "End the text before this string; may be repeated."),
+    "logprobs": option(
+        "logprobs", int | None, "With JSON: log-probabilities of the tokens, and of this many alternatives for each."
+    ),
+    "schema": option("schema", str | None, "The text is JSON that this JSON schema allows: JSON, or @FILE."),
+    "regex": option("regex", str | None, "The text matches this regular expression."),
+    "choice": option("choice", list[str] | None, "The text is one of these; may be repeated."),
+}
+
+
+def text_settings(*names: str) -> Group:
+    """Return options for keywords of ``generate`` about the text as a whole; the command gets them as a dict."""
+    return Group([_TEXT_OPTIONS[name] for name in names], _text_settings)
+
+
+def _text_settings(values: dict[str, Any]) -> "GenerationKeywords":
+    from gerund.checks import read_json
+
+    given = _given(values)
+    if (schema := given.get("schema")) is not None and schema.startswith("@"):
+        given["schema"] = read_json(Path(schema[1:]))
+    return given  # type: ignore[return-value]
+
+
+def rerank() -> Group:
+    """Return options that make a ``Rerank``, or None."""
+
+    def make(values: dict[str, Any]) -> Rerank | None:
+        from gerund.errors import ConfigError
+
+        given = _given(values)
+        scorer = given.pop("rerank", None)
+        if scorer is None and given:
+            raise ConfigError(f"--{next(iter(given))} belongs to --rerank SCORER, such as --rerank pmi")
+        return None if scorer is None else Rerank(**given, scorer=scorer)
+
+    scorers = (
+        "Generate several continuations and keep the best by this scorer: pmi, avg_cll, cll, avg_ull, self_certainty, "
+        "overlap, content_overlap, random, own (the model's), default (the bundled model's), or a scorer's folder or "
+        "hub id."
+    )
+    others = _options_of(Rerank, "samples", "beams", "every", before="With --rerank: ")
+    return Group([option("rerank", str | None, scorers), *others], make)
+
+
+def read_limits() -> Group:
+    """Return options for how much time and memory reading one document may take."""
+
+    def make(values: dict[str, Any]) -> "ReadLimits":
+        from gerund.jobs.disk_cache import parse_size
+        from gerund.retrieval.document_reader import ReadLimits
+
+        return ReadLimits(seconds=values["read_seconds"], memory=parse_size(values["read_memory"]))
+
+    return Group(
+        [
+            option(
+                "read_seconds", float, "Longest time to parse one HTML, Word, EPUB, PDF or Parquet file.", default=60.0
+            ),
+            option(
+                "read_memory",
+                str,
+                "Most memory to parse one such file; a quarter of it is what the file may unpack to.",
+                default="1GB",
+            ),
+        ],
+        make,
+    )
+
+
+def search() -> Group:
+    """Return options for how an index is searched; the command gets them as keywords of ``Index.search``."""
+    return Group(
+        [
+            option(
+                "filter",
+                str | None,
+                "A condition in SQL on source, file, title, heading, text, start, stop and tokens, such as "
+                "\"source LIKE 'notes/%'\".",
+            ),
+            option(
+                "weight",
+                float | None,
+                "Weight of the vectors, 0 (keywords alone) to 1 (vectors alone). [default: the tuned one, else 0.5]",
+            ),
+            option(
+                "rerank", int, "Re-rank this many first hits with the model; it rarely helps small models.", default=0
+            ),
+            option(
+                "rerank_by",
+                str | None,
+                "likelihood (of the query after the chunk), own (the model's own scorer) or vectors. "
+                "[default: likelihood]",
+            ),
+        ],
+        dict,
+    )
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where bulk work runs: this machine's processes, or a Ray cluster."""
+
+    engine: str
+    workers: int | None
+    address: str | None
+    threads: int | None = None
+
+    def start(self, usual: int | None = None) -> "JobEngine":
+        """Return the engine; ``usual`` is how many processes there are when nothing is given."""
+        from gerund.jobs.engine import make_engine
+
+        return make_engine(self.engine, self.workers, self.address, usual=usual)
+
+
+def machines(*, with_model: bool = True) -> Group:
+    """Return options for where bulk work runs; ``with_model``: each process loads the model."""
+    workers = "each with the model. [default: this one" if with_model else "[default: one per core"
+    options = [
+        option("engine", str, "Where the work runs: local (this machine) or ray.", default="local"),
+        option("workers", int | None, f"Processes, {workers}, or all of a cluster]", "--workers", "-j"),
+        option(
+            "address",
+            str | None,
+            "The Ray cluster: auto, HOST:PORT, or local to start one here. [default: RAY_ADDRESS]",
+        ),
+    ]
+    if with_model:
+        text = "Threads per process. [default: 1, or all if it is this one alone]"
+        options.append(option("threads", int | None, text))
+    return Group(options, lambda values: Machines(**values))
