@@ -95,13 +95,7 @@ def _its(many: bool) -> str:
 def files_of(paths: Sequence[Path], output: Path | None = None) -> list[Path]:
     """Return the files of documents that there are.
 
-    Args:
-        paths: files and folders.
-        output: a folder that must not lie in any of them, since it would be read the next time.
-
-    Raises:
-        DataError: a path is not there, or none of the files can be read.
-        ConfigError: there is no path, or the output lies in one of them.
+    The output must not be in any of the folders, since it would be read the next time.
     """
     if not paths:
         raise ConfigError("name the files or folders of documents to adapt to (--texts)")
@@ -124,18 +118,7 @@ def read_documents(
     show: bool | None = None,
     limits: ReadLimits | None = None,
 ) -> Collected:
-    """Read files and folders of documents.
-
-    Args:
-        paths: the files and folders.
-        output: a folder that must not lie in any of them, since it would be read the next time.
-        show: whether to show progress; None only on a terminal.
-        limits: what reading a document may take; None for the usual limits.
-
-    Raises:
-        DataError: a path is not there, or no file can be read.
-        ConfigError: there is no path, or the output lies in one of them.
-    """
+    """Read files and folders of documents."""
     files = files_of(paths, output)
     documents: dict[str, Document] = {}
     failed, repeated = list[Failure](), 0
@@ -170,17 +153,6 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
 
     A name is a document's own, as ``gerund index`` calls it; a file may also be called by its way from one of the
     folders of texts, or by its name alone where no other has it; a row is ``FILE#ID``.
-
-    Args:
-        path: the file.
-        sources: the names of all documents.
-        roots: the folders of texts, as the names of documents begin with them.
-
-    Returns:
-        The names of the documents that answer it, for each question.
-
-    Raises:
-        DataError: the file is missing or malformed, or no document is called so, or several are; with the line.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -319,11 +291,6 @@ class Split:
 def made_query(document: Document, common: frozenset[str], options: AdaptConfig) -> tuple[Query, Document] | None:
     r"""Return a document's query and the document without it; None where there is nothing to ask or nothing left.
 
-    Args:
-        document: the document.
-        common: titles that too many documents share.
-        options: what is asked by, and the language.
-
     >>> document = Document("a", "Bread\n\n" + 9 * "It is made of flour. ", "Bread")
     >>> query, rest = made_query(document, frozenset(), AdaptConfig())
     >>> query.text, rest.text.strip()[:20]
@@ -383,16 +350,7 @@ def order_of(document: Document, seed: int) -> bytes:
 
 
 def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str] = ()) -> Split:
-    """Put documents aside and make queries of them, or take the questions of a file.
-
-    Args:
-        documents: all of them.
-        options: the fraction, the file of questions, the seed.
-        roots: folders that the sources of questions may be relative to.
-
-    Raises:
-        DataError: there are too few documents, or too few questions, or a question's source is unknown.
-    """
+    """Put documents aside and make queries of them, or take the questions of a file."""
     if options.questions is not None:
         return _split_by_questions(documents, options, roots)
     needed = LEAST_QUERIES + LEAST_DOCUMENTS
@@ -516,19 +474,7 @@ def make_pairs(
     *,
     show: bool | None = None,
 ) -> Pairs:
-    """Write the pairs of the documents to train on, and these documents themselves.
-
-    Args:
-        found: documents and queries.
-        folder: where ``pairs.jsonl`` and ``texts.jsonl`` are written.
-        options: language and seed.
-        lm: the model, by whose tokens an index cuts documents.
-        show: whether to show progress; None only on a terminal.
-
-    Raises:
-        DataError: there are too few pairs.
-        ResourceError: the disk is full.
-    """
+    """Write the pairs of the documents to train on, and these documents themselves."""
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(folder / TEXTS) as file:
         for document in found.training:

@@ -79,13 +79,6 @@ def measure(
     """Index all documents as ``gerund index`` would, in memory, and search them for every query.
 
     A document's place is that of its best chunk among the first 100.
-
-    Args:
-        lm: the model.
-        found: the documents, and the queries.
-        language: what they are written in.
-        label: what progress is called.
-        show: whether to show progress; None only on a terminal.
     """
     from gerund.retrieval import hybrid_search
 
@@ -128,10 +121,6 @@ def _score(queries: Sequence[Query], rankings: "Sequence[Sequence[Hit]]", scores
 
 def scores_of(ranked: Sequence[str], relevant: Sequence[str]) -> tuple[float, float, float]:
     """Return nDCG@10, recall@10 and MRR@10 of a ranking, all relevant documents counting the same.
-
-    Args:
-        ranked: documents, best first.
-        relevant: those that were sought.
 
     >>> scores_of(["b", "a"], ["a"])
     (0.6309297535714575, 1.0, 0.5)
@@ -193,11 +182,7 @@ class Compared:
 
 
 def require_statistics() -> None:
-    """Check that a comparison can be made, before hours are spent on what is to be compared.
-
-    Raises:
-        MissingDependencyError: scipy is not installed.
-    """
+    """Check that a comparison can be made, before hours are spent on what is to be compared."""
     try:
         import scipy.stats  # noqa: F401
     except ImportError as error:
@@ -258,12 +243,7 @@ def _signed(fraction: float) -> str:
 
 
 def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
-    """Return what to try next, a sentence each.
-
-    Args:
-        compared: before and after.
-        facts: ``queries``, and ``verbatim`` ones of them; ``bound``, what decided the number of steps; ``minutes``.
-    """
+    """Return what to try next, a sentence each."""
     vectors, both, words = (main_of(compared, mode) for mode in ("vectors", "hybrid", "words"))
     found = []
     if vectors.outcome == "unknown":
@@ -343,18 +323,18 @@ class Adapted:
 
     @property
     def advice(self) -> list[str]:
-        """What to try next."""
+        """What to try next.
+
+        ``facts`` has the number of ``queries``, of ``verbatim`` ones, what decided the number of steps (``bound``), and
+        ``minutes``.
+        """
         minutes = MINUTES if self.options.minutes is None else self.options.minutes
         asked = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
         facts = asked | {"bound": self.choice.bound, "minutes": minutes}
         return advice(self.compared, facts)
 
     def next_commands(self, texts: Sequence[str | Path]) -> list[str]:
-        """Return the commands that use the adapted model.
-
-        Args:
-            texts: what it was adapted to.
-        """
+        """Return the commands that use the adapted model."""
         index = f"{self.folder}.index"
         query = self.split.queries[0].text
         files = " ".join(shlex.quote(str(one)) for one in texts)
@@ -434,11 +414,7 @@ def rows_of(compared: Sequence[Compared]) -> list[_Row]:
 
 
 def write_report(done: Adapted) -> None:
-    """Write ``report.html``, and then ``report.json``, which says that all is done.
-
-    Raises:
-        ResourceError: the disk is full or refuses.
-    """
+    """Write ``report.html``, and then ``report.json``, which says that all is done."""
     write_html(
         done.page,
         "adaptation.html.jinja",

@@ -123,18 +123,7 @@ def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
 
 
 def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path, run: Path) -> dict[str, Any]:
-    """Return the settings of the recipe, with the model, the data and the run put in.
-
-    Args:
-        base: the model.
-        machine: the machine.
-        options: whose recipe is meant, and the seed.
-        data: the folder of pairs and texts.
-        run: the folder of the training.
-
-    Raises:
-        ConfigError: there is no such recipe, it is for another kind of model, or it trains no vectors.
-    """
+    """Return the settings of the recipe, with the model, the data and the run put in."""
     own = options.recipe is None
     settings = read_settings(find_recipe(options.recipe or RECIPE), [])
     shape = shape_of(base, machine)
@@ -203,17 +192,7 @@ def choose(
 ) -> Choice:
     """Find out how many steps there is time for, by taking a few, and write the recipe down.
 
-    Args:
-        settings: of the recipe.
-        options: minutes or steps.
-        pairs: how many pairs there are.
-        machine: the machine, whose memory has to suffice.
-        file: where the recipe is written.
-        measured: take steps although the number of them is given.
-
-    Raises:
-        ConfigError: the recipe is malformed, or does not fit the model; or there is no time for ten steps.
-        ResourceError: a step needs more memory than there is.
+    With ``measured`` steps are timed although their number is given.
     """
     recipe = _read(settings, file)
     by_minutes = options.steps is None and (options.minutes is not None or options.recipe is None)

@@ -61,11 +61,7 @@ if TYPE_CHECKING:
 
 
 def demand_adaptable(model: str) -> None:
-    """Refuse what cannot be adapted, before anything is read.
-
-    Raises:
-        ModelError: there is no such model, or it is a T5.
-    """
+    """Refuse what cannot be adapted, before anything is read."""
     try:
         source = find(model)
     except ModelError as error:
@@ -84,11 +80,7 @@ def said_of_encoder(spec: ModelSpec) -> dict[str, Any]:
 
 
 def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
-    """Load a model, and say what a recipe depends on in it.
-
-    Raises:
-        GerundError: as ``gerund.load``; or it is read in a way that cannot be trained.
-    """
+    """Load a model, and say what a recipe depends on in it."""
     lm = load(spec)
     lm.encoder.refuse_methods("training")
     base = Base(
@@ -107,14 +99,6 @@ def finish(model: str, trained: Path, target: Path) -> None:
     """Write the model as it was, with the new adapter for encoding and for nothing else.
 
     What fills gaps and scores continuations stays what it was, as generation does.
-
-    Args:
-        model: the model that was adapted.
-        trained: the folder that the training wrote.
-        target: where the whole model is written.
-
-    Raises:
-        ResourceError: the disk is full.
     """
     settings = loading.settings_folder(find(model))
     infill = model if "infill" in _adapters(model) else NO_ADAPTER

@@ -205,11 +205,7 @@ def _opened(
 
 
 def make_part(maker: PassageMaker, part: DocumentPart) -> Made:
-    """Write the passages of a few documents, whole or not at all.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
+    """Write the passages of a few documents, whole or not at all."""
     rows = list(maker.rows([(number, clean_text(text, maker.config.clean)) for number, text in part.documents]))
     with atomic_file(part.path, apart=True) as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
@@ -252,26 +248,9 @@ def make_negatives(
     ``generated`` and ``hard``, lists of texts; ``hard_spans`` has first character and the one after the last of each.
     Documents that cannot be used are passed over and listed in ``errors.jsonl``.
 
-    Args:
-        files: the documents, in the formats of ``gerund.data.corpus``.
-        folder: where to; made.
-        config: what is made.
-        lm: writes continuations; not needed where none are.
-        scorer: finds hard ones; not needed where there are none.
-        text_column: column or field that holds the text.
-        batch_size: prefixes that are continued in one pass.
-        elsewhere: who makes them in the place of ``lm`` and ``scorer``, which still say what is made.
-        resume: go on with what is there, made by the same configuration from the same files.
-        force: throw away what is there from an earlier run; files that are no such run's are never touched.
-        show: whether to show progress; None only on a terminal.
-
-    Raises:
-        ConfigError: a configuration that needs a model or a scorer lacks it, or a resume with another.
-        DataError: a file has changed since the run began, or no document can be used or is long enough.
-        OutputExistsError: there is something already, and it is not to be resumed or replaced.
-        InputError: another process writes into the folder.
-        ResourceError: memory or disk ran out, or the folder cannot be written; finished parts are kept.
-        KeyboardInterrupt: with a note that says what is kept.
+    ``lm`` generates continuations, ``batch_size`` prefixes per pass, and ``scorer`` finds hard ones; ``elsewhere`` does
+    so instead of both, which still say what is made. With ``resume`` a run by the same configuration from the same
+    files continues; ``force`` deletes an earlier run, and never other files.
     """
     if config.generate and lm is None:
         raise ConfigError("generated continuations need a model; name one, or set generate to 0")
@@ -307,13 +286,7 @@ def make_negatives(
 
 
 def demand_output(folder: Path, *, resume: bool = False, force: bool = False) -> None:
-    """Check that a run could begin, or go on, in ``folder``, before a model is loaded for it; nothing is left there.
-
-    Raises:
-        OutputExistsError: there is something already, and it is not to be resumed or replaced.
-        InputError: another process writes into the folder.
-        ResourceError: the folder cannot be written.
-    """
+    """Check that a run could begin, or go on, in ``folder``, before a model is loaded for it; nothing is left there."""
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder} is a file, and a folder is to be written; choose another name")
     with lock_folder(folder):
@@ -391,11 +364,7 @@ class _Output:
         return f"finished parts are kept in {self.folder}: give --resume to go on from there" if self.parts() else ""
 
     def demand_free(self, *, resume: bool, force: bool) -> None:
-        """Refuse what an earlier run left, unless it is to be resumed or replaced, and what is no run's.
-
-        Raises:
-            OutputExistsError: there is something already.
-        """
+        """Refuse what an earlier run left, unless it is to be resumed or replaced, and what is no run's."""
         path = self.folder / MANIFEST
         torn = {f".{path.name}.part", SHARED}
         there = {one.name for one in self.folder.iterdir()} - {LOCK} - torn
@@ -408,12 +377,7 @@ class _Output:
             raise OutputExistsError(f"{self.folder} exists already and holds other files; choose another name")
 
     def begin(self, manifest: Manifest, *, resume: bool, force: bool) -> None:
-        """Note what is made, or check that it is what the folder was begun with.
-
-        Raises:
-            ConfigError: it is not.
-            OutputExistsError: there is something already.
-        """
+        """Note what is made, or check that it is what the folder was begun with."""
         self.demand_free(resume=resume, force=force)
         path = self.folder / MANIFEST
         if path.is_file() and not force:

@@ -72,16 +72,7 @@ def memory_use(
     processes: int,
     sharding: str,
 ) -> MemoryUse:
-    """Return what each of several processes will hold.
-
-    Args:
-        module: What is trained, whole.
-        layers: Its layers.
-        optimizer: The optimizer, after a step.
-        activations: Bytes that a step of one process keeps.
-        processes: How many there will be.
-        sharding: ``none`` or ``fsdp2``.
-    """
+    """Return what each of several processes will hold."""
     sharded = sharding != "none" and processes > 1
     parts = processes if sharded else 1
     weights = _bytes(module.parameters())
@@ -100,11 +91,7 @@ def memory_use(
 
 
 class KeptForBackward:
-    """Counts the bytes that autograd keeps, parameters left out: what is alive now, and the most there was.
-
-    Args:
-        module: Whose parameters are no activations.
-    """
+    """Counts the bytes that autograd keeps, parameters left out: what is alive now, and the most there was."""
 
     def __init__(self, module: nn.Module) -> None:
         self.now = self.peak = 0
@@ -199,11 +186,7 @@ class Estimate:
 
 
 class RandomTexts:
-    """Random tokens in the place of a corpus, every text as long as it may be.
-
-    Args:
-        vocabulary: How many tokens there are.
-    """
+    """Random tokens in the place of a corpus, every text as long as it may be."""
 
     cache = None
 
@@ -259,13 +242,8 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
 
     Pairs are read from their files, nothing is written.
 
-    Args:
-        recipe: The settings.
-        processes: How many will share every batch. One process takes its part of it here; what they exchange takes
-            time as well, and is not counted.
-
-    Raises:
-        ConfigError: As ``train`` would.
+    Of several ``processes`` one takes its part of every batch here; what they exchange takes time as well, and is not
+    counted.
     """
     check_machine(recipe, processes)
     for source in recipe.data.sources:

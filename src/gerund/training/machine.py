@@ -39,16 +39,7 @@ def uses_bf16(recipe: Recipe) -> bool:
 
 
 def check_machine(recipe: Recipe, processes: int | None = None) -> None:
-    """Refuse what this machine cannot do, or what several processes cannot share.
-
-    Args:
-        recipe: The settings.
-        processes: How many there will be; None for those that a launcher has started.
-
-    Raises:
-        ConfigError: With what is missing, or what does not divide.
-        MissingDependencyError: A tracker is not installed.
-    """
+    """Refuse what this machine cannot do, or what several processes cannot share."""
     compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
     if recipe.compile and not any(name and shutil.which(name) for name in compilers):
         raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
@@ -85,9 +76,6 @@ def compile_layers(model: "PreTrainedModel") -> None:
 
     The whole model would be compiled anew for nearly every shape of a batch, and once more for each attention plan. A
     layer has few sizes, and its kernels serve all layers; only what depends on a layer's index is made for each.
-
-    Args:
-        model: a decoder-only language model, attached to gerund's attention functions.
     """
     layers = decoder_layers(model)
     settings = torch._dynamo.config

@@ -22,15 +22,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Muon orthogonalises the update of a matrix; embeddings, the output head, norms and biases are no maps
     between hidden states and stay with AdamW. ``match_rms_adamw`` scales Muon's update to the size of
     AdamW's, so one learning rate and one schedule serve both. The state dict holds both parts whole.
-
-    Args:
-        matrices: Parameters for Muon, each two-dimensional.
-        others: Parameters for AdamW; an adapter has none.
-        lr: Learning rate of both.
-        weight_decay: Of the matrices; the others are not decayed.
-        betas: AdamW's.
-        epsilon: AdamW's.
-        momentum: Muon's.
     """
 
     def __init__(

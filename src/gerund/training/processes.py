@@ -35,14 +35,8 @@ def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
 
     The backward pass communicates as well: all processes have to run it.
 
-    Args:
-        rows_BD: this process's rows; every process brings as many.
-
-    Returns:
-        ``(K, D)``, and the index of the own first row: 0 in a single process, which gets its rows as they are.
-
-    Raises:
-        DataError: the processes bring rows of different numbers or widths; raised in all of them.
+    Every process must bring as many rows of one width; DataError in all of them otherwise. Returns ``(K, D)`` and the
+    index of the first own row.
     """
     if process_count() == 1:
         return rows_BD, 0
@@ -53,17 +47,7 @@ def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
 
 @torch.no_grad()
 def gather_numbers(numbers_B: Tensor) -> Tensor:
-    """Return the numbers of all processes, such as ids of texts, in the order of ``gather_rows``; no gradient.
-
-    Args:
-        numbers_B: this process's numbers; every process brings as many.
-
-    Returns:
-        ``(K,)``.
-
-    Raises:
-        DataError: the processes bring different numbers of them; raised in all of them.
-    """
+    """Return the numbers of all processes, such as ids of texts, in the order of ``gather_rows``; no gradient."""
     if process_count() == 1:
         return numbers_B
     _demand_equal_shapes(numbers_B)
@@ -161,11 +145,7 @@ def one_a_node() -> Iterator[None]:
 
 
 def demand_shared_folder(folder: Path) -> None:
-    """Refuse an output folder that the nodes do not share: checkpoints would be scattered.
-
-    Raises:
-        ConfigError: A process on another node does not see what the first one writes; raised in all of them.
-    """
+    """Refuse an output folder that the nodes do not share: checkpoints would be scattered."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", str(process_count()))) >= process_count():
         return
 
@@ -191,11 +171,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def check_processes(processes: int) -> None:
-    """Refuse a number of processes that this machine cannot start.
-
-    Raises:
-        ConfigError: With what to do.
-    """
+    """Refuse a number of processes that this machine cannot start."""
     import torch
 
     if processes < 1:
@@ -212,12 +188,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
     Where one ends with an error the others are ended too.
 
-    Args:
-        arguments: What follows ``gerund`` on the command line.
-        processes: How many.
-
-    Returns:
-        The exit status: 0, or that of the process that failed first.
+    Returns the exit status: 0, or that of the process that failed first.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

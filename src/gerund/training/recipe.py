@@ -47,9 +47,6 @@ def find_recipe(recipe: str | Path) -> Path:
 
     >>> find_recipe("align").name
     'align-default.yaml'
-
-    Raises:
-        ConfigError: There is neither such a file nor such a name.
     """
     path, bundled = Path(recipe), _FOLDER / f"{recipe}.yaml"
     if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
@@ -76,11 +73,7 @@ def made_by(model: str | Path) -> str:
 
 
 def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return the settings in a YAML file with other files of texts, if any are given, and the overrides put in.
-
-    Raises:
-        ConfigError: the file is missing or no YAML, or an override has no place.
-    """
+    """Return the settings in a YAML file with other files of texts, if any are given, and the overrides put in."""
     try:
         content = parse_yaml(read_input(path))
     except FileNotFoundError:
@@ -103,13 +96,7 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
 
 
 def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
-    """Return one of pydantic's errors as a sentence; for an unknown field with the valid ones listed.
-
-    Args:
-        problem: The error.
-        root: The model that was validated.
-        unions: For each base class whose place several classes may take, those classes.
-    """
+    """Return one of pydantic's errors as a sentence; for an unknown field with the valid ones listed."""
     section, names = _walk(root, problem["loc"], unions)
     where = ".".join(names)
     if problem["type"] == "extra_forbidden" and section is not None:

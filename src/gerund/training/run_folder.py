@@ -54,11 +54,7 @@ def check_output(output: Path, resume: bool) -> None:
 
 
 def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
-    """Refuse to resume with settings under which the run so far would have gone differently.
-
-    Raises:
-        ConfigError: With the names of the settings that differ.
-    """
+    """Refuse to resume with settings under which the run so far would have gone differently."""
     path = output / "recipe.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing, so nothing says what the checkpoints were trained with")
@@ -79,11 +75,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
 
 
 def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) -> None:
-    """Write down what the corpus and other files amount to, or on a resume refuse others.
-
-    Raises:
-        ConfigError: The files or their tokens are not those that the run began with.
-    """
+    """Write down what the corpus and other files amount to, or on a resume refuse others."""
     path = output / "data.json"
     texts, files = dict(summary), dict(summary.get(FILES, {}))
     texts.pop(FILES, None)
@@ -210,12 +202,8 @@ def announce(text: str) -> None:
 class TrainingLog:
     """Writes ``log.jsonl`` and shows progress: a bar on a terminal, plain lines elsewhere.
 
-    Args:
-        path: The file of lines. After a resume the lines beyond ``step`` are dropped, since those steps
-            are done again; what the kept ones say about elapsed time is carried on.
-        step: The step that the training starts from.
-        steps: The step it ends with.
-        silent: Neither write nor show anything: another process does.
+    After a resume the lines beyond ``step`` are dropped, since those steps are done again; tokens and seconds count on
+    from the last line. A ``silent`` one writes and shows nothing: another process does.
     """
 
     def __init__(self, path: Path, *, step: int, steps: int, silent: bool = False) -> None:

@@ -29,9 +29,7 @@ from gerund.training.processes import by_the_first, process_count, process_index
 def spread(module: nn.Module, device: torch.device) -> None:
     """Give every process all weights and buffers of the first one, in place.
 
-    Args:
-        module: What is trained; in all processes but the first it may be a skeleton on the meta device.
-        device: Where this process computes.
+    In all processes but the first, the module may be a skeleton on the meta device.
     """
     source = _contents(module)
     _agree(source)
@@ -47,12 +45,9 @@ def spread(module: nn.Module, device: torch.device) -> None:
 def shard(module: nn.Module, layers: Iterable[nn.Module], device: torch.device, *, gather_again: bool = True) -> None:
     """Cut the first process's weights over all processes, in place: a shard of every tensor to each.
 
-    Args:
-        module: What is trained; in all processes but the first it may be a skeleton on the meta device.
-        layers: Its layers: the weights of one at a time are put together.
-        device: Where this process computes.
-        gather_again: Whether a layer's weights are let go after its forward pass and put together once more for its
-            backward pass. Where a plan goes on with states that no layer returned, they have to stay.
+    In all processes but the first, the module may be a skeleton on the meta device. With ``gather_again`` a layer's
+    weights are let go after its forward pass and put together once more for its backward pass. Where a plan continues
+    with states that no layer returned, they have to stay.
     """
     source = _contents(module)
     _agree(source)
@@ -99,9 +94,7 @@ def whole(tensor: Tensor) -> Tensor:
 def trained_tensors(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
     """Return the trained parameters, whole and on the CPU.
 
-    Args:
-        module: What is trained. Where it is sharded, every process has to ask at the same time.
-        keep: Whether this process wants them; without it nothing is returned.
+    Where the module is sharded, every process has to call this at the same time; only those with ``keep`` get them.
     """
     put_away(module)
     found = {}
@@ -114,13 +107,7 @@ def trained_tensors(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor
 
 
 def take(module: nn.Module, tensors: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
-    """Fill a skeleton on the meta device with weights that were put together; what is not given stays a skeleton.
-
-    Args:
-        module: The skeleton.
-        tensors: Parameters by name, which become its own.
-        buffers: Buffers by name; they are copied.
-    """
+    """Fill a skeleton on the meta device with weights that were put together; what is not given stays a skeleton."""
     given = {id(own): tensors[name] for name, own in module.named_parameters() if name in tensors}
     given |= {id(own): buffers[name].detach().cpu().clone() for name, own in module.named_buffers() if name in buffers}
     _replace(module, lambda tensor: given.get(id(tensor), tensor))
@@ -211,15 +198,7 @@ def are_sharded(checkpoint: Path) -> bool:
 
 
 def write_shard(tensors: Mapping[str, Tensor], folder: Path, stem: str, *, index: int, count: int) -> None:
-    """Write this process's rows of all tensors; of those that are in no shards the first process writes all.
-
-    Args:
-        tensors: By name; every process has the same names.
-        folder: Of the checkpoint.
-        stem: What the file is called.
-        index: Of this process.
-        count: How many processes there are.
-    """
+    """Write this process's rows of all tensors; of those that are in no shards the first process writes all."""
     own, rows = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
@@ -238,12 +217,7 @@ def write_shard(tensors: Mapping[str, Tensor], folder: Path, stem: str, *, index
 
 
 class Stored:
-    """Tensors of a checkpoint by name, whatever number of processes wrote them.
-
-    Args:
-        pieces: For each name where rows begin, and what gives them by slicing.
-        shapes: The whole shape of each.
-    """
+    """Tensors of a checkpoint by name, whatever number of processes wrote them."""
 
     def __init__(self, pieces: dict[str, list[tuple[int, Any]]], shapes: dict[str, tuple[int, ...]]) -> None:
         self.pieces, self.shapes = pieces, shapes
@@ -270,11 +244,7 @@ class Stored:
         return cls({name: [(0, own)] for name, own in rows.items()}, {n: tuple(t.shape) for n, t in tensors.items()})
 
     def rows(self, name: str, first: int, stop: int) -> Tensor:
-        """Return rows ``first`` to ``stop`` of a tensor.
-
-        Raises:
-            GerundError: A file does not have what its header promises.
-        """
+        """Return rows ``first`` to ``stop`` of a tensor."""
         found = []
         for begin, part in sorted(self.pieces[name], key=lambda piece: piece[0]):
             size = (part.shape if isinstance(part, Tensor) else part.get_shape())[0]
@@ -300,11 +270,7 @@ class Stored:
 
 
 def read_weights(module: nn.Module, checkpoint: Path) -> None:
-    """Load a checkpoint's weights into ``module``, which must be trainable in exactly these parameters.
-
-    Raises:
-        GerundError: They are those of another model.
-    """
+    """Load a checkpoint's weights into ``module``, which must be trainable in exactly these parameters."""
     stored = Stored.open(checkpoint, WEIGHTS)
     trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
     differing = sorted(stored.shapes.keys() ^ trainable.keys())

@@ -38,11 +38,6 @@ class TrainingModule(nn.Module):
 
     Losses and vectors are computed inside and only they leave, so that no wrapper around the module copies logits.
     Trained weights stay fp32; ``bf16`` runs the forward pass under autocast.
-
-    Args:
-        model: The language model.
-        losses: The losses of each objective, by its name.
-        bf16: Whether to autocast.
     """
 
     # Tells the Trainer that the division by the number of tokens is ours.
@@ -88,10 +83,7 @@ class StepData(Dataset[dict[str, Any]]):
     A pure function of ``i``: a resumed training sees exactly what the interrupted one would have seen, and several
     processes together read what one would have read.
 
-    Args:
-        objectives: What is trained.
-        steps: Optimizer steps.
-        processes: How many processes there are; they divide every batch size.
+    The number of processes divides every batch size.
     """
 
     def __init__(self, objectives: list[Objective], *, steps: int, processes: int = 1) -> None:
@@ -128,16 +120,7 @@ class StepResult:
 
 
 def run_step(module: nn.Module, objectives: list[Objective], inputs: dict[str, Any]) -> StepResult:
-    """Add the gradients of one optimizer step to the parameters.
-
-    Args:
-        module: A :class:`TrainingModule`, perhaps wrapped for several processes.
-        objectives: What is trained.
-        inputs: An item of :class:`StepData`, on the module's device.
-
-    Returns:
-        The losses; ``total`` is their weighted sum.
-    """
+    """Add the gradients of one optimizer step to the parameters."""
     step = inputs["step"]
     active = [objective for objective in objectives if objective.name in inputs]
     result = StepResult()

@@ -98,17 +98,8 @@ class TrainableModel:
 def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -> TrainableModel:
     """Build or load the recipe's model and make it trainable.
 
-    Args:
-        recipe: The settings.
-        write: Whether a tokenizer may be trained and kept; without it a new model gets the recipe's vocabulary size
-            and no tokenizer is made.
-        weights: Whether the model's weights are read or made. Without them it is a skeleton on the meta device, and
-            what is verified is a copy of two layers.
-
-    Raises:
-        ConfigError: The architecture's fields do not fit together, or settings do not fit the model.
-        ModelError: The base cannot be loaded, or its adapter is of another shape than the recipe's.
-        UnsupportedModelError: An attention plan that is needed does not reach every layer.
+    Without ``write`` no tokenizer is trained, and a new model gets the recipe's vocabulary size. Without ``weights``
+    the model is a skeleton on the meta device, and a copy of two layers is verified.
     """
     from transformers import set_seed
 
@@ -297,11 +288,7 @@ def _asked(model: "PreTrainedModel", lora: LoraConfig) -> list[str]:
 
 
 def check_architecture(recipe: Recipe) -> None:
-    """Refuse an unknown architecture, or a field that it does not have; transformers would ignore it.
-
-    Raises:
-        ConfigError: With the valid names.
-    """
+    """Refuse an unknown architecture, or a field that it does not have; transformers would ignore it."""
     from transformers import CONFIG_MAPPING
 
     fields = recipe.model.config or {}
@@ -317,11 +304,7 @@ def check_architecture(recipe: Recipe) -> None:
 
 
 def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedModel":
-    """Return a freshly initialised model; the same seed gives the same weights.
-
-    Raises:
-        ConfigError: The architecture's fields do not fit together.
-    """
+    """Return a freshly initialised model; the same seed gives the same weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, set_seed
 
     vocabulary: dict[str, Any] = {"vocab_size": (recipe.tokenizer or TokenizerConfig()).vocab_size}

@@ -50,15 +50,8 @@ _PATIENCE = 3 * 3600
 class GerundTrainer(Trainer):
     """Runs a recipe on a :class:`TrainingModule`.
 
-    Args:
-        module: What is trained.
-        recipe: The settings.
-        objectives: What it is trained for.
-        data: The steps in their order.
-        checkpoints: Folder for checkpoints.
-        log: Where losses are written down.
-        snapshot: Called with the step where the model is to be written as it is.
-        is_to_end: Asked after every step whether the training is to end there, with a checkpoint.
+    ``snapshot`` is called with the step where the model is to be written; ``is_to_end`` is asked after every step
+    whether the training is to end there, with a checkpoint.
     """
 
     def __init__(
@@ -130,11 +123,7 @@ class GerundTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Run one step of all objectives and return its loss.
-
-        Raises:
-            GerundError: a loss or a gradient is no finite number; the batch is saved beside the checkpoints.
-        """
+        """Run one step of all objectives and return its loss."""
         del num_items_in_batch
         model.train()
         prepared = self._prepare_inputs(inputs)

@@ -233,7 +233,10 @@ class TestMistakes:
         ("changes", "message"),
         [
             ({"base": "llama", "lm": True}, "gur with lm needs an encoder and a decoder"),
-            ({"base": "llama", "objectives": [{"kind": "span_corruption"}]}, "span_corruption needs a decoder beside"),
+            (
+                {"base": "llama", "objectives": [{"kind": "span_corruption"}]},
+                "span_corruption needs an encoder and a decoder",
+            ),
             ({"objectives": [{"kind": "causal", "length": 32}]}, "causal is for decoder-only models"),
             ({"encoder": {"attention": "causal"}}, "looks both ways"),
             ({"model": {"base": "T5", "lora": {}}}, "an adapter for encoding"),

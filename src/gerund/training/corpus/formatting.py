@@ -26,17 +26,8 @@ _BORDER = 32
 class InputFormatter:
     """Formats training texts for the model.
 
-    Args:
-        tokenizer: The model's tokenizer; with a prompt it must be a fast one.
-        prompt: What the encoder puts before every text.
-        append_eos: Whether the encoder ends every text with EOS.
-        normalizes: Whether the encoder reads texts in their normal form.
-
     Attributes:
         overhead: How many tokens prompt and special tokens take.
-
-    Raises:
-        ConfigError: ``append_eos`` without an EOS token.
     """
 
     def __init__(
@@ -68,15 +59,8 @@ class InputFormatter:
         Where the tokenizer gives these very tokens for the text that they spell, the result is what
         :func:`gerund.inference.tokens.tokenize` makes of that text, cut to ``overhead + len(ids)`` tokens.
 
-        Args:
-            ids: Token ids of the text alone, such as a row of :class:`gerund.training.corpus.texts.Texts`.
-
-        Returns:
-            At most ``overhead + len(ids)`` tokens. One token may hold the end of the prompt and the beginning of the
-            text: :meth:`places` says where the text stands.
-
-        Raises:
-            TextError: There are no tokens.
+        The result has at most ``overhead + len(ids)`` tokens. One token may hold the end of the prompt and the
+        beginning of the text: :meth:`places` says where the text is.
         """
         text = [int(token) for token in ids]
         if not text:
@@ -93,14 +77,8 @@ class InputFormatter:
     def format_text(self, text: str, length: int | None) -> Tokens:
         """Return a text as the encoder reads it.
 
-        Args:
-            text: The text.
-            length: Tokens at most, prompt and special tokens included; the end of a longer text is cut off without a
-                warning. None for no limit.
-
-        Raises:
-            TextError: The text is empty.
-            ConfigError: ``length`` leaves no room for text.
+        It has at most ``length`` tokens, prompt and special tokens included; the end of a longer text is cut off
+        without a warning.
         """
         if length is not None and length <= self.overhead:
             raise ConfigError(

@@ -46,20 +46,8 @@ def read_examples(
 ) -> list[Example]:
     """Read examples from .jsonl, .csv, .tsv or .parquet files (text formats also .gz, .xz).
 
-    Args:
-        paths: The files.
-        query: Column or field of the query.
-        positive: Column or field of the positive: a text, or a list of texts whose first is taken.
-        negatives: Column or field of the negatives: a text or a list of texts. It may be absent or empty.
-        instruction: Column or field of the query's own instruction, which may be empty; None for no instructions.
-        task: Column or field that names the task of an example; None for no tasks.
-
-    Returns:
-        One example a row, in order.
-
-    Raises:
-        DataError: A file is missing, malformed or has no rows, a column is missing, or a text is empty or none; the
-            message names file and line.
+    ``positive`` names a text, or a list of texts whose first is taken; ``negatives`` a text or a list, absent or empty
+    for none; an ``instruction`` may be empty. Errors name file and line.
     """
     return [
         Example(
@@ -92,15 +80,8 @@ def records(path: Path, required: tuple[str, str], optional: tuple[str | None, .
 class Examples:
     """Examples in shuffled epochs without repetition; row ``i`` is a pure function of the seed and ``i``.
 
-    Args:
-        examples: The examples.
-        seed: Determines all orders and negatives.
-        hard_negatives: How many negatives each row gets, sampled anew each time. An example with more gives different
-            ones; one with fewer gives all of them and repeats them as evenly as can be.
-
-    Raises:
-        ConfigError: ``hard_negatives`` is negative.
-        DataError: There are no examples, or one without negatives where they are wanted.
+    Each row gets ``hard_negatives`` negatives, sampled every time. An example with more gives different ones; one with
+    fewer gives all of them and repeats them as evenly as can be.
     """
 
     def __init__(self, examples: Sequence[Example], *, seed: int, hard_negatives: int = 0) -> None:
@@ -140,16 +121,6 @@ class SameTaskExamples:
 
     An epoch has as many batches of a task as it has examples for, at least one, in a shuffled order. What is left over
     of a task comes first in its next epoch.
-
-    Args:
-        examples: The examples.
-        seed: Determines all orders and negatives.
-        batch_size: Rows of a batch: rows ``0`` to ``batch_size`` are of one task, and so on.
-        hard_negatives: As for ``Examples``.
-
-    Raises:
-        ConfigError: ``hard_negatives`` is negative.
-        DataError: As for ``Examples``.
     """
 
     def __init__(self, examples: Sequence[Example], *, seed: int, batch_size: int, hard_negatives: int = 0) -> None:
@@ -182,11 +153,7 @@ class SameTaskExamples:
 
 
 def required_text(values: Mapping[str, Any], name: str, where: str) -> str:
-    """Return a text that has to be there.
-
-    Raises:
-        DataError: It is not, or it is empty.
-    """
+    """Return a text that has to be there."""
     return _text(_present(values, name, where), where, name)
 
 
@@ -309,18 +276,7 @@ def read_pairs(
 ) -> list[MinedPair]:
     """Read pairs from files as ``read_examples`` reads them.
 
-    Args:
-        paths: The files.
-        query: Column or field of one side.
-        positive: Column or field of the other side.
-        opening: Column or field of the document's beginning, where ``query`` is its title; absent or empty elsewhere.
-        weight: Column or field of the weight of what both share; it may be absent or empty.
-
-    Returns:
-        One pair a row, in order.
-
-    Raises:
-        DataError: As ``read_examples``; or a weight is no whole number.
+    ``opening`` and ``weight`` may be absent or empty.
     """
     return [
         MinedPair(
@@ -339,14 +295,7 @@ def heavy_pairs(
 ) -> list[MinedPair]:
     """Return the pairs whose texts share enough.
 
-    Args:
-        pairs: The pairs.
-        threshold: What they weigh at least.
-        short_threshold: The same where both texts have fewer than ``short_characters`` characters.
-        short_characters: Which texts are short, in the normalised form that is mined.
-
-    Raises:
-        DataError: A pair has no weight, or none weighs enough.
+    Short are pairs of two texts below ``short_characters``, in the normalised form that is mined.
 
     >>> pairs = [MinedPair("a", "b", None, 20), MinedPair("a", "b" * 64, None, 20), MinedPair("a", "b" * 64, None, 30)]
     >>> [len(pair.positive) for pair in heavy_pairs(pairs, 30, 20, 64)]
@@ -385,12 +334,7 @@ class Bucket:
 
 
 class Buckets:
-    """Which bucket a step reads: each in proportion to its batches, spread evenly, a pure function of the step.
-
-    Args:
-        buckets: One or two.
-        batch_size: The objective's.
-    """
+    """Which bucket a step reads: each in proportion to its batches, spread evenly, a pure function of the step."""
 
     def __init__(self, buckets: Sequence[Bucket], batch_size: int) -> None:
         self.buckets = buckets

@@ -47,12 +47,7 @@ class Teacher(Protocol):
 
 @dataclass
 class GerundTeacher:
-    """A model that gerund reads, with the encoder that it was saved with.
-
-    Args:
-        lm: The model.
-        name: What messages call it.
-    """
+    """A model that gerund reads, with the encoder that it was saved with."""
 
     lm: Any
     name: str
@@ -76,16 +71,7 @@ class GerundTeacher:
 
 
 class SentenceTransformersTeacher:
-    """A model in sentence-transformers' format.
-
-    Args:
-        name: Its folder or hub id.
-        prompt: Put before every text.
-
-    Raises:
-        MissingDependencyError: sentence-transformers is not there.
-        ModelError: There is no such model.
-    """
+    """A model in sentence-transformers' format."""
 
     def __init__(self, name: str, prompt: str = "") -> None:
         try:
@@ -144,14 +130,6 @@ def open_teacher(name: str, prompt: str = "") -> Teacher:
 
     A folder with ``gerund.json``, and ``default``, is a model that gerund reads; one with ``modules.json``, and a hub
     id that gerund cannot read, one in sentence-transformers' format.
-
-    Args:
-        name: Where it is.
-        prompt: Put before every text, as ``query:`` for a teacher that was trained so.
-
-    Raises:
-        ModelError: There is no such model, or it cannot be read.
-        MissingDependencyError: It needs sentence-transformers.
     """
     folder = Path(name)
     if _is_gerunds(name):
@@ -188,12 +166,7 @@ def _is_gerunds(name: str) -> bool:
 
 
 class TeacherVectors:
-    """A teacher's vectors of numbered texts, on the disk.
-
-    Args:
-        paths: The shards.
-        texts: How many texts they have together.
-    """
+    """A teacher's vectors of numbered texts, on the disk."""
 
     def __init__(self, paths: Sequence[Path], texts: int) -> None:
         from safetensors import safe_open
@@ -221,16 +194,7 @@ def teacher_vectors(
 ) -> TeacherVectors:
     """Return a teacher's vectors of numbered texts; those that are not on the disk yet are made.
 
-    Args:
-        teacher: Gives them.
-        texts: Returns the texts of a stretch of numbers.
-        count: How many texts there are.
-        folder: Where shards lie, of this and other teachers; made if need be.
-        report: Called with what takes long.
-
-    Raises:
-        DataError: The teacher gives a text a vector that is not finite.
-        ResourceError: The disk is full; the shards that are whole stay.
+    ``texts`` returns the texts of a stretch of numbers. Shards of several teachers may share a folder.
     """
     from gerund.progress import progress
 
@@ -313,12 +277,7 @@ class KnownVectors:
 
 
 def read_known(path: Path) -> KnownVectors:
-    """Read texts and vectors of a Parquet file.
-
-    Raises:
-        ConfigError: It has no texts, or single bits for vectors.
-        DataError: It is not there, or no file that ``gerund embed`` wrote.
-    """
+    """Read texts and vectors of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -54,6 +54,8 @@ class Mixture:
     begins. Rows of different sources alternate in a fixed pattern, exactly in proportion to the weights over
     every 1000 rows.
 
+    From ``shifts`` numbers the shift of an epoch is sampled.
+
     >>> mixture = Mixture([3, 2], [3.0, 1.0], seed=0)
     >>> samples = [mixture.sample(number) for number in range(1000)]
     >>> sum(sample.source == 0 for sample in samples)
@@ -61,15 +63,6 @@ class Mixture:
     >>> first = [sample.item for sample in samples if sample.source == 0]
     >>> sorted(first[:3]), sorted(first[3:6])
     ([0, 1, 2], [0, 1, 2])
-
-    Args:
-        sizes: How many items each source has, at least one.
-        weights: How many rows of each source, relative to the others.
-        seed: Determines all orders.
-        shifts: From how many numbers the shift of an epoch is sampled.
-
-    Raises:
-        ConfigError: There is not one positive weight for each source.
     """
 
     PERIOD = 1000
@@ -186,23 +179,8 @@ def tokenize_corpus(
     BOS precedes and EOS follows each text; what the tokenizer lacks is left out. Where both are one token
     (GPT-2, GPT-NeoX, OPT) it only follows: those models were trained with one between two documents.
 
-    Args:
-        paths: The files; see :func:`gerund.data.corpus.read_documents`.
-        tokenizer: A fast tokenizer.
-        folder: Where caches lie; made if need be.
-        clean: Known quirks to remove; see :func:`gerund.data.corpus.clean_text`.
-        text_column: Column or field that holds the text.
-        unit: What counts as a text of its own: whole ``documents``, or each of their ``sentences``.
-        min_words: Texts of fewer words are left out. (MAGNET, Appendix A: lines of more than 20 words.)
-        part: Which documents; see :func:`gerund.data.corpus.part_of`.
-        limit: Read only so many documents of the part, the first; None reads all.
-        begins: Called where nothing is there yet and the work begins.
-
-    Raises:
-        ConfigError: An unknown unit or cleaning, or a negative ``min_words``.
-        ModelError: The tokenizer is not a fast one.
-        DataError: A file is missing or malformed, or nothing in the corpus is usable text.
-        ResourceError: The disk is full or refuses; nothing is left behind.
+    ``part`` is as in :func:`gerund.data.corpus.part_of`; of it, at most the first ``limit`` documents are read.
+    ``begins`` is called before the work.
     """
     if unit not in get_args(Unit):
         raise unknown_name("unit", unit, list(get_args(Unit)))
@@ -378,21 +356,8 @@ class Texts:
     :class:`~gerund.training.corpus.texts.Mixture` gives the order: the texts of each source are shuffled and read
     without repetition, then anew; sources alternate in proportion to their weights.
 
-    Args:
-        caches: The tokens of each source.
-        weights: How many texts of each source, relative to the others.
-        length: Tokens of a text, at most; special tokens are not counted.
-        seed: Determines all orders.
-        min_tokens: Texts, and last pieces of texts, with fewer tokens are left out.
-        cut: What becomes of a longer text: consecutive ``pieces`` of ``length`` tokens, each a text of its own,
-            or only its ``head``.
-
     Attributes:
         skipped: How many texts are too short.
-
-    Raises:
-        ConfigError: An unknown cut, or lengths that contradict each other.
-        DataError: A source has no text that is long enough.
     """
 
     def __init__(
@@ -479,15 +444,6 @@ class PackedBlocks:
 
     Each source is cut into blocks of ``length`` tokens, which are read in a shuffled
     order without repetition until the source is used up; then a new order (and a new place of the first cut) begins.
-
-    Args:
-        caches: The tokens of each source.
-        weights: How much of each source, in tokens; they need not sum to one.
-        length: Tokens in a block.
-        seed: Determines all orders.
-
-    Raises:
-        DataError: A source has too few tokens.
     """
 
     def __init__(self, caches: list[TokenCache], weights: list[float], *, length: int, seed: int) -> None:
@@ -519,14 +475,7 @@ class PackedBlocks:
 class SpreadBlocks:
     """Groups of consecutive blocks from evenly spread places, for a validation that is the same every time.
 
-    Args:
-        cache: The tokens.
-        length: Tokens in a block.
-        rows: Blocks of a group.
-        limit: Tokens of all groups together, at most (but one group at least).
-
-    Raises:
-        DataError: There are too few tokens for one group.
+    A group has ``rows`` blocks; all groups together have at most ``limit`` tokens, but there is at least one group.
     """
 
     def __init__(self, cache: TokenCache, *, length: int, rows: int, limit: int) -> None:
@@ -559,13 +508,7 @@ FILES = "files"
 
 
 class Sources:
-    """The recipe's sources, tokenised when they are asked for and kept on the disk.
-
-    Args:
-        recipe: The settings.
-        tokenizer: The model's tokenizer.
-        report: Called with what takes long.
-    """
+    """The recipe's sources, tokenised when they are asked for and kept on the disk."""
 
     def __init__(
         self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", report: Callable[[str], None] = lambda _: None
@@ -617,9 +560,6 @@ class Sources:
         """Return what must agree for a resume: the counts of every cache, and the content of every other file.
 
         Every file is read once for it, a piece at a time.
-
-        Raises:
-            DataError: A file cannot be read any more.
         """
         summary: dict[str, Any] = {name: cache.summary() for name, cache in sorted(self.opened.items())}
         if self.read:
@@ -662,11 +602,7 @@ def _content(files: list[Path]) -> list[int | str]:
 
 
 def existing(recipe: Recipe, files: list[Path], *, texts: bool = True) -> list[Path]:
-    """Return the paths of the recipe's files, which hold texts, or pairs or passages.
-
-    Raises:
-        ConfigError: One of them is not there.
-    """
+    """Return the paths of the recipe's files, which hold texts, or pairs or passages."""
     paths = [recipe.data.folder / file for file in files]
     for path in paths:
         if not path.is_file():

@@ -50,18 +50,8 @@ def train_tokenizer(
 ) -> "PreTrainedTokenizerFast":
     """Train a byte-level BPE on ``texts``.
 
-    Args:
-        texts: Documents, read once.
-        vocab_size: Number of tokens, special ones included.
-        max_length: What the tokenizer reports as the longest text the model takes.
-        sentinels: For models with an encoder of their own: so many tokens ``<extra_id_0>``, ... stand for spans.
-
-    Returns:
-        A tokenizer that puts BOS in front of every text and has bos, eos, pad and mask set; with sentinels it also
-        puts EOS behind, as T5's do.
-
-    Raises:
-        ConfigError: ``vocab_size`` leaves no room for the 256 bytes and the special tokens.
+    It puts BOS before every text and has bos, eos, pad and mask set. With ``sentinels`` it also has so many tokens
+    ``<extra_id_0>``, ... for spans, and puts EOS after texts, as T5's do.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -105,12 +95,7 @@ def train_tokenizer(
 
 
 def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
-    """Open a tokenizer folder that this module (or anyone) saved; ``default`` is that of the bundled model.
-
-    Raises:
-        ConfigError: The folder is missing or holds no fast tokenizer.
-        ModelError: A file of it cannot be read, or is a link that leads out of it.
-    """
+    """Open a tokenizer folder that this module (or anyone) saved; ``default`` is that of the bundled model."""
     from transformers import PreTrainedTokenizerFast
 
     if str(folder) == DEFAULT_MODEL and not Path(folder).is_dir():
@@ -165,18 +150,7 @@ def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int]]:
 
 
 def pick_mask_token(tokenizer: "PreTrainedTokenizerBase", wanted: str | None) -> int:
-    """Return the id of the mask token: the wanted one, else the tokenizer's own, else ``_``.
-
-    Args:
-        tokenizer: the tokenizer.
-        wanted: a text that is one token; None for no wish.
-
-    Returns:
-        The id.
-
-    Raises:
-        ConfigError: the wanted text is not one token, or there is none to fall back on.
-    """
+    """Return the id of the mask token: the wanted one, else the tokenizer's own, else ``_``."""
     if wanted is not None:
         found = _single(tokenizer, wanted)
         if found is None:

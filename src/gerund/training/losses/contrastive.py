@@ -31,19 +31,8 @@ def info_nce(
     positive among them. Hard negatives are keys that are nobody's positive. SimCSE is cosine with a temperature of
     0.05, MAGNET and GUR 0.1; RankGen is the dot product with a temperature of 1.
 
-    Args:
-        queries_BD: one vector a query.
-        keys_KD: the vectors of all keys, perhaps of other processes too.
-        positives_B: the index of each query's positive among the keys.
-        temperature: a positive number, or a tensor that is trained.
-        similarity: ``cosine``, where a zero vector is similar to nothing, or ``dot``.
-        excluded_BK: True where a key is no negative of a query; a positive stays in any case.
-
-    Returns:
-        A scalar, computed in float32 also under autocast (in float64 where the vectors are float64).
-
-    Raises:
-        ConfigError: the similarity is unknown or the temperature is not positive.
+    Computed in float32 also under autocast (in float64 for float64 vectors). ``excluded_BK`` is True where a key is no
+    negative of a query; a positive stays in any case. Under cosine a zero vector is similar to nothing.
 
     >>> vectors = torch.eye(2)
     >>> round(info_nce(vectors, vectors, torch.tensor([0, 1]), temperature=1.0).item(), 4)
@@ -66,20 +55,6 @@ def symmetric_info_nce(
     Row i of both sides is a pair; each left looks for its right among all rights, and each right for its left. With
     rows gathered from other processes take half the sum of two ``info_nce`` instead, one a direction.
 
-    Args:
-        left_BD: one side of the pairs.
-        right_BD: the other side.
-        temperature: as in ``info_nce``.
-        similarity: as in ``info_nce``.
-        excluded_BB: True where left i and right j are no negatives of each other: whole is
-            ``excluded_pairs(left, right, own) | excluded_pairs(right, left, own).T``.
-
-    Returns:
-        A scalar, as ``info_nce`` computes it.
-
-    Raises:
-        ConfigError: the similarity is unknown or the temperature is not positive.
-
     >>> vectors = torch.eye(2)
     >>> round(symmetric_info_nce(vectors, vectors, temperature=1.0).item(), 4)
     0.6265
@@ -99,13 +74,7 @@ def excluded_pairs(query_ids_B: Tensor, key_ids_K: Tensor, positives_B: Tensor) 
     A key that has the id of the query's positive is a positive as well, and one that has the query's own id is the
     query itself. The positive is never excluded.
 
-    Args:
-        query_ids_B: an id a query; equal texts have equal ids, in queries and keys alike.
-        key_ids_K: an id a key.
-        positives_B: the index of each query's positive among the keys.
-
-    Returns:
-        Bool ``(B, K)``.
+    Equal texts have equal ids, in queries and keys alike. Returns bool ``(B, K)``.
 
     >>> excluded_pairs(torch.tensor([1, 2]), torch.tensor([7, 8, 7, 2]), torch.tensor([0, 1])).int().tolist()
     [[0, 0, 1, 0], [0, 0, 0, 1]]
@@ -117,12 +86,8 @@ def excluded_pairs(query_ids_B: Tensor, key_ids_K: Tensor, positives_B: Tensor) 
 def overlapping(query_places_B3: Tensor, key_places_K3: Tensor) -> Tensor:
     """Return which keys share a character with what a query has to find: they are right, wholly or in part.
 
-    Args:
-        query_places_B3: for each query a document, the first character there, and the one after the last.
-        key_places_K3: the same for each key; one that is in no document has (-1, -1) for characters.
-
-    Returns:
-        Bool ``(B, K)``.
+    A place is a document, the first character there, and the one after the last; characters (-1, -1) overlap nothing.
+    Returns bool ``(B, K)``.
 
     >>> overlapping(torch.tensor([[7, 10, 20]]), torch.tensor([[7, 19, 30], [7, 20, 30], [8, 10, 20]])).tolist()
     [[True, False, False]]
@@ -145,19 +110,6 @@ def accuracy(
 
     A count and not a fraction, because fractions of unequal batches do not add up. A tie is no success: vectors that
     have all become the same score 0.
-
-    Args:
-        queries_BD: as in ``info_nce``.
-        keys_KD: as in ``info_nce``.
-        positives_B: as in ``info_nce``.
-        similarity: as in ``info_nce``.
-        excluded_BK: as in ``info_nce``.
-
-    Returns:
-        An int64 scalar.
-
-    Raises:
-        ConfigError: the similarity is unknown.
 
     >>> accuracy(torch.eye(3), torch.eye(3), torch.tensor([0, 1, 0])).item()
     2
@@ -209,15 +161,10 @@ def batch_info_nce(
 ) -> tuple[Tensor, int]:
     """Return the mean InfoNCE of the queries (MAGNET, equation 3), and how many find their positive first.
 
-    Args:
-        vectors_ND: The vectors of the groups, one after the other: queries, positives, perhaps negatives.
-        identities: For each group a number a text, equal for equal texts.
-        places: For each group a place a text ``(n, 3)``, as ``overlapping`` takes them: a key that overlaps what a
-            query has to find is none of its negatives. None where places are not known.
-        temperature: Similarities are divided by it.
-        similarity: ``cosine`` or ``dot``.
-        in_batch: Whether the positives of other queries are negatives; without them only the third group is.
-        gather: Whether the texts of other processes are negatives too.
+    The vectors are those of the groups, one after the other: queries, positives, perhaps negatives. ``identities`` has
+    for each group a number per text, equal for equal texts; ``places``, where known, a place per text as
+    ``overlapping`` takes them: a key that overlaps what a query has to find is none of its negatives. Without
+    ``in_batch`` only the third group is. With ``gather`` the texts of other processes are negatives too.
     """
     queries_BD, *keys = vectors_ND.split([len(group) for group in identities])
     keys_KD, key_ids_K = torch.cat(keys), torch.cat([*identities[1:]])
@@ -255,14 +202,6 @@ def both_ways_info_nce(
 
     Two pairs that have their left or their right text in common are no negatives of each other, in either direction:
     a title that is twice in a batch belongs to both of its sentences.
-
-    Args:
-        left_BD: One side of the pairs.
-        right_BD: The other side.
-        identities: For each side a number a text, equal for equal texts.
-        temperature: Similarities are divided by it.
-        similarity: ``cosine`` or ``dot``.
-        gather: Whether the texts of other processes are negatives too.
     """
     sides, pairs = (left_BD, right_BD), len(left_BD)
     total, right = left_BD.new_zeros(()), 0
@@ -299,16 +238,9 @@ def cached_loss(
     What ``compare`` itself is trained in (a projection, a temperature) gets its gradient with the last chunk, through
     ``backward`` too: so scaling applies to it, and under DDP every parameter is touched by the one synchronised pass.
 
-    Args:
-        embed: from a chunk to its vectors ``(b, D)``.
-        chunks: the batch in parts, at least one.
-        compare: from the vectors of all chunks, ``(N, D)`` in their order, to a scalar loss; it may gather rows of
-            other processes.
-        backward: called for each chunk with a scalar whose gradients are the chunk's part of the loss's, and whether
-            it is the last chunk; None runs ``scalar.backward()``. Only the gradients of that scalar mean anything.
-
-    Returns:
-        The loss, without a graph. Under ``no_grad`` that is all there is.
+    ``embed`` returns the vectors ``(b, D)`` of a chunk; ``compare`` a scalar loss of the vectors ``(N, D)`` of all
+    chunks, and may gather rows of other processes. ``backward`` is called for each chunk with a scalar whose gradients
+    are the chunk's part of the loss's, and whether it is the last chunk. The result has no graph.
 
     >>> weight = torch.tensor([[2.0]], requires_grad=True)
     >>> rows = [torch.tensor([[1.0]]), torch.tensor([[3.0]])]

@@ -43,15 +43,6 @@ def similarity_loss(student_BE: Tensor, teacher_BE: Tensor, *, temperature: floa
     loss is the mean Kullback-Leibler divergence of the student's from the teacher's (Fang et al. 2021, SEED; Tejankar
     et al. 2021, ISD). The two need not have as many numbers.
 
-    Args:
-        student_BE: The student's vectors.
-        teacher_BE: The teacher's, which may be wider or narrower.
-        temperature: Cosines are divided by it, on both sides.
-        gather: Whether the texts of other processes are compared with too.
-
-    Returns:
-        A scalar; 0 where there is only one text.
-
     >>> one = torch.eye(3)
     >>> similarity_loss(one, 5 * one, temperature=0.1).item()
     0.0
@@ -101,9 +92,7 @@ _SEEN = 2
 def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> None:
     """Fit a head's vectors of tokens, and of the commonest words where it has such, to a teacher's of all texts.
 
-    Args:
-        head: The head; of its words only what tokens they are made of is known.
-        batches: Texts: ``input_ids``, ``pooled`` and ``teacher``.
+    Batches have ``input_ids``, ``pooled`` and ``teacher``.
     """
     assert head.tokens is not None
     n_tokens = head.tokens.num_embeddings
@@ -148,10 +137,7 @@ class StaticFit:
     The texts' entries are kept, about 30 bytes each, and the equations are solved by conjugate gradients, so that the
     table may have any number of rows.
 
-    Args:
-        rows: Rows of the table.
-        dimensions: Numbers of a vector.
-        ridge: How much a row has to be seen to count, as a fraction of a text.
+    ``ridge`` is how much a row has to be seen to count, as a fraction of a text.
 
     >>> fit = StaticFit(3, 1, ridge=1e-6)
     >>> fit.add(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), torch.tensor([0.5, 0.5, 1.0]),
@@ -169,11 +155,7 @@ class StaticFit:
     def add(self, text_N: Tensor, row_N: Tensor, weight_N: Tensor, teacher_BE: Tensor) -> None:
         """Add texts.
 
-        Args:
-            text_N: The text of each entry, counted from 0 in this call.
-            row_N: Its row of the table.
-            weight_N: What it counts in its text.
-            teacher_BE: The teacher's vectors of the texts.
+        ``text_N`` counts from 0 in this call; ``weight_N`` is what an entry counts in its text.
         """
         self.add_entries(text_N + self._texts, row_N, weight_N)
         self._teacher.append(teacher_BE.float())
@@ -187,9 +169,7 @@ class StaticFit:
     def solve(self, *, tolerance: float = 1e-3, steps: int = 60) -> Tensor:
         """Return the table ``(R, E)``; zeros for a row that was never seen.
 
-        Args:
-            tolerance: It ends when what is left of the equations is this fraction of their right side.
-            steps: It ends after so many steps at the latest.
+        It ends when the residual is ``tolerance`` of the right side, or after so many steps.
         """
         if not self._entries:
             return torch.zeros(self.rows, self.dimensions)

@@ -34,14 +34,8 @@ _GPU_TOKENS = 8192
 def read_by_length(read: Callable[[Batch], Tensor], part: Batch, *, min_tokens: int | None = None) -> Tensor:
     """Read texts of like length together; every row is what it would be in one pass over all.
 
-    Args:
-        read: from texts to one row each. It must not look from one text to another.
-        part: what is read of the texts, one row each; what is as wide as ``real`` is cut to the longest of a pass.
-            Padding is on the right.
-        min_tokens: tokens of a pass, padding left out, below which it takes in shorter texts; None chooses by device.
-
-    Returns:
-        The rows, in the order of ``part``.
+    ``read`` returns one row per text and must not look from one text to another. Padding is on the right; tensors as
+    wide as ``real`` are cut to the longest text of a pass. A pass below ``min_tokens`` tokens takes in shorter texts.
 
     >>> part = {"input_ids": torch.tensor([[7, 0, 0], [1, 2, 3], [8, 0, 0], [4, 5, 6]])}
     >>> part["real"] = part["input_ids"] > 0
@@ -93,16 +87,7 @@ _DROPOUTS = ("attention_dropout", "attn_dropout", "dropout")
 
 
 class VectorEncoder(nn.Module):
-    """Reads texts as ``encode`` does, with gradients; holds the projection that is trained beside the model.
-
-    Args:
-        runtime: How a text becomes a vector.
-        projection: Size of a linear head behind the pooled state; None for none.
-        dropout: Dropout of the attention probabilities while texts are read; None leaves the model's own.
-
-    Raises:
-        ConfigError: A dropout is asked for, and the model has no place for it.
-    """
+    """Reads texts as ``encode`` does, with gradients; holds the projection that is trained beside the model."""
 
     def __init__(
         self, runtime: "EncoderRuntime", *, projection: int | None = None, dropout: float | None = None
@@ -183,11 +168,7 @@ def dropout_places(model: "PreTrainedModel") -> list[tuple[nn.Module, str]]:
 class DistillEncoder(VectorEncoder):
     """Reads texts as ``encode`` does behind a head, and beside it the pooled states of further layers.
 
-    Args:
-        runtime: How a text becomes a vector.
-        head: Leads into the teacher's space; it is kept with the model.
-        dimensions: Numbers of the teacher's vectors.
-        layers: Further layers, counted from 1; each gets a linear head that serves the training only.
+    Further ``layers`` are counted from 1; each gets a linear head that serves the training only.
     """
 
     def __init__(

@@ -47,19 +47,9 @@ def token_loss(
     pass; the backward pass only scales them. What is kept is as large as the states and the head's weights, whatever
     the vocabulary. A sum, because only the trainer knows what to divide by. Gradients of gradients are not offered.
 
-    Args:
-        head: from states ``(n, D)`` to logits ``(n, V)``, row by row; see ``head_of``.
-        states_ND: the state that predicts each target.
-        targets_N: token ids. There is no id that is passed over: leave such rows out.
-        parameters: all of the head's parameters that may be trained; those that are frozen cost nothing.
-        chunk: positions a chunk; None takes what suits the device.
-
-    Returns:
-        A scalar, computed in float32 whatever the type of the logits (in float64 where they are float64).
-
-    Raises:
-        ConfigError: ``chunk`` is no positive number.
-        ModelError: the head uses trained parameters that were not given, or not those that were given.
+    ``head`` maps states ``(n, D)`` to logits ``(n, V)``, row by row; ``parameters`` are all of its parameters that may
+    be trained, else ModelError. No id is ignored: leave such rows out. The scalar is computed in float32 (in float64
+    for float64 logits).
 
     >>> states, targets = torch.eye(3), torch.tensor([0, 1, 2])
     >>> round(token_loss(nn.Identity(), states, targets, chunk=2).item(), 4)
@@ -91,15 +81,8 @@ def head_of(model: PreTrainedModel) -> tuple[Head, list[nn.Parameter]]:
 
     The way is the model's own forward pass behind the decoder, so scaled and capped logits are those of the model.
 
-    Args:
-        model: a causal language model, perhaps with PEFT layers in it or a PEFT model around it.
-
-    Returns:
-        The function from ``(N, D)`` to ``(N, V)``, and the parameters of the output embedding that require a
-        gradient; where the embeddings are tied, that is the shared table.
-
-    Raises:
-        ModelError: the model computes its logits from more than the last hidden state.
+    Returns the function from ``(N, D)`` to ``(N, V)``, and the parameters of the output embedding that require a
+    gradient; for tied embeddings, the shared table. PEFT layers may be in the model, or a PEFT model around it.
     """
     unwrap = getattr(model, "get_base_model", None)
     own: PreTrainedModel = unwrap() if unwrap is not None else model
@@ -118,11 +101,7 @@ def causal_loss(model: PreTrainedModel, input_ids_BT: Tensor) -> Tensor:
 def decoder_loss(model: PreTrainedModel, hidden_BTD: Tensor, real_BT: Tensor, labels_BL: Tensor) -> Tensor:
     """Return the summed cross-entropy of what the decoder writes for texts that the encoder has read.
 
-    Args:
-        model: An encoder-decoder model.
-        hidden_BTD: The encoder's states.
-        real_BT: True for tokens, False for padding.
-        labels_BL: What is written, ``NOTHING`` where a row is shorter.
+    ``labels_BL`` has ``NOTHING`` where a row is shorter.
     """
     counted_BL = labels_BL != NOTHING
     start: int = model.config.decoder_start_token_id
@@ -226,9 +205,6 @@ def _check(logits_CV: Tensor, inputs_CD: Tensor, trained: Sequence[nn.Parameter]
 
 def trained_leaves(result: Tensor) -> list[Tensor]:
     """Return the leaves of the graph behind ``result`` that would receive a gradient from it, each once.
-
-    Args:
-        result: any tensor; one without a graph has no leaves.
 
     >>> import torch
     >>> weight, frozen = torch.ones(2, requires_grad=True), torch.ones(2)

@@ -269,12 +269,7 @@ class Context:
 def prepare_objectives(
     recipe: Recipe, model: "TrainableModel", source: TextSource, *, resuming: bool = False
 ) -> list[Objective]:
-    """Return the recipe's objectives, ready to be trained; first those that share a pass.
-
-    Raises:
-        ConfigError: An objective does not fit the model's tokenizer, or a file does not exist.
-        DataError: A source has no usable text.
-    """
+    """Return the recipe's objectives, ready to be trained; first those that share a pass."""
     # What never has a weight needs no texts.
     waiting = [config for config in recipe.objectives if config.takes_part(recipe.steps)]
     shared: list[tuple[ObjectiveConfig, ...]] = []

@@ -108,9 +108,6 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
     """Read files of passages, or all parts of folders of them.
 
     Rows without ``span``, as earlier versions wrote them, get places by :class:`_PlacesByText`.
-
-    Raises:
-        DataError: a path is not there, holds no passages, or has a malformed row.
     """
     found: list[PassageExample] = []
     for path in paths:
@@ -231,13 +228,6 @@ class Passages:
 
     Documents come in a random order, and the passages of each in a random order, both sampled anew every epoch; so a
     batch is from one document, or, at its ends, from two or a few. Row ``i`` is a pure function of the seed and ``i``.
-
-    Args:
-        examples: the passages.
-        seed: determines all orders and which negative is taken.
-
-    Raises:
-        DataError: there are none.
     """
 
     def __init__(self, examples: Sequence[PassageExample], *, seed: int) -> None:
