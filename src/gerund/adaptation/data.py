@@ -66,8 +66,8 @@ class Collected:
     def digest(self) -> str:
         """Hash of all documents, which says whether a later run has the same ones."""
         whole = hashlib.blake2b(digest_size=16)
-        for one in self.documents:
-            whole.update(f"{one.source}\0{one.digest}\0".encode())
+        for document in self.documents:
+            whole.update(f"{document.source}\0{document.digest}\0".encode())
         return whole.hexdigest()
 
     @property
@@ -78,14 +78,14 @@ class Collected:
         '1 document in 2 files; left out: 1 file that could not be read to its end'
         """
         count = len(self.documents)
-        told = f"{count:,} document{'' if count == 1 else 's'} in {self.files:,} file{'' if self.files == 1 else 's'}"
+        text = f"{count:,} document{'' if count == 1 else 's'} in {self.files:,} file{'' if self.files == 1 else 's'}"
         left = []
         if self.failed:
             many = len(self.failed) > 1
             left.append(f"{len(self.failed)} file{'s' if many else ''} that could not be read to {_its(many)} end")
         if self.repeated:
             left.append(f"{self.repeated:,} with the same text as another")
-        return f"{told}; left out: {', '.join(left)}" if left else told
+        return f"{text}; left out: {', '.join(left)}" if left else text
 
 
 def _its(many: bool) -> str:
@@ -157,7 +157,7 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     names = _names(sources, roots)
-    found: dict[str, dict[str, None]] = {}
+    result: dict[str, dict[str, None]] = {}
     with opened(path) as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -171,13 +171,13 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
             given = row["source"] if isinstance(row["source"], list) else [row["source"]]
             if not given:
                 raise DataError(f"{where}: 'source' is empty")
-            for one in given:
-                found.setdefault(question, {})[_document(checked_text(one, where, "source"), names, sources, where)] = (
-                    None
-                )
-    if not found:
+            for item in given:
+                result.setdefault(question, {})[
+                    _document(checked_text(item, where, "source"), names, sources, where)
+                ] = None
+    if not result:
         raise DataError(f"{path}: there is no question in it")
-    return {question: tuple(own) for question, own in found.items()}
+    return {question: tuple(item) for question, item in result.items()}
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
@@ -190,13 +190,13 @@ def _row(line: str, where: str) -> dict[str, Any]:
 
 def _names(sources: Sequence[str], roots: Sequence[str]) -> Mapping[str, set[str]]:
     """Return which documents each name may mean."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for source in sources:
         file, sign, key = source.partition("#")
         below = [PurePosixPath(file).relative_to(root) for root in roots if PurePosixPath(file).is_relative_to(root)]
         for name in {file, PurePosixPath(file).name, *map(str, below)}:
-            found.setdefault(f"{name}{sign}{key}", set()).add(source)
-    return found
+            result.setdefault(f"{name}{sign}{key}", set()).add(source)
+    return result
 
 
 def _document(name: str, names: Mapping[str, set[str]], sources: Sequence[str], where: str) -> str:
@@ -254,38 +254,38 @@ class Split:
 
         What answers a query is always among them; others are sampled by a hash of their text.
         """
-        answers = {source for one in self.queries for source in one.sources}
-        others = [one for one in self.training if one.source not in answers]
+        answers = {source for query in self.queries for source in query.sources}
+        others = [item for item in self.training if item.source not in answers]
         room = max(MOST_SEARCHED - len(self.held_out) - (len(self.training) - len(others)), 0)
-        left_out = {one.source for one in sorted(others, key=lambda one: order_of(one, 0))[room:]}
-        kept = (one for one in (*self.training, *self.held_out) if one.source not in left_out)
-        return tuple(replace(one, title="") for one in kept)
+        left_out = {other.source for other in sorted(others, key=lambda other: order_of(other, 0))[room:]}
+        kept = (item for item in (*self.training, *self.held_out) if item.source not in left_out)
+        return tuple(replace(item, title="") for item in kept)
 
     @property
     def digest(self) -> str:
         """Hash of the queries, which says whether a later run measures on the same ones."""
         whole = hashlib.blake2b(digest_size=16)
-        for one in self.queries:
-            whole.update("\0".join((one.text, *one.sources, "")).encode(errors="replace"))
+        for query in self.queries:
+            whole.update("\0".join((query.text, *query.sources, "")).encode(errors="replace"))
         return whole.hexdigest()
 
     @cached_property
     def kinds(self) -> dict[str, int]:
         """How many queries there are of each kind."""
-        return dict(Counter(one.kind for one in self.queries))
+        return dict(Counter(query.kind for query in self.queries))
 
     @property
     def summary(self) -> str:
         """Say what is measured on."""
         parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.kinds.items()]
-        told = f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
-        return f"{told}, {self.verbatim} of them word for word in their document" if self.verbatim else told
+        text = f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
+        return f"{text}, {self.verbatim} of them word for word in their document" if self.verbatim else text
 
     @cached_property
     def verbatim(self) -> int:
         """How many queries stand word for word in what answers them, which words find by themselves."""
-        texts = {one.source: f" {_plain(one.text)} " for one in (*self.training, *self.held_out)}
-        return sum(any(f" {_plain(one.text)} " in texts[name] for name in one.sources) for one in self.queries)
+        texts = {item.source: f" {_plain(item.text)} " for item in (*self.training, *self.held_out)}
+        return sum(any(f" {_plain(query.text)} " in texts[name] for name in query.sources) for query in self.queries)
 
 
 def made_query(document: Document, common: frozenset[str], options: AdaptConfig) -> tuple[Query, Document] | None:
@@ -332,15 +332,15 @@ def without_beginning(document: Document, count: int) -> Document:
     """Return a document without its first characters; its sections stay where they are in the text."""
     if not count:
         return document
-    moved = [Section(max(one.start - count, 0), one.path) for one in document.sections]
+    moved = [Section(max(section.start - count, 0), section.path) for section in document.sections]
     # Of several that begin in what was taken away, the last one holds what follows.
-    kept = {one.start: one for one in moved}
+    kept = {item.start: item for item in moved}
     return replace(document, text=document.text[count:], sections=tuple(kept.values()))
 
 
 def common_titles(documents: Sequence[Document]) -> frozenset[str]:
     """Return the titles that more than three documents have."""
-    counted = Counter(" ".join(one.title.split()) for one in documents)
+    counted = Counter(" ".join(document.title.split()) for document in documents)
     return frozenset(title for title, count in counted.items() if count > _MOST_OF_A_TITLE)
 
 
@@ -362,10 +362,10 @@ def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[s
     common = common_titles(documents)
     wanted = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
     chosen: dict[str, tuple[Query, Document]] = {}
-    for one in sorted(documents, key=lambda one: order_of(one, options.seed)):
-        made = made_query(one, common, options)
+    for document in sorted(documents, key=lambda document: order_of(document, options.seed)):
+        made = made_query(document, common, options)
         if made is not None:
-            chosen[one.source] = made
+            chosen[document.source] = made
         if len(chosen) == wanted:
             break
     if len(chosen) < LEAST_QUERIES:
@@ -374,20 +374,20 @@ def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[s
             f"and some text beside it; {LEAST_QUERIES} are needed, or a file of --questions"
         )
     by_title: dict[str, list[str]] = {}
-    for one in documents:
-        by_title.setdefault(" ".join(one.title.split()), []).append(one.source)
+    for document in documents:
+        by_title.setdefault(" ".join(document.title.split()), []).append(document.source)
     queries: dict[str, Query] = {}
     for source, (query, rest) in chosen.items():
         alike = by_title[" ".join(rest.title.split())] if query.kind == TITLE else [source]
         # Two documents of one title are one query, which either answers.
         queries.setdefault(query.text, replace(query, sources=tuple(alike)))
-    training = tuple(one for one in documents if one.source not in chosen)
+    training = tuple(document for document in documents if document.source not in chosen)
     return _checked(Split(training, tuple(rest for _, rest in chosen.values()), tuple(queries.values())))
 
 
 def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str]) -> Split:
     assert options.questions is not None
-    asked = read_questions(Path(options.questions), [one.source for one in documents], roots)
+    asked = read_questions(Path(options.questions), [document.source for document in documents], roots)
     if len(asked) < LEAST_QUERIES:
         raise DataError(
             f"{options.questions}: {len(asked)} different questions are too few to measure on; {LEAST_QUERIES} or more "
@@ -400,8 +400,10 @@ def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roo
     chosen = dict(sorted(asked.items(), key=place)[:MOST_QUERIES])
     aside = {source for sources in chosen.values() for source in sources}
     queries = [Query(" ".join(text.replace('"', " ").split()), sources, QUESTION) for text, sources in chosen.items()]
-    training = tuple(one for one in documents if one.source not in aside)
-    return _checked(Split(training, tuple(one for one in documents if one.source in aside), tuple(queries)))
+    training = tuple(document for document in documents if document.source not in aside)
+    return _checked(
+        Split(training, tuple(document for document in documents if document.source in aside), tuple(queries))
+    )
 
 
 def _checked(found: Split) -> Split:
@@ -519,7 +521,7 @@ def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: Ada
         if made is None:
             continue
         query, rest = made
-        chunks = [one.text for one in cut(rest, lm.tokenizer, chunking)]
+        chunks = [item.text for item in cut(rest, lm.tokenizer, chunking)]
         rng = np.random.default_rng(int.from_bytes(order_of(document, options.seed), "little"))
         # The first one always: it says most often what the document is about.
         others = (rng.permutation(max(len(chunks) - 1, 0))[: _CHUNKS - 1] + 1).tolist()
@@ -528,10 +530,10 @@ def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: Ada
 
 def texts_put_aside(found: Split, language: str) -> frozenset[str]:
     """Return the queries and all sentences of the documents that were put aside, for comparison."""
-    texts = {plain(one.text) for one in found.queries}
-    for one in found.held_out:
-        texts |= _sentences(one.text, language)
-        texts |= {plain(one.text), plain(one.title)}
+    texts = {plain(query.text) for query in found.queries}
+    for item in found.held_out:
+        texts |= _sentences(item.text, language)
+        texts |= {plain(item.text), plain(item.title)}
     return frozenset(texts - {""})
 
 
@@ -544,9 +546,9 @@ def leak_finder(found: Split, language: str) -> Callable[[str], bool]:
     """
     whole = texts_put_aside(found, language)
     telling = {text for text in whole if _is_telling(text)}
-    counts = Counter(sentence for one in found.training for sentence in telling & _sentences(one.text, language))
+    counts = Counter(sentence for item in found.training for sentence in telling & _sentences(item.text, language))
     telling -= {sentence for sentence, count in counts.items() if count > _VERSIONS}
-    documents = sorted({plain(one.text) for one in found.held_out} & telling, key=len)
+    documents = sorted({plain(item.text) for item in found.held_out} & telling, key=len)
     joined = "\n".join(documents) if sum(map(len, documents)) <= _SEARCHED else ""
 
     @lru_cache(maxsize=2**16)
@@ -556,7 +558,7 @@ def leak_finder(found: Split, language: str) -> Callable[[str], bool]:
             return True
         if _is_telling(own) and own in joined:
             return True
-        return any(one in own for one in takewhile(lambda one: len(one) <= len(own), documents))
+        return any(item in own for item in takewhile(lambda item: len(item) <= len(own), documents))
 
     return leaks
 

@@ -63,14 +63,14 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        values = {mode: {name: list(own) for name, own in found.items()} for mode, found in self.values.items()}
+        values = {mode: {name: list(item) for name, item in result.items()} for mode, result in self.values.items()}
         return {"values": values, "documents": self.documents, "chunks": self.chunks, "weight": self.weight}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return what ``to_dict`` described."""
-        found = {mode: {name: tuple(own) for name, own in by.items()} for mode, by in values["values"].items()}
-        return cls(found, values["documents"], values["chunks"], values["weight"])
+        result = {mode: {name: tuple(item) for name, item in by.items()} for mode, by in values["values"].items()}
+        return cls(result, values["documents"], values["chunks"], values["weight"])
 
 
 def measure(
@@ -92,11 +92,11 @@ def measure(
         scores: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in MEASURES} for mode in MODES}
         for first in range(0, len(found.queries), _QUERIES_AT_ONCE):
             queries = found.queries[first : first + _QUERIES_AT_ONCE]
-            texts = [one.text for one in queries]
+            texts = [query.text for query in queries]
             for mode in MODES:
                 _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
             advance(len(queries))
-    values = {mode: {name: tuple(own) for name, own in by.items()} for mode, by in scores.items()}
+    values = {mode: {name: tuple(item) for name, item in by.items()} for mode, by in scores.items()}
     weight = hybrid_search.WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
     return Measured(values, len(corpus), chunks, weight)
 
@@ -108,7 +108,7 @@ def measuring_seconds(lm: "LanguageModel", found: Split, language: str = "en") -
     index = open_index(None, lm, chunking=chunking_for(lm, language))
     begin = time.perf_counter()
     index.add_documents(sample)
-    characters = [sum(len(one.text) for one in some) for some in (found.corpus, sample)]
+    characters = [sum(len(item.text) for item in some) for some in (found.corpus, sample)]
     return (time.perf_counter() - begin) * characters[0] / max(1, characters[1])
 
 
@@ -127,7 +127,7 @@ def scores_of(ranked: Sequence[str], relevant: Sequence[str]) -> tuple[float, fl
     >>> scores_of(["b"], ["a"])
     (0.0, 0.0, 0.0)
     """
-    places = [place for place, one in enumerate(ranked[:_CUT], start=1) if one in relevant]
+    places = [place for place, item in enumerate(ranked[:_CUT], start=1) if item in relevant]
     best = sum(1 / math.log2(place + 1) for place in range(1, min(len(relevant), _CUT) + 1))
     gain = sum(1 / math.log2(place + 1) for place in places)
     return gain / best, len(places) / len(relevant), 1 / places[0] if places else 0.0
@@ -191,28 +191,28 @@ def require_statistics() -> None:
 
 def compare(before: Measured, after: Measured, seed: int = 0) -> list[Compared]:
     """Compare all ways to search by all measures; words alone are the same before and after."""
-    found = []
+    result = []
     for mode in MODE_NAMES:
         for measure in MEASURES:
-            one, other = (Examples.of_mean(own.values[mode][measure]) for own in (before, after))
-            intervals = [interval_of(own, seed=seed) for own in (one, other)]
+            one, other = (Examples.of_mean(item.values[mode][measure]) for item in (before, after))
+            intervals = [interval_of(item, seed=seed) for item in (one, other)]
             assert intervals[0] is not None
             assert intervals[1] is not None
             change = None if mode == "words" else difference_of(other, one, seed=seed)
             means = before.mean(mode, measure), after.mean(mode, measure)
-            found.append(Compared(mode, measure, means[0], intervals[0], means[1], intervals[1], change))
-    return found
+            result.append(Compared(mode, measure, means[0], intervals[0], means[1], intervals[1], change))
+    return result
 
 
 def main_of(compared: Sequence[Compared], mode: str) -> Compared:
     """Return the comparison by nDCG@10 of one way to search."""
-    return next(one for one in compared if (one.mode, one.measure) == (mode, MAIN))
+    return next(item for item in compared if (item.mode, item.measure) == (mode, MAIN))
 
 
 def verdict(compared: Sequence[Compared]) -> str:
     """Say in one sentence whether it helped."""
     vectors, both = main_of(compared, "vectors"), main_of(compared, "hybrid")
-    told = {
+    text = {
         "helped": "It helped: searched by vectors alone, the documents put aside are found better",
         "hurt": "It did not help: searched by vectors alone, the documents put aside are found worse",
         "no matter": "It did not help: searched by vectors alone, the documents put aside are found as before",
@@ -225,7 +225,7 @@ def verdict(compared: Sequence[Compared]) -> str:
         "no matter": "by words and vectors nothing changes",
         "unknown": "by words and vectors the difference may be chance",
     }[both.outcome]  # fmt: skip
-    return f"{told} ({shown(vectors)}); {beside} ({shown(both)})."
+    return f"{text} ({shown(vectors)}); {beside} ({shown(both)})."
 
 
 def shown(one: Compared) -> str:
@@ -245,29 +245,29 @@ def _signed(fraction: float) -> str:
 def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
     """Return what to try next, a sentence each."""
     vectors, both, words = (main_of(compared, mode) for mode in ("vectors", "hybrid", "words"))
-    found = []
+    result = []
     if vectors.outcome == "unknown":
-        found.append(
+        result.append(
             f"{facts['queries']} queries cannot tell a change of this size: put more documents aside (--held-out), or "
             "give your own questions (--questions)."
         )
     if vectors.outcome != "helped":
         more = f"--minutes {2 * facts['minutes']:g}" if facts["bound"] == "minutes" else "more documents"
-        found.append(
+        result.append(
             f"Try {more}, or another recipe: --recipe unimae-default trains on the texts themselves, without pairs."
         )
-        found.append("Keep the model that you had: its folder was not changed.")
+        result.append("Keep the model that you had: its folder was not changed.")
     if 2 * facts["verbatim"] > facts["queries"]:
-        found.append(
+        result.append(
             f"{facts['verbatim']} of {facts['queries']} queries stand word for word in their documents, which flatters "
             "words: measure with --ask sentences, or with questions as people ask them (--questions)."
         )
     elif vectors.after < words.after and both.after <= words.after:
-        found.append(
+        result.append(
             "On these queries words alone do as well as words and vectors: `gerund search --mode words` needs no "
             "model, and `gerund tune --fusion` finds what the vectors should count."
         )
-    return found
+    return result
 
 
 FORMAT = 1
@@ -337,7 +337,7 @@ class Adapted:
         """Return the commands that use the adapted model."""
         index = f"{self.folder}.index"
         query = self.split.queries[0].text
-        files = " ".join(shlex.quote(str(one)) for one in texts)
+        files = " ".join(shlex.quote(str(text)) for text in texts)
         return [
             f"gerund index {files} -o {shlex.quote(index)} -m {shlex.quote(str(self.encoder))}",
             f"gerund search {shlex.quote(index)} {shlex.quote(query[:60])}",
@@ -354,7 +354,7 @@ class Adapted:
             "parameters": self.parameters,
             "verdict": self.verdict,
             "advice": self.advice,
-            "compared": [one.to_dict() for one in self.compared],
+            "compared": [item.to_dict() for item in self.compared],
             "documents": {
                 "read": len(self.collected.documents),
                 "files": self.collected.files,
@@ -402,14 +402,14 @@ def rows_of(compared: Sequence[Compared]) -> list[_Row]:
     """Return the comparison as a table: figures in percent, intervals in brackets."""
     return [
         _Row(
-            MODE_NAMES[one.mode],
-            one.measure,
-            _figure(one.before, one.before_interval),
-            "the same" if one.change is None else _figure(one.after, one.after_interval),
-            "" if one.change is None else _change(one),
-            "" if one.change is None else _OUTCOMES[one.outcome],
+            MODE_NAMES[item.mode],
+            item.measure,
+            _figure(item.before, item.before_interval),
+            "the same" if item.change is None else _figure(item.after, item.after_interval),
+            "" if item.change is None else _change(item),
+            "" if item.change is None else _OUTCOMES[item.outcome],
         )
-        for one in compared
+        for item in compared
     ]
 
 
@@ -442,7 +442,7 @@ def _change(one: Compared) -> str:
 
 def _moved(done: Adapted, *, better: bool) -> list[tuple[str, str, str]]:
     """Return the queries whose nDCG@10 by vectors rose or fell most, with both figures."""
-    before, after = (own.values["vectors"]["nDCG@10"] for own in (done.before, done.after))
+    before, after = (item.values["vectors"]["nDCG@10"] for item in (done.before, done.after))
     sign = 1 if better else -1
     changed = sorted(range(len(before)), key=lambda place: sign * (before[place] - after[place]))
     return [

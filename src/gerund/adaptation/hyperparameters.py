@@ -139,10 +139,10 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
     settings |= {"output": str(run), "seed": options.seed}
     settings["data"] = {"folder": str(data)}
     objectives = settings.get("objectives")
-    for one in objectives if isinstance(objectives, list) else []:
-        if isinstance(one, dict):
-            _demand_use(one, str(options.recipe))
-            _on_own_data(one, settings["data"])
+    for item in objectives if isinstance(objectives, list) else []:
+        if isinstance(item, dict):
+            _demand_use(item, str(options.recipe))
+            _on_own_data(item, settings["data"])
     if own:
         [objective] = settings["objectives"]
         length = 128 if base.longest is None else min(128, base.longest)
@@ -203,27 +203,27 @@ def choose(
     from gerund.training.machine import peak_memory_mib
 
     before = peak_memory_mib()
-    found = estimate(_with_steps(settings, max(steps, 3), file))
-    if machine.device == "cpu" and found.memory_mib - before > machine.free_mib:
+    result = estimate(_with_steps(settings, max(steps, 3), file))
+    if machine.device == "cpu" and result.memory_mib - before > machine.free_mib:
         raise ResourceError(
-            f"a step needs {found.memory_mib:,} MiB and {machine.free_mib:,} MiB are free; take a smaller model, or a "
+            f"a step needs {result.memory_mib:,} MiB and {machine.free_mib:,} MiB are free; take a smaller model, or a "
             "recipe with a smaller micro_batch_size"
         )
     if by_minutes:
         minutes = MINUTES if options.minutes is None else options.minutes
-        steps, bound = int(60 * minutes / found.seconds_per_step), "minutes"
+        steps, bound = int(60 * minutes / result.seconds_per_step), "minutes"
         most = _MOST_EPOCHS * pairs // recipe.objectives[0].batch_size if _reads_pairs(recipe) else steps
         if options.recipe is None and max(most, _FEWEST_STEPS) < steps:
             steps, bound = max(most, _FEWEST_STEPS), "pairs"
         if steps < _FEWEST_STEPS:
-            needed = _FEWEST_STEPS * found.seconds_per_step / 60
+            needed = _FEWEST_STEPS * result.seconds_per_step / 60
             raise ConfigError(
                 f"{minutes:g} minutes are enough for {steps} steps, and {_FEWEST_STEPS} are the least: give minutes of "
                 f"{needed:.2g} or more, or a smaller model"
             )
     recipe = _with_steps(settings, steps, file)
-    seconds = found.seconds_per_step * steps
-    return Choice(recipe, seconds, found.memory_mib, bound, _epochs(recipe, steps, pairs))
+    seconds = result.seconds_per_step * steps
+    return Choice(recipe, seconds, result.memory_mib, bound, _epochs(recipe, steps, pairs))
 
 
 def _reads_pairs(recipe: Recipe) -> bool:
@@ -244,8 +244,10 @@ def _with_steps(settings: dict[str, Any], steps: int, file: Path) -> Recipe:
         # The same fraction of the training, as far as the warm-up leaves room.
         schedule["decay_steps"] = min(max(1, int(schedule["decay_steps"]) * steps // usual), steps - warmup)
     objectives = [
-        one | {"weight": _stretched(one["weight"], steps, usual)} if isinstance(one.get("weight"), list) else one
-        for one in settings["objectives"]
+        setting | {"weight": _stretched(setting["weight"], steps, usual)}
+        if isinstance(setting.get("weight"), list)
+        else setting
+        for setting in settings["objectives"]
     ]
     own = {"steps": steps, "log_steps": log, "eval_steps": steps, "save_steps": 2 * log, "schedule": schedule}
     return _read(settings | own | {"objectives": objectives}, file)
@@ -257,7 +259,7 @@ def _stretched(weights: list[list[Any]], steps: int, usual: int) -> list[list[An
     >>> _stretched([[0, 1], [200, 0]], 30, 300)
     [[0, 1], [20, 0]]
     """
-    return [[step, weight] for step, weight in {int(step) * steps // usual: one for step, one in weights}.items()]
+    return [[step, weight] for step, weight in {int(step) * steps // usual: item for step, item in weights}.items()]
 
 
 def _read(settings: dict[str, Any], file: Path) -> Recipe:

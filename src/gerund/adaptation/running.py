@@ -181,10 +181,10 @@ def plan(
         job = _Job(_spec(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
         job.output.mkdir()
         job.limits = limits
-        found, lm = job.read(None), job.open()
-        pairs = job.pairs(found, lm)
+        result, lm = job.read(None), job.open()
+        pairs = job.pairs(result, lm)
         choice = job.choose(pairs.count, measured=True)
-        minutes = 2 * measuring_seconds(lm, found, options.language) / 60
+        minutes = 2 * measuring_seconds(lm, result, options.language) / 60
         job.say(f"measuring before and after: about {max(minutes, 0.1):.1f} minutes more")
         return choice
 
@@ -214,21 +214,21 @@ class _Job:
             find_recipe(self.options.recipe)
         demand_adaptable(self.spec.model)
         begin = time.perf_counter()
-        found = self.read(self.output)
+        result = self.read(self.output)
         with lock_folder(self.output), resume_hint(self._how_to_go_on):
-            self._note(found)
-            opened, pairs, choice = self._prepared(found)
+            self._note(result)
+            opened, pairs, choice = self._prepared(result)
             # Popped, so that nothing holds it any more: training loads the model anew, in fp32.
-            before = self._measured("before", found, opened.pop)
+            before = self._measured("before", result, opened.pop)
             opened.clear()
             gc.collect()
             self._train(choice)
-            after = self._measured("after", found, self._load_adapted)
+            after = self._measured("after", result, self._load_adapted)
             done = Adapted(
                 model=self.spec.model,
                 folder=self.output,
                 collected=self.collected,
-                split=found,
+                split=result,
                 pairs=pairs,
                 choice=choice,
                 before=before,
@@ -245,12 +245,12 @@ class _Job:
         """Read the documents, in whose folders the output must not lie, and put some aside."""
         self.collected = read_documents(self.texts, output, show=self.show, limits=self.limits)
         self.say(f"read {self.collected.summary}")
-        for one in self.collected.failed[:5]:
-            self.say(f"warning: {one.reason}")
+        for item in self.collected.failed[:5]:
+            self.say(f"warning: {item.reason}")
         roots = [name_of(path) for path in self.texts]
-        found = split(self.collected.documents, self.options, roots)
-        self.say(found.summary)
-        return found
+        result = split(self.collected.documents, self.options, roots)
+        self.say(result.summary)
+        return result
 
     def open(self) -> "LanguageModel":
         """Load the model."""
@@ -273,8 +273,8 @@ class _Job:
         # Whole paths, so that a resumed run may be started from another folder.
         whole = self.output.resolve()
         settings = settings_for(self.base, machine, self.options, whole / "data", whole / "run")
-        if said := said_of_encoder(self.spec):
-            settings["encoder"] = dict(settings.get("encoder") or {}) | said
+        if text := said_of_encoder(self.spec):
+            settings["encoder"] = dict(settings.get("encoder") or {}) | text
         file = self.output / "recipe.yaml"
         try:
             choice = choose(settings, self.options, pairs, machine, file, measured=measured)
@@ -288,7 +288,7 @@ class _Job:
     def _demand_place(self, resume: bool) -> None:
         if self.output.exists() and not self.output.is_dir():
             raise OutputExistsError(f"{self.output} is a file; an output is a folder")
-        there = [one for one in self.output.iterdir() if one.name != LOCK] if self.output.is_dir() else []
+        there = [item for item in self.output.iterdir() if item.name != LOCK] if self.output.is_dir() else []
         own = (self.output / "adapt.json").is_file()
         if there and not own:
             raise OutputExistsError(f"{self.output} exists already; choose another output")
@@ -398,12 +398,12 @@ def told_choice(choice: Choice) -> str:
     recipe = choice.recipe
     lora = recipe.model.lora
     what = "its adapter, trained further" if lora is None else f"a new adapter of rank {lora.rank}"
-    told = f"{recipe.objectives[0].kind}: {what}; {recipe.steps:,} steps of {recipe.objectives[0].batch_size}"
+    text = f"{recipe.objectives[0].kind}: {what}; {recipe.steps:,} steps of {recipe.objectives[0].batch_size}"
     if choice.epochs is not None:
-        told += f", {choice.epochs:.1f} times through the pairs"
+        text += f", {choice.epochs:.1f} times through the pairs"
     if choice.seconds is not None:
-        told += f"; about {choice.seconds / 60:.1f} minutes and {choice.memory_mib:,} MiB"
-    return told
+        text += f"; about {choice.seconds / 60:.1f} minutes and {choice.memory_mib:,} MiB"
+    return text
 
 
 def _spec(model: Any) -> ModelSpec:
@@ -418,7 +418,7 @@ def _spec(model: Any) -> ModelSpec:
 
 def _paths(texts: Any) -> list[Path]:
     given = [texts] if isinstance(texts, str | Path) else list(texts)
-    return [place("texts", one) for one in given]
+    return [place("texts", item) for item in given]
 
 
 def _silent(_: str) -> None:

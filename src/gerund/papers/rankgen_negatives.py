@@ -176,8 +176,8 @@ class PassageMaker:
     def _hard(self, text: str, sentences: Sequence[Sentence], passage: Passage) -> dict[str, object]:
         """Return the stretches of the document that the scorer likes best, best first."""
         assert self.hardest is not None
-        found = self.hardest.of(passage.prefix, other_stretches(text, sentences, passage), self.config.hard)
-        return {"hard": [one.text for one in found], "hard_spans": [[one.start, one.end] for one in found]}
+        result = self.hardest.of(passage.prefix, other_stretches(text, sentences, passage), self.config.hard)
+        return {"hard": [item.text for item in result], "hard_spans": [[item.start, item.end] for item in result]}
 
     def _generated(self, passages: Sequence[Passage], number: int) -> list[str]:
         """Return a continuation of each prefix, of about as many words as the true one; blank where none came.
@@ -188,14 +188,14 @@ class PassageMaker:
         raw = continuations_of_length(
             self.lm.model,
             self.lm.tokenizer,
-            [one.prefix for one in passages],
-            [" " + one.continuation for one in passages],
+            [passage.prefix for passage in passages],
+            [" " + passage.continuation for passage in passages],
             self.config.sampling,
             batch_size=self.batch_size,
             key=(self.config.seed, number),
         )
         limits = {"fewest": self.config.fewest_words, "most": self.config.most_words}
-        return [cut_to_words(text, one.words, **limits) for text, one in zip(raw, passages, strict=True)]
+        return [cut_to_words(text, item.words, **limits) for text, item in zip(raw, passages, strict=True)]
 
 
 def _opened(
@@ -300,7 +300,7 @@ def _make_parts(
     pool: WorkerPool[DocumentPart, Made],
     source: "_Source",
 ) -> tuple[Made, list[BadDocument]]:
-    found = [Made(0, 0, 0, 0, 0)]
+    result = [Made(0, 0, 0, 0, 0)]
     bad: list[BadDocument] = []
     with progress(None, "making passages", show=source.show) as advance:
 
@@ -311,20 +311,20 @@ def _make_parts(
             for number, own in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
                 path = output.part(number)
                 if path.is_file():
-                    found.append(made_of(len(own), _rows_of(path)))
+                    result.append(made_of(len(own), _rows_of(path)))
                     advance(len(own))
                 else:
-                    yield DocumentPart(path.absolute(), [(place, one.text) for place, one in own])
+                    yield DocumentPart(path.absolute(), [(place, item.text) for place, item in own])
 
         for part, made in pool.map(missing()):
             if inputs.changed():
                 part.path.unlink()
                 raise DataError("the files of the corpus have changed since the run began; give --force to begin anew")
-            found.append(made)
+            result.append(made)
             advance(len(part.documents))
     if bad:
         write_json_lines(output.errors, map(asdict, bad))
-    total = Made(*(sum(numbers) for numbers in zip(*map(astuple, found), strict=True)))
+    total = Made(*(sum(numbers) for numbers in zip(*map(astuple, result), strict=True)))
     return replace(total, errors=len(bad)), bad
 
 
@@ -367,7 +367,7 @@ class _Output:
         """Refuse what an earlier run left, unless it is to be resumed or replaced, and what is no run's."""
         path = self.folder / MANIFEST
         torn = {f".{path.name}.part", SHARED}
-        there = {one.name for one in self.folder.iterdir()} - {LOCK} - torn
+        there = {item.name for item in self.folder.iterdir()} - {LOCK} - torn
         if path.is_file():
             if not (resume or force):
                 raise OutputExistsError(

@@ -136,14 +136,14 @@ class _Kept:
 
 
 def _unpack(kept: Any) -> Tensor:
-    found: Tensor = kept.tensor if isinstance(kept, _Kept) else kept
-    return found
+    result: Tensor = kept.tensor if isinstance(kept, _Kept) else kept
+    return result
 
 
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     # Muon brings AdamW along, each with a state of its own.
     parts = [getattr(optimizer, name, None) for name in ("muon", "adamw")]
-    for part in [own for own in parts if own is not None] or [optimizer]:
+    for part in [part for part in parts if part is not None] or [optimizer]:
         for values in part.state.values():
             yield from (value for value in values.values() if isinstance(value, Tensor))
 
@@ -273,7 +273,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
         # The first step compiles and allocates; it is counted once and not averaged in.
         seconds += times[0] + sum(times[1:]) / len(times[1:]) * (count - 1)
         own = {name: tokens_in(batch) * processes for name, batch in item.items() if name in tokens}
-        tokens |= {name: max(tokens[name], found) for name, found in own.items()}
+        tokens |= {name: max(tokens[name], result) for name, result in own.items()}
         total += sum(own.values()) * count
         most = max(most, sum(own.values()))
     layers, sharding = model.layers, recipe.sharding
@@ -304,7 +304,7 @@ def _timed_step(module: TrainingModule, objectives: list[Objective], optimizer: 
 
 def _stages(recipe: Recipe, objectives: list[Objective]) -> list[tuple[int, int]]:
     """Return a step of each stage, and how many steps it has: those in which the same objectives take part."""
-    changes = sorted({step for own in recipe.objectives for step, _ in own.weight if step < recipe.steps})
+    changes = sorted({step for objective in recipe.objectives for step, _ in objective.weight if step < recipe.steps})
     stages: dict[tuple[str, ...], tuple[int, int]] = {}
     for first, stop in pairwise([*changes, recipe.steps]):
         active = tuple(objective.name for objective in objectives if objective.is_active(first))

@@ -98,9 +98,9 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     for module in model.modules():
         # An untied output head is a plain Linear; only the language model around it knows what it is.
         find_head = getattr(module, "get_output_embeddings", None)
-        found = module if isinstance(module, nn.Embedding) else find_head() if callable(find_head) else None
-        if found is not None:
-            vocabulary.update(id(parameter) for parameter in found.parameters(recurse=False))
+        result = module if isinstance(module, nn.Embedding) else find_head() if callable(find_head) else None
+        if result is not None:
+            vocabulary.update(id(parameter) for parameter in result.parameters(recurse=False))
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in model.parameters():

@@ -87,10 +87,10 @@ def _demand_equal_shapes(rows: Tensor) -> None:
     own = torch.tensor([len(rows), rows[:1].numel() if rows.ndim > 1 else 1], device=rows.device)
     shapes = [torch.empty_like(own) for _ in range(process_count())]
     distributed.all_gather(shapes, own)
-    found = [shape.tolist() for shape in shapes]
-    if any(shape != found[0] for shape in found):
-        told = ", ".join(f"process {rank} has {count} of width {width}" for rank, (count, width) in enumerate(found))
-        raise DataError(f"every process has to bring as many rows of one width, but {told}")
+    result = [shape.tolist() for shape in shapes]
+    if any(shape != result[0] for shape in result):
+        text = ", ".join(f"process {rank} has {count} of width {width}" for rank, (count, width) in enumerate(result))
+        raise DataError(f"every process has to bring as many rows of one width, but {text}")
 
 
 Found = TypeVar("Found")
@@ -122,10 +122,10 @@ def by_the_first(find: Callable[[], Found]) -> Found:
             outcome = [error]
     if process_count() > 1:
         distributed.broadcast_object_list(outcome)
-    [found] = outcome
-    if isinstance(found, GerundError):
-        raise found
-    return cast("Found", found)
+    [result] = outcome
+    if isinstance(result, GerundError):
+        raise result
+    return cast("Found", result)
 
 
 @contextmanager

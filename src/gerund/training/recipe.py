@@ -52,12 +52,12 @@ def find_recipe(recipe: str | Path) -> Path:
     if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
         # A path that leads nowhere is refused where the file is read.
         return path
-    for own in (bundled, _FOLDER / f"{recipe}-default.yaml"):
-        if own.is_file():
-            return own
+    for item in (bundled, _FOLDER / f"{recipe}-default.yaml"):
+        if item.is_file():
+            return item
     names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
     spelled = {name: name for name in names} | {name.removesuffix("-default"): name for name in names}
-    close = list(dict.fromkeys(spelled[one] for one in difflib.get_close_matches(str(recipe), list(spelled), n=3)))
+    close = list(dict.fromkeys(spelled[item] for item in difflib.get_close_matches(str(recipe), list(spelled), n=3)))
     hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"
     raise ConfigError(f"{recipe}: no such recipe, neither a file nor one of those inside; {hint}")
 
@@ -87,7 +87,7 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
     if texts:
         data = content.get("data") or {}
         # A generator that reads one half of the documents does so whosever they are.
-        parts = {one.get("part") for one in data.get("sources") or () if isinstance(one, dict)} - {None}
+        parts = {item.get("part") for item in data.get("sources") or () if isinstance(item, dict)} - {None}
         part = {"part": parts.pop()} if len(parts) == 1 else {}
         content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts), **part}]}
     for override in overrides:
@@ -164,13 +164,13 @@ def _walk(
         if isinstance(part, int):
             names.append(str(part))
             continue
-        tagged = [one for one in sections if part in typing.get_args(_annotation(one, "kind"))]
+        tagged = [section for section in sections if part in typing.get_args(_annotation(section, "kind"))]
         if tagged and part not in sections[0].model_fields:
             # pydantic puts the kind of the objective into the way; the user has not written it there.
             section = here = tagged[0]
             continue
         names.append(str(part))
-        owners = [one for one in sections if part in one.model_fields]
+        owners = [section for section in sections if part in section.model_fields]
         if owners:
             section = owners[0]
             here = section.model_fields[str(part)].annotation
@@ -180,8 +180,8 @@ def _walk(
 
 
 def _annotation(section: type[BaseModel], field: str) -> Any:
-    found = section.model_fields.get(field)
-    return None if found is None else found.annotation
+    result = section.model_fields.get(field)
+    return None if result is None else result.annotation
 
 
 def _sections(annotation: Any, unions: Unions) -> Iterator[type[BaseModel]]:
@@ -474,12 +474,12 @@ def load_recipe(
     if teacher is not None:
         _take_teacher(content, teacher, str(recipe))
     try:
-        found = Recipe.model_validate(content)
+        result = Recipe.model_validate(content)
     except ValidationError as error:
         raise ConfigError(f"{recipe}: {'; '.join(_explained(error))}") from None
     if texts:
-        _check_texts(found, texts, str(recipe))
-    return found
+        _check_texts(result, texts, str(recipe))
+    return result
 
 
 def recipes_by_purpose() -> dict[str, dict[str, str]]:
@@ -488,13 +488,15 @@ def recipes_by_purpose() -> dict[str, dict[str, str]]:
     >>> [purpose for purpose, own in recipes_by_purpose().items() if "magnet-default" in own]
     ['Fill gaps (MAGNET)']
     """
-    found: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
+    result: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
     contents = bundled_contents()
     for name, summary in bundled_recipes().items():
-        purposes = {own.purpose_of(one) for one in contents[name]["objectives"] if (own := class_of(one["kind"]))}
+        purposes = {
+            own.purpose_of(content) for content in contents[name]["objectives"] if (own := class_of(content["kind"]))
+        }
         # The first purpose that any objective has: beside it, others keep the model what it was.
-        found[next(one for one in Purpose if one in purposes)][name] = summary
-    return {purpose.value: own for purpose, own in found.items() if own}
+        result[next(item for item in Purpose if item in purposes)][name] = summary
+    return {purpose.value: item for purpose, item in result.items() if item}
 
 
 def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
@@ -502,8 +504,8 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
     objectives = content.get("objectives")
     listed = objectives if isinstance(objectives, list) else []
     distilling = [
-        one for one in listed
-        if isinstance(one, dict) and (own := class_of(one.get("kind"))) and "teacher" in own.model_fields
+        item for item in listed
+        if isinstance(item, dict) and (own := class_of(item.get("kind"))) and "teacher" in own.model_fields
     ]  # fmt: skip
     if not distilling:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
@@ -513,8 +515,8 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
         teacher = str(Path(teacher).absolute())
         if isinstance(data, dict) and len(objectives or []) == 1:
             data.pop("sources", None)  # the file has the texts as well
-    for one in distilling:
-        one["teacher"] = teacher
+    for item in distilling:
+        item["teacher"] = teacher
 
 
 def _explained(error: ValidationError) -> list[str]:

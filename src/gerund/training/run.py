@@ -118,7 +118,9 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
     model, objectives = _prepare(recipe, resuming=checkpoint is not None)
     if recipe.compile and not model.is_encoder_decoder:
         compile_layers(model.model)
-    module = TrainingModule(model.model, {own.name: own.losses for own in objectives}, bf16=uses_bf16(recipe))
+    module = TrainingModule(
+        model.model, {objective.name: objective.losses for objective in objectives}, bf16=uses_bf16(recipe)
+    )
     _start(recipe, model, module, device)
     if first:
         # From here on the folder holds a run; what failed above was only a mistake.

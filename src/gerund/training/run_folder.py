@@ -85,8 +85,8 @@ def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) ->
         known = {} if before is None else before.pop(FILES, {})
         changed = sorted(name for name in files.keys() & known.keys() if files[name] != known[name])
         if before != texts or changed:
-            told = f": {', '.join(changed)}" if changed else ""
-            raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed{told}")
+            text = f": {', '.join(changed)}" if changed else ""
+            raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed{text}")
         files = {**known, **files}
     write_atomic(path, json.dumps({**texts, FILES: files} if files else texts))
 
@@ -157,8 +157,8 @@ def write_manifest(folder: Path) -> None:
 def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """Return the newest whole checkpoint in ``folder``, and for each broken one what is wrong with it."""
     newest, broken = None, {}
-    found = [path for path in folder.glob("checkpoint-*") if _NAME.match(path.name)]
-    for path in sorted(found, key=step_of, reverse=True):
+    result = [path for path in folder.glob("checkpoint-*") if _NAME.match(path.name)]
+    for path in sorted(result, key=step_of, reverse=True):
         problem = _problem(path)
         if problem is not None:
             broken[path] = problem

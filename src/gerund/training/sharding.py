@@ -97,19 +97,21 @@ def trained_tensors(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor
     Where the module is sharded, every process has to call this at the same time; only those with ``keep`` get them.
     """
     put_away(module)
-    found = {}
+    result = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             gathered = whole(parameter.detach())
             if keep:
-                found[name] = gathered.cpu().contiguous()
-    return found
+                result[name] = gathered.cpu().contiguous()
+    return result
 
 
 def take(module: nn.Module, tensors: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
     """Fill a skeleton on the meta device with weights that were put together; what is not given stays a skeleton."""
-    given = {id(own): tensors[name] for name, own in module.named_parameters() if name in tensors}
-    given |= {id(own): buffers[name].detach().cpu().clone() for name, own in module.named_buffers() if name in buffers}
+    given = {id(item): tensors[name] for name, item in module.named_parameters() if name in tensors}
+    given |= {
+        id(item): buffers[name].detach().cpu().clone() for name, item in module.named_buffers() if name in buffers
+    }
     _replace(module, lambda tensor: given.get(id(tensor), tensor))
 
 
@@ -241,17 +243,17 @@ class Stored:
     def of(cls, tensors: Mapping[str, Tensor]) -> "Stored":
         """Return tensors that are in memory in the same form."""
         rows = {name: tensor.reshape(tensor.shape or (1,)) for name, tensor in tensors.items()}
-        return cls({name: [(0, own)] for name, own in rows.items()}, {n: tuple(t.shape) for n, t in tensors.items()})
+        return cls({name: [(0, item)] for name, item in rows.items()}, {n: tuple(t.shape) for n, t in tensors.items()})
 
     def rows(self, name: str, first: int, stop: int) -> Tensor:
         """Return rows ``first`` to ``stop`` of a tensor."""
-        found = []
+        result = []
         for begin, part in sorted(self.pieces[name], key=lambda piece: piece[0]):
             size = (part.shape if isinstance(part, Tensor) else part.get_shape())[0]
             low, high = max(first, begin), min(stop, begin + size)
             if low < high:
-                found.append(part[low - begin : high - begin])
-        gathered = torch.cat(found) if found else torch.empty(0, *self.shapes[name][1:])
+                result.append(part[low - begin : high - begin])
+        gathered = torch.cat(result) if result else torch.empty(0, *self.shapes[name][1:])
         if len(gathered) != stop - first:
             raise GerundError(f"the checkpoint has {len(gathered)} of {stop - first} rows of {name}; take another one")
         return gathered
@@ -286,11 +288,11 @@ def read_weights(module: nn.Module, checkpoint: Path) -> None:
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state as tensors under the names of the parameters."""
-    found = {}
+    result = {}
     for name, parameter in module.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"{name}.{key}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
-    return found
+            result[f"{name}.{key}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
+    return result
 
 
 def read_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:

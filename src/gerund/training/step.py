@@ -47,7 +47,7 @@ class TrainingModule(nn.Module):
         super().__init__()
         self.model = model
         # Their parameters are trained, saved and moved with the model's.
-        self.losses = nn.ModuleDict({name: own.heads for name, own in losses.items() if own.heads is not None})
+        self.losses = nn.ModuleDict({name: item.heads for name, item in losses.items() if item.heads is not None})
         self._compute = dict(losses)
         self.bf16 = bf16
 

@@ -182,7 +182,7 @@ def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:
     for objective in recipe.objectives:
         objective.check_model(kind, model.encoder)
         if kind not in objective.models:
-            *names, last = [own.name() for own in OBJECTIVES if kind in own.models]
+            *names, last = [objective.name() for objective in OBJECTIVES if kind in objective.models]
             raise ConfigError(
                 f"{objective.kind} is for {' and '.join(objective.models)} models; a {model.model.config.model_type} "
                 f"learns by {', '.join(names)} and {last}"

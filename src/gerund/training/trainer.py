@@ -143,8 +143,8 @@ class GerundTrainer(Trainer):
             for objective in self.objectives:
                 for name in objective.validation:
                     batches = [self._prepare_inputs(batch) for batch in self._validation[name]]
-                    found = evaluate_batches(self.model, objective, batches)
-                    for key, value in found.items():
+                    result = evaluate_batches(self.model, objective, batches)
+                    for key, value in result.items():
                         values[f"val_{name if objective.validated_by_source else key}"] = value
             put_away(self.model)
             self.model.train()
@@ -187,14 +187,14 @@ class GerundTrainer(Trainer):
         if math.isfinite(float(total + norm)):
             return
         step = self.state.global_step + 1
-        told = ", ".join(f"{name} {float(value):.4g}" for name, value in losses.items())
+        text = ", ".join(f"{name} {float(value):.4g}" for name, value in losses.items())
         what = "the gradient" if math.isfinite(float(total)) else "the loss"
         # Each process has texts of its own, and any of them may be the bad one.
         own = f"-process-{self.args.process_index}" if process_count() > 1 else ""
         path = Path(self.args.output_dir).parent / f"failed-step-{step}{own}.safetensors"
         save_file({key: value.contiguous().cpu().clone() for key, value in _flattened(inputs)}, path)
         raise GerundError(
-            f"{what} of step {step} is no finite number ({told}); its batch lies in {path}; "
+            f"{what} of step {step} is no finite number ({text}); its batch lies in {path}; "
             "lower optimizer.learning_rate, or train in precision: fp32"
         )
 

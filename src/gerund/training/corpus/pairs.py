@@ -129,10 +129,10 @@ class SameTaskExamples:
             by_task.setdefault(example.task, []).append(example)
         self.examples, self.seed, self.batch_size = examples, seed, batch_size
         self.tasks = [
-            Examples(own, seed=seed + place, hard_negatives=hard_negatives)
-            for place, own in enumerate(by_task.values())
+            Examples(item, seed=seed + place, hard_negatives=hard_negatives)
+            for place, item in enumerate(by_task.values())
         ]
-        self._batches = np.array([max(1, len(own) // batch_size) for own in self.tasks])
+        self._batches = np.array([max(1, len(task) // batch_size) for task in self.tasks])
         self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, dtype=int))
 
     def __len__(self) -> int:
@@ -303,7 +303,7 @@ def heavy_pairs(
     >>> len(heavy_pairs([MinedPair("a", "b " * 20 + "   " * 30, None, 20)], 30, 20, 64))  # short, its spaces folded
     1
     """
-    found = []
+    result = []
     for pair in pairs:
         if pair.weight is None:
             raise DataError(
@@ -312,10 +312,10 @@ def heavy_pairs(
             )
         short = max(len(normalised(pair.query)), len(normalised(pair.positive))) < short_characters
         if pair.weight >= (short_threshold if short else threshold):
-            found.append(pair)
-    if not found:
+            result.append(pair)
+    if not result:
         raise DataError(f"no pair weighs as much as the threshold {threshold} asks for")
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class Buckets:
     def batches_before(self, step: int) -> list[tuple[Bucket, int]]:
         """Return for each bucket how many of the steps before ``step`` have read it."""
         bucket, earlier = self.at(step)
-        return [(own, earlier if own is bucket else step - earlier) for own in self.buckets]
+        return [(item, earlier if item is bucket else step - earlier) for item in self.buckets]
 
 
 def _whole_number(value: object, where: str, name: str) -> int | None:

@@ -114,15 +114,15 @@ class SentenceTransformersTeacher:
 
         modules = [type(module).__name__ for module in self.model]
         weights = weights_hash(self.model.state_dict())
-        said = json.dumps([weights, modules, self.prompt])
-        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+        text = json.dumps([weights, modules, self.prompt])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return its vectors, an over-long text cut at its end."""
         given = [f"{self.prompt}{text}" for text in texts]
         vectors = self.model.encode(given, batch_size=_BATCH, show_progress_bar=False, convert_to_tensor=True)
-        found: np.ndarray = vectors.float().cpu().numpy()
-        return found
+        result: np.ndarray = vectors.float().cpu().numpy()
+        return result
 
 
 def open_teacher(name: str, prompt: str = "") -> Teacher:
@@ -162,7 +162,7 @@ def _is_gerunds(name: str) -> bool:
         architectures = getattr(read_config(source), "architectures", None) or []
     except GerundError:
         return False
-    return any("CausalLM" in own or "ConditionalGeneration" in own for own in architectures)
+    return any("CausalLM" in architecture or "ConditionalGeneration" in architecture for architecture in architectures)
 
 
 class TeacherVectors:
@@ -181,8 +181,8 @@ class TeacherVectors:
 
     def rows(self, numbers: Sequence[int]) -> np.ndarray:
         """Return the vectors of texts ``(n, dimensions)``, float32."""
-        found = [self._shards[number // SHARD_TEXTS][number % SHARD_TEXTS] for number in numbers]
-        return np.stack(found).astype(np.float32)
+        result = [self._shards[number // SHARD_TEXTS][number % SHARD_TEXTS] for number in numbers]
+        return np.stack(result).astype(np.float32)
 
 
 def teacher_vectors(
@@ -200,7 +200,7 @@ def teacher_vectors(
 
     folder.mkdir(parents=True, exist_ok=True)
     stretches = [range(first, min(first + SHARD_TEXTS, count)) for first in range(0, count, SHARD_TEXTS)]
-    paths = [folder / f"{_key(teacher.space, texts(own))}.safetensors" for own in stretches]
+    paths = [folder / f"{_key(teacher.space, texts(stretch))}.safetensors" for stretch in stretches]
     missing = [place for place, path in enumerate(paths) if not _is_whole(path, report)]
     if missing:
         waiting = sum(len(stretches[place]) for place in missing)
@@ -272,8 +272,8 @@ class KnownVectors:
 
     def rows(self, numbers: Sequence[int]) -> np.ndarray:
         """Return the vectors of texts ``(n, dimensions)``, float32."""
-        found: np.ndarray = self.vectors[list(numbers)]
-        return found
+        result: np.ndarray = self.vectors[list(numbers)]
+        return result
 
 
 def read_known(path: Path) -> KnownVectors:
@@ -284,8 +284,8 @@ def read_known(path: Path) -> KnownVectors:
     from gerund.data.embedding.files import read_embeddings
     from gerund.quantization import check_precision, restore
 
-    found = read_embeddings(path)
-    precision = check_precision(found.info.get("precision", "float32"))
+    result = read_embeddings(path)
+    precision = check_precision(result.info.get("precision", "float32"))
     if precision in ("binary", "ubinary"):
         raise ConfigError(
             f"{path} has a bit for each number of a vector, which says too little to learn from; embed once more "
@@ -303,12 +303,12 @@ def read_known(path: Path) -> KnownVectors:
     kept = [row for row, text in enumerate(texts) if text.strip()]
     if not kept:
         raise DataError(f"{path}: no texts in there")
-    space = found.info.get("space") or found.info.get("fingerprint")
-    ranges = found.info.get("ranges")
+    space = result.info.get("space") or result.info.get("fingerprint")
+    ranges = result.info.get("ranges")
     vectors = restore(
-        found.vectors[kept],
+        result.vectors[kept],
         precision,
-        found.vectors.shape[1],
+        result.vectors.shape[1],
         None if ranges is None else np.asarray(ranges, np.float32),
     )
     return KnownVectors([texts[row] for row in kept], vectors, str(space))

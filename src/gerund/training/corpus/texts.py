@@ -197,9 +197,9 @@ def tokenize_corpus(
     settings = [clean, text_column, unit, min_words, limit, *([part] if part != "1/1" else [])]
     target = folder / f"{_cache_key(files, tokenizer, settings)}.tokens"
     card = target.with_suffix(".json")
-    found = _read_card(card, target)
-    if found is not None:
-        return found
+    result = _read_card(card, target)
+    if result is not None:
+        return result
     if begins is not None:
         begins()
     corpus = _Corpus(
@@ -240,8 +240,8 @@ class _Corpus:
 
     def _texts(self, text: str) -> list[str]:
         if self.unit == "sentences":
-            found = split_sentences(text)
-            return [text[one.start : one.end] for one in found if one.words >= self.min_words]
+            result = split_sentences(text)
+            return [text[item.start : item.end] for item in result if item.words >= self.min_words]
         return [text] if len(text.split()) >= max(1, self.min_words) else []
 
     def nothing(self) -> DataError:

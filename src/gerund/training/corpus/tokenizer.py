@@ -152,24 +152,24 @@ def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int]]:
 def pick_mask_token(tokenizer: "PreTrainedTokenizerBase", wanted: str | None) -> int:
     """Return the id of the mask token: the wanted one, else the tokenizer's own, else ``_``."""
     if wanted is not None:
-        found = _single(tokenizer, wanted)
-        if found is None:
+        result = _single(tokenizer, wanted)
+        if result is None:
             pieces = tokenizer.tokenize(wanted)
             raise ConfigError(
                 f"mask_token {wanted!r} is no token of this tokenizer but {len(pieces)} pieces; "
                 "give the text of one token, such as '_', or leave it out"
             )
-        return found
+        return result
     own: int | None = tokenizer.mask_token_id
     if own is not None:
         return own
-    found = _single(tokenizer, USUAL_MASK)
-    if found is None:
+    result = _single(tokenizer, USUAL_MASK)
+    if result is None:
         raise ConfigError(
             f"this tokenizer has no mask token and {USUAL_MASK!r} is no token of it either; "
             "set mask_token to a rarely used token of its vocabulary"
         )
-    return found
+    return result
 
 
 def _single(tokenizer: "PreTrainedTokenizerBase", text: str) -> int | None:

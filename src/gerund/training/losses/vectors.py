@@ -206,10 +206,10 @@ class DistillEncoder(VectorEncoder):
         if not self.layers:
             return super().vectors(hidden_BTD, part)
         last_BTD, *below = hidden_BTD.split(hidden_BTD.shape[-1] // (1 + len(self.layers)), dim=-1)
-        found = [super().vectors(last_BTD, part)]
+        result = [super().vectors(last_BTD, part)]
         with torch.autocast(hidden_BTD.device.type, enabled=False):
-            found += [
+            result += [
                 head(pool(own_BTD, part["pooled"], self.pooling))
                 for head, own_BTD in zip(self.further, below, strict=True)
             ]
-        return torch.cat(found, dim=-1)
+        return torch.cat(result, dim=-1)

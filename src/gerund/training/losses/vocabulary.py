@@ -154,10 +154,10 @@ class _ChunkedLoss(torch.autograd.Function):
             gradient_CV.scatter_add_(1, own_C[:, None], gradient_CV.new_full((len(own_C), 1), -1.0))
             # As in an ordinary backward pass, which lies outside autocast.
             with torch.autocast(logits_CV.device.type, enabled=False):
-                found = list(torch.autograd.grad(logits_CV, wanted, gradient_CV.to(logits_CV.dtype)))
+                result = list(torch.autograd.grad(logits_CV, wanted, gradient_CV.to(logits_CV.dtype)))
             if wants_states:
-                state_gradients.append(found.pop(0))
-            for total, part in zip(sums, found, strict=True):
+                state_gradients.append(result.pop(0))
+            for total, part in zip(sums, result, strict=True):
                 total += part
         kept = [torch.cat(state_gradients)] if wants_states else []
         kept += [total.to(p.dtype) for total, p in zip(sums, trained, strict=True)]
@@ -211,7 +211,7 @@ def trained_leaves(result: Tensor) -> list[Tensor]:
     >>> [leaf is weight for leaf in trained_leaves((weight * frozen + weight).sum())]
     [True]
     """
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
     waiting = [result.grad_fn]
     seen: set[Node] = set()
     while waiting:
@@ -221,6 +221,6 @@ def trained_leaves(result: Tensor) -> list[Tensor]:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None:
-            found[id(leaf)] = leaf
+            results[id(leaf)] = leaf
         waiting += [following for following, _ in node.next_functions]
-    return list(found.values())
+    return list(results.values())

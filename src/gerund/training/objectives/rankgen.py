@@ -109,9 +109,9 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
 
     Rows without ``span``, as earlier versions wrote them, get places by :class:`_PlacesByText`.
     """
-    found: list[PassageExample] = []
+    result: list[PassageExample] = []
     for path in paths:
-        before = len(found)
+        before = len(result)
         places = _PlacesByText()
         for part in files_of(path):
             if not part.is_file():
@@ -120,11 +120,11 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
                 for number, raw in enumerate(file, start=1):
                     where = f"{part}, line {number}"
                     if line := decode(raw, where).strip():
-                        found.append(_example(line, where, str(path), places))
-        if len(found) == before:
+                        result.append(_example(line, where, str(path), places))
+        if len(result) == before:
             raise DataError(f"{path}: no passages in there; `gerund negatives` makes them")
-        found[before:] = map(places.with_stretches, found[before:])
-    return found
+        result[before:] = map(places.with_stretches, result[before:])
+    return result
 
 
 def files_of(path: Path) -> list[Path]:
@@ -146,7 +146,7 @@ def _example(line: str, where: str, source: str, places: "_PlacesByText") -> Pas
     given = {name: [checked_text(text, where, name) for text in row.get(name) or ()] for name in (_GENERATED, _HARD)}
     if "span" in row:
         start, middle, end = _span(row["span"], 3, where, "span")
-        hard_spans = [_span(one, 2, where, "hard_spans") for one in row.get("hard_spans") or ()]
+        hard_spans = [_span(item, 2, where, "hard_spans") for item in row.get("hard_spans") or ()]
         if len(hard_spans) != len(given[_HARD]):
             raise DataError(f"{where}: {len(given[_HARD])} texts in 'hard', and {len(hard_spans)} in 'hard_spans'")
     else:
@@ -166,8 +166,8 @@ def _example(line: str, where: str, source: str, places: "_PlacesByText") -> Pas
 
 def _span(value: Any, count: int, where: str, name: str) -> tuple[int, ...]:
     """Return rising places of characters."""
-    rises = isinstance(value, list) and len(value) == count and all(type(one) is int for one in value)
-    if not rises or value[0] < 0 or any(one >= two for one, two in pairwise(value)):
+    rises = isinstance(value, list) and len(value) == count and all(type(item) is int for item in value)
+    if not rises or value[0] < 0 or any(item >= two for item, two in pairwise(value)):
         raise DataError(f"{where}: {name!r} holds {count} rising places of characters, not {value!r}")
     return tuple(value)
 

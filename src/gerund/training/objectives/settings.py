@@ -106,7 +106,7 @@ class ObjectiveConfig(Section):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         steps = [step for step, _ in self.weight]
-        if steps[0] != 0 or any(one >= two for one, two in pairwise(steps)):
+        if steps[0] != 0 or any(item >= two for item, two in pairwise(steps)):
             raise ValueError(f"weight is a list of [step, weight] that begins with step 0 and rises, not {steps}")
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ValueError(f"batch_size {self.batch_size} is no multiple of micro_batch_size {self.micro_batch_size}")
@@ -708,8 +708,8 @@ class DistillConfig(TextConfig, VectorConfig):
     def check(self, recipe: "Recipe") -> None:
         """Raise ValueError after an objective that trains the same head, and for a prompt with a file of vectors."""
         super().check(recipe)
-        before = recipe.objectives[: [own.kind for own in recipe.objectives].index(self.kind)]
-        other = next((own.kind for own in before if own.trains_vectors), None)
+        before = recipe.objectives[: [objective.kind for objective in recipe.objectives].index(self.kind)]
+        other = next((item.kind for item in before if item.trains_vectors), None)
         if other is not None:
             raise ValueError(f"distill makes the head that {other} trains too: list it first")
         if self.file is not None and self.teacher_prompt:

@@ -147,11 +147,11 @@ class Rewriter:
 
 def _pairs_in(path: Path) -> dict[str, str]:
     """Return the texts of a file and what became of them; a last line that was cut off is left out."""
-    found = {}
+    result = {}
     for line in path.read_text("utf-8", errors="replace").split("\n"):
         try:
             row = json.loads(line)
-            found[str(row["query"])] = str(row["positive"])
+            result[str(row["query"])] = str(row["positive"])
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return result
