@@ -147,20 +147,6 @@ class TestMistakes:
         with pytest.raises(ConfigError, match="unimae trains states without skips"):
             load_recipe(write_recipe(settings), ["objectives=[{kind: unimae, length: 16}]", encoder])
 
-    @pytest.mark.parametrize(
-        ("kind", "old", "new"),
-        [
-            ("mntp", "mask_share", "mask_fraction"),
-            ("mntp", "random_share", "random_fraction"),
-            ("msg", "whole_share", "whole_fraction"),
-            ("gur", "title_share", "title_fraction"),
-        ],
-    )
-    def test_earlier_names_of_fields_lead_to_the_new_ones(self, settings, write_recipe, kind, old, new):
-        pairs = "pairs: {files: [x]}, " if kind == "gur" else ""
-        with pytest.raises(ConfigError, match=rf"field 'objectives\.0\.{old}' is called '{new}' now$"):
-            load_recipe(write_recipe(settings), [f"objectives=[{{kind: {kind}, {pairs}length: 16, {old}: 0.5}}]"])
-
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "content", ["[" * 100_000, "{a: " * 100_000, "- " * 5_000, "model: " + "[" * 65 + "]" * 65]

@@ -14,7 +14,7 @@ from gerund.training.run_folder import check_same_data
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
 from tests.training.conftest import sentences
-from tests.training.objectives.rankgen_recipes import text
+from tests.training.objectives.rankgen_recipes import passage, text
 
 
 def write_pairs(path, seed):
@@ -27,7 +27,7 @@ def write_pairs(path, seed):
 
 def write_passages(path, seed):
     rng = np.random.default_rng(seed)
-    rows = [{"document": 0, "prefix": text(rng, 9), "continuation": text(rng, 4)} for _ in range(12)]
+    rows = [passage(number, text(rng, 9), text(rng, 4)) for number in range(12)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 

@@ -100,9 +100,6 @@ def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
     section, names = _walk(root, problem["loc"], unions)
     where = ".".join(names)
     if problem["type"] == "extra_forbidden" and section is not None:
-        now = getattr(section, "renamed", {}).get(names[-1])
-        if now is not None:
-            return f"field {where!r} is called {now!r} now"
         close = difflib.get_close_matches(names[-1], section.model_fields, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}{hint}"

@@ -20,7 +20,6 @@ from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import write_atomic
 from gerund.training.corpus.texts import FILES
 from gerund.training.machine import peak_memory_mib
-from gerund.training.objectives.settings import OBJECTIVES
 
 if TYPE_CHECKING:
     from gerund.training.recipe import Recipe
@@ -58,7 +57,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
     path = output / "recipe.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing, so nothing says what the checkpoints were trained with")
-    before, now = _renamed_fields(json.loads(path.read_text("utf-8"))), json.loads(recipe.model_dump_json())
+    before, now = json.loads(path.read_text("utf-8")), json.loads(recipe.model_dump_json())
     differing = sorted(_differences(_compared(before), _compared(now)))
     if differing:
         raise ConfigError(f"{output}: cannot resume, since settings have changed: {'; '.join(differing)}")
@@ -89,16 +88,6 @@ def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) ->
             raise ConfigError(f"{output}: cannot resume, since the files in data.folder have changed{text}")
         files = {**known, **files}
     write_atomic(path, json.dumps({**texts, FILES: files} if files else texts))
-
-
-def _renamed_fields(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe, as they were written down earlier, under the names that fields have now."""
-    renamed = {objective.name(): objective.renamed for objective in OBJECTIVES}
-    objectives = [
-        {renamed.get(objective.get("kind"), {}).get(key, key): value for key, value in objective.items()}
-        for objective in settings["objectives"]
-    ]
-    return {**settings, "objectives": objectives}
 
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,9 @@ def letters(*lengths):
     return ["".join(chr(65 + (start + 5 * place) % 26) for place in range(n)) for start, n in enumerate(lengths)]
 
 
-def cut(ids, length, min_tokens, how):
+def cut(ids, length, min_tokens):
     if len(ids) < min_tokens:
         return []
-    if how == "head":
-        return [ids[:length]]
     pieces = [ids[start : start + length] for start in range(0, len(ids), length)]
     return [piece for piece in pieces if len(piece) in (length,) or len(piece) >= min_tokens]
 
@@ -35,13 +33,12 @@ def cut(ids, length, min_tokens, how):
 @pytest.mark.parametrize(
     "build", [byte_tokenizer, tokenizers.without_bos, tokenizers.without_either, tokenizers.one_token_for_both]
 )
-@pytest.mark.parametrize("how", ["pieces", "head"])
-def test_an_epoch_is_every_text_once(tmp_path, build, how):
+def test_an_epoch_is_every_text_once(tmp_path, build):
     tokenizer = build()
     texts = letters(3, 40, 10, 8, 7, 16, 24, 9, 11, 47)
     texts_ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-    expected = [piece for ids in texts_ids for piece in cut(ids, 16, 8, how)]
-    data = Texts([cache_of(tmp_path, tokenizer, texts)], [1.0], length=16, seed=5, cut=how)
+    expected = [piece for ids in texts_ids for piece in cut(ids, 16, 8)]
+    data = Texts([cache_of(tmp_path, tokenizer, texts)], [1.0], length=16, seed=5)
     assert (len(data), data.skipped) == (len(expected), 2)
     order = Mixture([len(expected)], [1.0], seed=5)
     for number in range(3 * len(expected)):
@@ -78,7 +75,6 @@ def test_sources_alternate_by_weight(tmp_path):
     data = Texts(caches, [3.0, 1.0], length=64, seed=0)
     mine = [data.row(number).max() < 259 for number in range(1000)]  # the pairs of letters are later tokens
     assert sum(mine) == 750
-    assert data.epochs(1000) == [375.0, pytest.approx(250 / 3)]
 
 
 def test_rows_are_copies(tmp_path):
@@ -97,8 +93,6 @@ def test_a_source_without_long_enough_texts(tmp_path):
 
 def test_mistakes_are_named(tmp_path):
     cache = cache_of(tmp_path, byte_tokenizer(), letters(20))
-    with pytest.raises(ConfigError, match="unknown cut 'tail'; valid are: pieces, head"):
-        Texts([cache], [1.0], length=16, seed=0, cut="tail")
     for length, least in ((7, 8), (8, 0)):
         with pytest.raises(ConfigError, match="min_tokens must be 1 to length"):
             Texts([cache], [1.0], length=length, seed=0, min_tokens=least)

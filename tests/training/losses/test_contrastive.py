@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gerund.errors import ConfigError
-from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce, symmetric_info_nce
+from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce
 
 B, K, D = 4, 7, 5
 
@@ -59,21 +59,6 @@ def test_info_nce(similarity, temperature, excluded):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-@pytest.mark.parametrize("excluded", [None, EXCLUDED[:, :B]])
-def test_symmetric_info_nce(similarity, excluded):
-    left, right, _ = case(n_keys=B)
-    own = torch.arange(B)
-    back = None if excluded is None else excluded.T
-    expected = slow(left, right, own, 0.1, similarity, excluded) + slow(right, left, own, 0.1, similarity, back)
-    loss = symmetric_info_nce(left, right, temperature=0.1, similarity=similarity, excluded_BB=excluded)
-    torch.testing.assert_close(loss, expected / 2, rtol=1e-12, atol=1e-12)
-    for mine, other in zip(
-        torch.autograd.grad(loss, (left, right)), torch.autograd.grad(expected / 2, (left, right)), strict=True
-    ):
-        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
-
-
 def test_excluding_one_by_one():
     query_ids, key_ids = [5, 6, 9, 9], [1, 5, 2, 9, 5, 1, 3]
     positives = [0, 2, 3, 5]
@@ -118,9 +103,7 @@ def test_autocast_does_not_blur_similarities():
     plain = info_nce(queries, keys, positives, temperature=0.05)
     with torch.autocast("cpu", torch.bfloat16):
         loss = info_nce(queries, keys, positives, temperature=0.05)
-        both = symmetric_info_nce(queries, keys[:B], temperature=0.05)
     assert torch.equal(loss, plain)
-    assert torch.equal(both, symmetric_info_nce(queries, keys[:B], temperature=0.05))
     blurred = info_nce(queries.bfloat16(), keys.bfloat16(), positives, temperature=0.05)
     assert blurred.dtype == torch.float32
 
@@ -173,8 +156,6 @@ def test_bad_arguments():
     queries, keys, positives = case()
     with pytest.raises(ConfigError, match="unknown similarity 'euclid'; valid are: cosine, dot"):
         info_nce(queries, keys, positives, temperature=0.1, similarity="euclid")
-    with pytest.raises(ValueError, match=r"two sides of one shape, not \(4, 5\) and \(7, 5\)"):
-        symmetric_info_nce(queries, keys, temperature=0.1)
 
 
 def test_a_nested_loss_is_the_mean_over_shortened_vectors():

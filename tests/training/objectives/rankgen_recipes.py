@@ -15,6 +15,14 @@ def text(rng, count):
     return " ".join(rng.choice(WORDS, count)) + "."
 
 
+def passage(number, prefix, continuation, document=0, **further):
+    """Return a row whose place overlaps with that of no other number."""
+    start = 10_000 * number
+    middle = start + len(prefix) + 1
+    span = [start, middle, middle + len(continuation)]
+    return {"document": document, "prefix": prefix, "continuation": continuation, "span": span, **further}
+
+
 def recipe(base, passages, output="out", overrides=(), model=None, encoder=None, **changes):
     objective = {"kind": "rankgen", "passages": [str(passages)], "batch_size": 6, "length": 48}
     objective |= {"continuation_length": 24, **changes}

@@ -14,7 +14,7 @@ from gerund.training.run import train
 from gerund.training.step import run_step
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5
-from tests.training.objectives.rankgen_recipes import WORDS, built, recipe, text
+from tests.training.objectives.rankgen_recipes import WORDS, built, passage, recipe, text
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def passages(tmp_path_factory):
     for part in range(2):
         rows = []
         for number in range(12):
-            row = {"document": part, "prefix": text(rng, 9), "continuation": text(rng, 4)}
+            row = passage(number, text(rng, 9), text(rng, 4), part)
             if number % 2:
                 row["generated"] = [text(rng, 4)]
             rows.append(row)
@@ -81,8 +81,8 @@ def test_loss_and_gradient_are_those_of_the_slow_one(base, passages, negatives, 
 
 
 def test_a_continuation_that_is_the_same_text_is_no_negative(base, tmp_path):
-    rows = [{"document": 0, "prefix": f"the cat {n} sat in", "continuation": "an inn."} for n in range(4)]
-    rows += [{"document": 0, "prefix": "then a rain", "continuation": "the end."}]
+    rows = [passage(n, f"the cat {n} sat in", "an inn.") for n in range(4)]
+    rows += [passage(4, "then a rain", "the end.")]
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, objective, module = built(recipe(base, tmp_path / "p", negatives="inbook", batch_size=5))
@@ -111,7 +111,7 @@ class TestBatches:
     def test_keep_the_end_of_a_prefix_and_the_beginning_of_a_continuation(self, base, tmp_path):
         long = " ".join(WORDS * 8)
         (tmp_path / "p").mkdir()
-        row = {"document": 0, "prefix": f"{long} tin", "continuation": f"tin {long}"}
+        row = passage(0, f"{long} tin", f"tin {long}")
         (tmp_path / "p" / "part-00000.jsonl").write_text(json.dumps(row) + "\n")
         prepared, objective, _ = built(recipe(base, tmp_path / "p", negatives="inbook"))
         batch = objective.batches.make(0, 0, 1)
@@ -259,7 +259,7 @@ class TestRefused:
 
     def test_no_generated_ones(self, base, tmp_path):
         (tmp_path / "p").mkdir()
-        (tmp_path / "p" / "part-00000.jsonl").write_text('{"document": 0, "prefix": "a", "continuation": "b"}\n')
+        (tmp_path / "p" / "part-00000.jsonl").write_text(json.dumps(passage(0, "a", "b")))
         with pytest.raises(ConfigError, match="make some with `gerund negatives --generate 1`"):
             built(recipe(base, tmp_path / "p"))
 

@@ -19,7 +19,6 @@ class ReversalConfig(TextConfig):
     """The model continues a text backwards."""
 
     work: ClassVar = f"{__name__}.prepare"
-    renamed: ClassVar = {"probability": "rate"}
 
     kind: Literal["reversal"]
     rate: float = Field(default=0.5, ge=0, le=1)
@@ -89,7 +88,6 @@ def test_a_registered_objective_is_trained_from_a_recipe(registered, recipe):
     ("override", "message"),
     [
         ("objectives.reversal.rat=1", r"unknown field 'objectives\.1\.rat'; valid are: weight, .*rate"),
-        ("objectives.reversal.probability=1", r"field 'objectives\.1\.probability' is called 'rate' now"),
         ("objectives.reversal.rate=2", r"objectives\.1\.rate: input should be less than or equal to 1"),
         ("precision=bf16", "reversal is for precision fp32"),
     ],

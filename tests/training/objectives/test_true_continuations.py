@@ -9,7 +9,6 @@ import torch
 from gerund.errors import DataError
 from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
-from gerund.training.losses import contrastive as losses
 from gerund.training.objectives.rankgen import read_passages
 from tests.tiny import save_tiny
 from tests.training.objectives.rankgen_recipes import WORDS, built, recipe, text
@@ -34,15 +33,6 @@ def overlapping(tmp_path_factory):
 
 # Nothing is cut: of texts that are cut, equal beginnings are equal texts.
 ROOM = {"length": 64, "continuation_length": 64}
-
-
-def without_spans(passages, folder):
-    """Write the passages as earlier versions did."""
-    folder.mkdir()
-    rows = [json.loads(line) for line in (passages / "part-00000.jsonl").read_text().splitlines()]
-    rows = [{name: value for name, value in row.items() if "span" not in name} for row in rows]
-    (folder / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def slow_overlaps(book, batch, rows):
@@ -85,38 +75,10 @@ class TestTrueContinuations:
         loss, _ = objective.losses.compare(vectors, batch, gather=False)
         assert float(loss) == pytest.approx(total / 24, rel=1e-9)
 
-    def test_are_known_without_places_as_well(self, base, overlapping, tmp_path):
-        _, passages = overlapping
-        old = without_spans(passages, tmp_path / "old")
-        pair = [built(recipe(base, one, batch_size=24, **ROOM))[1].batches for one in (passages, old)]
-        for step in range(2):
-            new, told = (batches.make(step, 24 * step, 24) for batches in pair)
-            places = [torch.cat([batch["positive"]["place"], batch["negative"]["place"]]) for batch in (new, told)]
-            found = [
-                losses.overlapping(batch["query"]["place"], own) for batch, own in zip((new, told), places, strict=True)
-            ]
-            assert found[0].sum() > 60
-            assert torch.equal(*found)
-
-    def test_of_passages_that_show_parts_of_a_book(self, overlapping, tmp_path):
-        """Overlaps of any two passages that are read, in the order of the book, are known from their texts."""
-        _, passages = overlapping
-        lines = (without_spans(passages, tmp_path / "all") / "part-00000.jsonl").read_text().splitlines()
-        rng = np.random.default_rng(2)
-        for count in (3, 8, 20):
-            chosen = sorted(rng.choice(len(lines), count, replace=False).tolist())
-            (tmp_path / "few.jsonl").write_text("".join(f"{lines[place]}\n" for place in chosen))
-            told, known = read_passages([tmp_path / "few.jsonl"]), read_passages([passages])
-            for one, place in zip(told, chosen, strict=True):
-                for other, another in zip(told, chosen, strict=True):
-                    spans = (known[place].span, known[another].span)
-                    assert (one.span[1] < other.span[2] and other.span[1] < one.span[2]) == (
-                        spans[0][1] < spans[1][2] and spans[1][1] < spans[0][2]
-                    )
-
     @pytest.mark.parametrize(
         ("row", "message"),
         [
+            ({}, "no field 'span'; present are: document, prefix, continuation"),
             ({"span": [0, 9]}, "'span' holds 3 rising places of characters"),
             ({"span": [0, 9, 9]}, "'span' holds 3 rising places"),
             ({"span": [0, True, 9]}, "'span' holds 3 rising places"),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.training.conftest import sentences
+from tests.training.objectives.rankgen_recipes import passage
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def paired_corpus(corpus):
     ]
     (corpus / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     passages = [
-        {"document": i // 6, "prefix": sentences(f"x{i}", 1), "continuation": sentences(f"c{i}", 1)}
+        passage(i, sentences(f"x{i}", 1), sentences(f"c{i}", 1), i // 6)
         | ({"generated": [sentences(f"g{i}", 1)]} if i % 3 else {})
         for i in range(18)
     ]

@@ -111,10 +111,6 @@ class Examples:
         sampled = np.resize(order, self.hard_negatives).tolist()
         return replace(example, negatives=tuple(example.negatives[index] for index in sampled))
 
-    def epochs(self, rows: int) -> list[float]:
-        """Return how often the examples are read by the first ``rows`` rows, as a list of one number."""
-        return self._mixture.epochs(rows)
-
 
 class SameTaskExamples:
     """Examples in batches of one task each; row ``i`` is a pure function of the seed and ``i``.

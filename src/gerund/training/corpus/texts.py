@@ -347,17 +347,11 @@ def _read_card(card: Path, target: Path) -> TokenCache | None:
     return cache if starts.shape == (cache.texts + 1,) and starts[-1] == cache.tokens else None
 
 
-Cut = Literal["pieces", "head"]
-
-
 class Texts:
     """Texts of one or several sources; row ``i`` is a pure function of the seed and ``i``.
 
-    :class:`~gerund.training.corpus.texts.Mixture` gives the order: the texts of each source are shuffled and read
-    without repetition, then anew; sources alternate in proportion to their weights.
-
-    Attributes:
-        skipped: How many texts are too short.
+    :class:`Mixture` gives the order. A longer text than ``length`` tokens, special ones not counted, is cut into
+    pieces, each a text of its own. ``skipped`` counts the texts below ``min_tokens``; shorter last pieces are left out.
     """
 
     def __init__(
@@ -368,16 +362,13 @@ class Texts:
         length: int,
         seed: int,
         min_tokens: int = 8,
-        cut: Cut = "pieces",
     ) -> None:
-        if cut not in get_args(Cut):
-            raise unknown_name("cut", cut, list(get_args(Cut)))
         if not 1 <= min_tokens <= length:
             raise ConfigError(
                 f"texts of {min_tokens} to {length} tokens are impossible; min_tokens must be 1 to length"
             )
         self.length = length
-        self._sources = [_Source(cache, length, min_tokens, cut) for cache in caches]
+        self._sources = [_Source(cache, length, min_tokens) for cache in caches]
         self.skipped = sum(source.skipped for source in self._sources)
         self._mixture = Mixture([len(source) for source in self._sources], weights, seed=seed)
 
@@ -403,23 +394,17 @@ class Texts:
             number -= len(source)
         raise IndexError(number)
 
-    def epochs(self, rows: int) -> list[float]:
-        """Return how often each source is read by the first ``rows`` rows."""
-        return self._mixture.epochs(rows)
-
 
 class _Source:
     """The texts of one cache."""
 
-    def __init__(self, cache: TokenCache, length: int, min_tokens: int, cut: Cut) -> None:
+    def __init__(self, cache: TokenCache, length: int, min_tokens: int) -> None:
         self.length = length
         self.before, self.after = cache.specials_before, cache.specials_after
         self.tokens, self.starts = cache.open(), cache.starts()
         sizes = np.diff(self.starts) - (self.before + self.after)
-        pieces = (sizes >= min_tokens).astype(np.int64)
-        if cut == "pieces":
-            full, rest = np.divmod(sizes, length)
-            pieces *= full + (rest >= min_tokens)
+        full, rest = np.divmod(sizes, length)
+        pieces = full + (rest >= min_tokens)
         self.skipped = int((pieces == 0).sum())
         # ends[i]: how many pieces texts 0 to i give together.
         self.ends = np.cumsum(pieces)

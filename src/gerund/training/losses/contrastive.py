@@ -42,32 +42,6 @@ def info_nce(
     return functional.cross_entropy(_without(scores_BK, positives_B, excluded_BK), positives_B, reduction="sum")
 
 
-def symmetric_info_nce(
-    left_BD: Tensor,
-    right_BD: Tensor,
-    *,
-    temperature: float | Tensor,
-    similarity: Similarity = "cosine",
-    excluded_BB: Tensor | None = None,
-) -> Tensor:
-    """Return the sum over pairs of the mean of both directions' InfoNCE (GUR, section III-A; CLIP).
-
-    Row i of both sides is a pair; each left looks for its right among all rights, and each right for its left. With
-    rows gathered from other processes take half the sum of two ``info_nce`` instead, one a direction.
-
-    >>> vectors = torch.eye(2)
-    >>> round(symmetric_info_nce(vectors, vectors, temperature=1.0).item(), 4)
-    0.6265
-    """
-    if left_BD.shape != right_BD.shape:
-        raise ValueError(f"pairs have two sides of one shape, not {tuple(left_BD.shape)} and {tuple(right_BD.shape)}")
-    own_B = torch.arange(len(left_BD), device=left_BD.device)
-    scores_BB = _without(_scores(left_BD, right_BD, similarity) / _positive(temperature), own_B, excluded_BB)
-    forth = functional.cross_entropy(scores_BB, own_B, reduction="sum")
-    back = functional.cross_entropy(scores_BB.T, own_B, reduction="sum")
-    return (forth + back) / 2
-
-
 def excluded_pairs(query_ids_B: Tensor, key_ids_K: Tensor, positives_B: Tensor) -> Tensor:
     """Return which keys are no negatives of which queries, because they are the same text.
 

@@ -6,7 +6,7 @@ as well.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +26,8 @@ from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
 from gerund.training.objectives.settings import RankgenConfig
 
 _PARTS = "part-*.jsonl"
-_GENERATED, _HARD = "generated", "hard"
-# The place of a text that is nowhere in its document, or is not known to be: it overlaps nothing.
+# The place of a generated text, which is nowhere in the document: it overlaps nothing.
 _NOWHERE = (-1, -1)
-# The place of a hard one that is looked for when the whole file is read.
-_LATER = (-2, -2)
-# Characters by which a place in a document is looked up, before all of the text is compared.
-_KNOWN_BY = 24
 
 
 def prepare(context: Context, config: RankgenConfig) -> Objective:
@@ -85,34 +80,25 @@ def _batches(context: Context, config: RankgenConfig, paths: list[Path], seed: i
 
 @dataclass(frozen=True)
 class PassageExample:
-    """A prefix, what follows it, and what does not.
-
-    Attributes:
-        document: which document it is from; passages of one document are each other's negatives.
-        prefix: the prefix.
-        continuation: its continuation.
-        negatives: continuations that a model generated, and hard ones.
-        span: the prefix's first character in the document, the continuation's, and the one after its last.
-        negative_spans: first character and the one after the last of each negative; (-1, -1) for generated ones.
-    """
+    """A prefix, what follows it, and what does not."""
 
     document: tuple[str, int]
+    """Which document it is from; passages of one document are each other's negatives."""
     prefix: str
     continuation: str
     negatives: tuple[str, ...]
+    """Continuations that a model generated, and hard ones."""
     span: tuple[int, int, int]
+    """The prefix's first character in the document, the continuation's, and the one after its last."""
     negative_spans: tuple[tuple[int, int], ...]
+    """First character and the one after the last of each negative; (-1, -1) for generated ones."""
 
 
 def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
-    """Read files of passages, or all parts of folders of them.
-
-    Rows without ``span``, as earlier versions wrote them, get places by :class:`_PlacesByText`.
-    """
-    result: list[PassageExample] = []
+    """Read files of passages, or all parts of folders of them."""
+    passages: list[PassageExample] = []
     for path in paths:
-        before = len(result)
-        places = _PlacesByText()
+        before = len(passages)
         for part in files_of(path):
             if not part.is_file():
                 raise DataError(f"{part}: no such file or folder")
@@ -120,11 +106,10 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
                 for number, raw in enumerate(file, start=1):
                     where = f"{part}, line {number}"
                     if line := decode(raw, where).strip():
-                        result.append(_example(line, where, str(path), places))
-        if len(result) == before:
+                        passages.append(_example(line, where, str(path)))
+        if len(passages) == before:
             raise DataError(f"{path}: no passages in there; `gerund negatives` makes them")
-        result[before:] = map(places.with_stretches, result[before:])
-    return result
+    return passages
 
 
 def files_of(path: Path) -> list[Path]:
@@ -132,95 +117,39 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.glob(_PARTS)) if path.is_dir() else [path]
 
 
-def _example(line: str, where: str, source: str, places: "_PlacesByText") -> PassageExample:
+def _example(line: str, where: str, source: str) -> PassageExample:
     row = json_row(line, where)
     if not isinstance(row.get("document"), int):
         raise DataError(f"{where}: expected a JSON object with a number 'document'")
-    texts = {}
-    for name in ("prefix", "continuation"):
+    for name in ("prefix", "continuation", "span"):
         if name not in row:
             raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
-        texts[name] = checked_text(row[name], where, name)
-        if not texts[name].strip():
+        if name != "span" and not checked_text(row[name], where, name).strip():
             raise DataError(f"{where}: {name!r} is empty")
-    given = {name: [checked_text(text, where, name) for text in row.get(name) or ()] for name in (_GENERATED, _HARD)}
-    if "span" in row:
-        start, middle, end = _span(row["span"], 3, where, "span")
-        hard_spans = [_span(item, 2, where, "hard_spans") for item in row.get("hard_spans") or ()]
-        if len(hard_spans) != len(given[_HARD]):
-            raise DataError(f"{where}: {len(given[_HARD])} texts in 'hard', and {len(hard_spans)} in 'hard_spans'")
-    else:
-        start, middle, end = places.passage(row["document"], texts["prefix"], texts["continuation"])
-        hard_spans = [_LATER] * len(given[_HARD])
-    placed = [*((text, _NOWHERE) for text in given[_GENERATED]), *zip(given[_HARD], hard_spans, strict=True)]
-    own = [(text, (span[0], span[-1])) for text, span in placed if text.strip()]
+    generated, hard = (
+        [checked_text(text, where, name) for text in row.get(name) or ()] for name in ("generated", "hard")
+    )
+    start, middle, end = _span(row["span"], 3, where, "span")
+    hard_spans = [_span(span, 2, where, "hard_spans") for span in row.get("hard_spans") or ()]
+    if len(hard_spans) != len(hard):
+        raise DataError(f"{where}: {len(hard)} texts in 'hard', and {len(hard_spans)} in 'hard_spans'")
+    placed = [*((text, _NOWHERE) for text in generated), *zip(hard, hard_spans, strict=True)]
+    negatives = [(text, (span[0], span[-1])) for text, span in placed if text.strip()]
     return PassageExample(
         document=(source, row["document"]),
-        prefix=texts["prefix"],
-        continuation=texts["continuation"],
-        negatives=tuple(text for text, _ in own),
+        prefix=row["prefix"],
+        continuation=row["continuation"],
+        negatives=tuple(text for text, _ in negatives),
         span=(start, middle, end),
-        negative_spans=tuple(span for _, span in own),
+        negative_spans=tuple(span for _, span in negatives),
     )
 
 
 def _span(value: Any, count: int, where: str, name: str) -> tuple[int, ...]:
-    """Return rising places of characters."""
-    rises = isinstance(value, list) and len(value) == count and all(type(item) is int for item in value)
-    if not rises or value[0] < 0 or any(item >= two for item, two in pairwise(value)):
+    rises = isinstance(value, list) and len(value) == count and all(type(number) is int for number in value)
+    if not rises or value[0] < 0 or any(first >= second for first, second in pairwise(value)):
         raise DataError(f"{where}: {name!r} holds {count} rising places of characters, not {value!r}")
     return tuple(value)
-
-
-class _PlacesByText:
-    """Finds places of texts whose rows do not tell them: known are overlaps of passages that follow each other.
-
-    Passages of a document are put together to as much of it as they show: each continues the text so far where that
-    ends with what the passage begins with, and else begins behind a gap. Places count characters of that text, white
-    space folded, and so only say which texts overlap.
-    """
-
-    def __init__(self) -> None:
-        self._texts: dict[int, str] = {}
-        self._latest: dict[int, int] = {}
-
-    def passage(self, document: int, prefix: str, continuation: str) -> tuple[int, int, int]:
-        """Return the places of a passage; those of a document are asked for in its order."""
-        shown = self._texts.get(document, "")
-        before, own = " ".join(prefix.split()), " ".join(f"{prefix} {continuation}".split())
-        start = _continued_from(shown, own, self._latest.get(document, 0))
-        if start < 0:
-            # No text holds this character after white space was folded.
-            shown += "\n"
-            start = len(shown)
-        self._texts[document] = shown + own[len(shown) - start :]
-        self._latest[document] = start
-        return start, start + len(before) + 1, start + len(own)
-
-    def with_stretches(self, example: PassageExample) -> PassageExample:
-        """Return an example with the places of its hard negatives; nowhere where no passage shows one."""
-        if _LATER not in example.negative_spans:
-            return example
-        shown = self._texts[example.document[1]]
-        spans = []
-        for text, span in zip(example.negatives, example.negative_spans, strict=True):
-            own = " ".join(text.split())
-            start = shown.find(own)
-            spans.append(span if span != _LATER else (start, start + len(own)) if start >= 0 else _NOWHERE)
-        return replace(example, negative_spans=tuple(spans))
-
-
-def _continued_from(shown: str, own: str, first: int) -> int:
-    """Return from where on a text is what is shown, as far as that goes; -1 for nowhere behind ``first``."""
-    start = shown.find(own[:_KNOWN_BY], first)
-    while start >= 0 and not (own.startswith(shown[start:]) or shown.startswith(own, start)):
-        start = shown.find(own[:_KNOWN_BY], start + 1)
-    if start >= 0:
-        return start
-    last = range(max(first, len(shown) - _KNOWN_BY + 1), len(shown))
-    return next(
-        (start for start in last if shown[start - 1 : start] in ("", " ") and own.startswith(shown[start:])), -1
-    )
 
 
 class Passages:

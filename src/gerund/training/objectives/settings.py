@@ -55,9 +55,6 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Earlier names of fields, each with the name it has now."""
-
 
 def _as_schedule(value: Any) -> Any:
     """Turn a single weight into a schedule with one entry."""
@@ -275,7 +272,6 @@ class MntpConfig(TextConfig):
     work: ClassVar[str] = f"{_WORK}.hybrid.prepare"
     purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
     seed_offset: ClassVar[int | None] = 10
-    renamed: ClassVar[Mapping[str, str]] = {"mask_share": "mask_fraction", "random_share": "random_fraction"}
 
     kind: Literal["mntp"]
     rate: float = Field(default=0.2, gt=0, lt=1)
@@ -315,7 +311,6 @@ class MsgConfig(TextConfig):
     work: ClassVar[str] = f"{_WORK}.hybrid.prepare"
     purpose: ClassVar[Purpose] = Purpose.FILL
     seed_offset: ClassVar[int | None] = 10
-    renamed: ClassVar[Mapping[str, str]] = {"whole_share": "whole_fraction"}
 
     kind: Literal["msg"]
     spans: int = Field(default=2, ge=1)
@@ -572,7 +567,6 @@ class GurConfig(ContrastiveConfig):
     purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
     reads_pairs: ClassVar[bool] = True
     seed_offset: ClassVar[int | None] = 80
-    renamed: ClassVar[Mapping[str, str]] = {"title_share": "title_fraction"}
 
     kind: Literal["gur"]
     pairs: PairsOfDocuments
