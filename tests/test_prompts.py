@@ -5,7 +5,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.inference.encode.texts import encode_word_tokens, text_tokens
+from gerund.inference.encode.texts import text_tokens
 from gerund.settings.templates import PromptText, choose_prompt
 from tests.cli.helpers import run_cli
 
@@ -58,7 +58,6 @@ def test_a_name_gives_what_its_text_gives_in_every_verb(lm):
         lambda **given: np.concatenate(lm.encode_tokens(TEXTS, **given)),
         lambda **given: np.concatenate(lm.encode_spans(TEXTS, [[(0, 3)], [(2, 5)]], **given)),
         lambda **given: np.concatenate(lm.encode_words([["a", "tin"]], **given)),
-        lambda **given: np.concatenate(encode_word_tokens(lm.runtime, [["a", "tin"]], **given)[0]),
         lambda **given: lm.similarity("the rain", TEXTS, **given),
         lambda **given: np.array([one.ids for one in text_tokens(lm.runtime, ["a tin"], **given)]),
     ):

@@ -1,6 +1,6 @@
-"""To which tokens each layer of a language model attends: the heart of gerund.
+"""Attention plans: which tokens each layer may attend to.
 
-``plan`` names the layouts and resolves them for n layers, ``masks`` says which token attends to which, ``interface``
-brings the masks into the model, ``streams`` adds the layouts that run layers twice, and ``probe`` verifies
-that all of it reached every layer. Nothing here knows tokenizers, pooling or texts.
+``masks`` has the predicates, ``bound_plan`` a plan for one batch, ``interface`` the attention functions of
+transformers, ``layouts`` the plans that run layers twice, and ``probe`` verifies that a plan is applied in every layer.
+Nothing here knows tokenizers, pooling or texts.
 """

@@ -1,6 +1,6 @@
-"""A plan bound to one batch: what travels through a model, and is asked by each layer for its mask.
+"""An attention plan bound to one batch; supplies the mask for each layer.
 
-Knows: plans, masks, padding. Does not know: models, attention functions.
+Also KV-Embedding, in which the last token's key and value precede the text, and the hybrid plan over a KV cache.
 """
 
 import math
@@ -26,16 +26,11 @@ Beside = Callable[[int, tuple[Any, ...], dict[str, Any], Any], Any]
 class BoundPlan:
     """A plan bound to one batch: what goes into ``model(..., attention_plan=...)``.
 
-    One object serves one forward pass (and its backward pass): it keeps the masks, which layers of the
-    model asked for them, and the states of a second stream. What is set as ``beside`` is called after each layer with
-    what the plan made of its output, and may change that.
-
-    Args:
-        plan: the plan, resolved for the model's layers.
-        real_BT: the batch's attention mask, 1 for tokens and 0 for padding; None for no padding.
-        span_BT: 0 for context, s >= 1 for the tokens of span s (``hybrid`` only).
-        record: told every layer's attention probabilities as it runs; None, the usual, computes none of them.
-        after_layer: takes the place of the plan's own stream; see ``attention.sweep``.
+    One object serves one forward pass (and its backward pass): it stores the masks, the layers that asked for them, and
+    the states of a second stream. ``real_BT`` is 1 for tokens and 0 for padding; ``span_BT`` is 0 for context, s >= 1
+    for the tokens of span s (``hybrid`` only). ``record`` is called with every layer's attention probabilities; without
+    it none are computed. ``after_layer`` replaces the plan's own stream (see ``attention.sweep``). ``beside`` is called
+    after each layer with the plan's output, and may change it.
     """
 
     def __init__(
@@ -97,17 +92,11 @@ class BoundPlan:
         return self._only or self.plan.views[layer]
 
     def mask(self, layer: int, query: Tensor, window: Near, dtype: torch.dtype | None) -> Tensor | None:
-        """Return layer ``layer``'s mask, made once for all layers that share it.
+        """Return the mask of a layer, made once for all layers that share it.
 
-        Args:
-            layer: index of the layer.
-            query: its queries ``(B, heads, T, head_dim)``; only shape and device are read.
-            window: how far the layer looks.
-            dtype: None for a boolean mask, else an additive one of this dtype.
-
-        Returns:
-            ``(B or 1, 1, T, T)``; None where "causal" or "sees everything" needs no mask. That of a rerouted layer is
-            additive whatever ``dtype`` says.
+        ``query`` is ``(B, heads, T, head_dim)``. The mask is boolean with ``dtype`` None, else additive,
+        ``(B or 1, 1, T, T)``; None where "causal" or "sees everything" needs none. That of a rerouted layer is always
+        additive.
         """
         view = self.view(layer)
         length = query.shape[2]
@@ -141,11 +130,7 @@ class BoundPlan:
         return self.rerouting is not None and layer in self.rerouting.layers
 
     def check_lengths(self, queries: int, keys: int) -> None:
-        """Raise unless this plan says what so many queries see of so many keys.
-
-        Raises:
-            ConfigError: there are keys from an earlier pass.
-        """
+        """Raise where there are keys from an earlier pass."""
         if queries != keys:
             raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached keys")
 
@@ -182,11 +167,7 @@ class BoundPlan:
         return view.direction is Direction.CAUSAL and self.side in ("none", "right")
 
     def check_all_asked(self, name: str) -> None:
-        """Raise unless every layer of the model asked for its mask in the pass that this object went through.
-
-        Raises:
-            UnsupportedModelError: a layer ran without asking, that is, causally whatever the plan said.
-        """
+        """Raise unless every layer of the model asked for its mask in the pass that this object went through."""
         missing = sorted((set(range(len(self.plan.views))) - self.asked) | self.unmet)
         if missing:
             raise UnsupportedModelError(unreached(name, missing, len(self.plan.views)))
@@ -265,12 +246,7 @@ class Rerouting:
     reached: set[int] = field(default_factory=set)
 
     def mask(self, see: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores ``(B, 1, T, T)`` of a layer.
-
-        Args:
-            see: what its tokens see by themselves ``(B or 1, 1, T, T)``.
-            dtype: of the scores.
-        """
+        """Return what is added to the scores ``(B, 1, T, T)`` of a layer; ``see`` is its mask ``(B or 1, 1, T, T)``."""
         see_B1TT = see.expand(len(self.last_B), *see.shape[1:])
         hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=see.device)
         added_B1TT = torch.where(see_B1TT, torch.zeros_like(hidden), hidden)
@@ -283,12 +259,11 @@ class Rerouting:
 class CachedHybrid(BoundPlan):
     """The hybrid plan over cached tokens: first a pass over the context, then one for each new token.
 
-    Unlike its parent it serves many forward passes, and sees more keys than there are queries.
+    Tokens of the context never see those of the span. So what a pass over the context leaves in a cache stays valid
+    however the span continues, and the order of the cache's rows doesn't matter as long as every token has its true
+    position: ``position_BT``, in the order in which the model reads them.
 
-    Args:
-        n_layers: number of decoder layers.
-        position_BT: true position of each token of the context, in the order in which the model reads them.
-        real_BT: 1 for tokens and 0 for padding; None for no padding.
+    Unlike its parent it serves many forward passes, and sees more keys than there are queries.
     """
 
     def __init__(self, n_layers: int, position_BT: Tensor, real_BT: Tensor | None = None) -> None:
@@ -322,11 +297,7 @@ class CachedHybrid(BoundPlan):
         self._masks.clear()
 
     def check_lengths(self, queries: int, keys: int) -> None:
-        """Raise unless the model's cache holds every token so far.
-
-        Raises:
-            UnsupportedModelError: it holds fewer, as one that lets go of what lies behind a window.
-        """
+        """Raise unless the model's cache holds every token so far."""
         known = self.position_BT.shape[1]
         if queries != self.queries or keys != known:
             raise UnsupportedModelError(

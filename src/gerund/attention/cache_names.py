@@ -1,7 +1,4 @@
-"""What transformers calls the cache in calls of its models and in their outputs, which depends on its release.
-
-Knows: the names. Does not know: what is in a cache.
-"""
+"""The names by which transformers passes the KV cache, which depend on its version."""
 
 from collections.abc import Mapping
 from dataclasses import fields

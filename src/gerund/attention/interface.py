@@ -1,11 +1,8 @@
-"""Brings the masks into the model: attention functions registered with transformers.
+"""Register gerund's attention functions with transformers.
 
-A ``BoundPlan`` travels as the forward keyword ``attention_plan``; transformers hands keywords that it does
-not know down to the attention function. Without the keyword the functions are transformers' own, bit for
-bit. No model code is patched and no state is shared, so that threads may generate and encode on the same
-weights.
-
-Knows: transformers' attention functions. Does not know: what the plans are good for.
+A ``BoundPlan`` is passed to the model's forward as the keyword ``attention_plan``; transformers hands unknown keywords
+down to the attention function. Without the keyword the functions are transformers' own, bit-identical. No model code is
+patched and no state is shared, so threads may generate and encode with the same weights.
 """
 
 import sys
@@ -53,20 +50,7 @@ def fused_attention(
     attention_plan: BoundPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scaled dot-product attention under a plan; transformers' own without one.
-
-    Args:
-        module: the attention module, which knows its ``layer_idx``.
-        query: ``(B, heads, T, head_dim)``.
-        key: ``(B, key heads, T, head_dim)``.
-        value: like ``key``.
-        attention_mask: the model's own causal mask; replaced when there is a plan.
-        attention_plan: the batch's plan.
-        **kwargs: whatever else the model passes (scaling, dropout, ...).
-
-    Returns:
-        ``(B, T, heads, head_dim)`` and None, as transformers' attention functions do.
-    """
+    """Scaled dot-product attention under a plan; transformers' own without one."""
     if attention_plan is not None:
         layer = _layer_of(module, attention_plan, query, key)
         own = attention_plan.attend(module, layer, query, key, value, kwargs)

@@ -1,12 +1,8 @@
-"""Layouts that change what goes from layer to layer: INTER, EXTRA, EXTEND (LBW, section 3.1) and skips (Algorithm 1).
+"""Layouts that run layers twice or add skips: INTER, EXTRA, EXTEND (LBW, section 3.1) and skips (Algorithm 1).
 
-Each decoder layer gets one forward hook that does nothing unless the call carries a plan with a stream or skips, but
-for the pause in which a thread may do something else; those
-with recurrent modules get those of ``attention.recurrent`` as well, which do nothing unless the call carries a plan.
-The second pass of a layer is ``layer.forward`` called again with another view: no copy of a parameter, the same state
-dict.
-
-Knows: the order of a model's decoder layers. Does not know: masks.
+Each decoder layer gets one forward hook that does nothing unless the call has a plan with a stream or skips, except for
+the preemption point. Layers with recurrent modules also get the hooks of ``attention.recurrent``. The second pass of a
+layer calls ``layer.forward`` again with another mask type: no parameter is copied, and the state dict stays the same.
 """
 
 from typing import Any
@@ -35,11 +31,7 @@ _COUNTS = ("num_hidden_layers", "num_layers")
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the list of decoder layers, bottom first.
-
-    Raises:
-        UnsupportedModelError: no list of as many layers as the config says can be found.
-    """
+    """Return the list of decoder layers, bottom first."""
     if model.config.model_type in _UNREADABLE:
         kind = model.config.model_type
         raise UnsupportedModelError(f"this {kind} model cannot be used: {_UNREADABLE[kind]}")

@@ -1,12 +1,9 @@
-"""Attention that takes its mask as an argument: where a plan does not arrive by itself, hooks bring it.
+"""Apply plans in architectures whose attention takes its mask as an argument, by hooks.
 
-Some architectures compute attention by themselves (BLOOM, GPT-J, CodeGen, Falcon, MPT, XGLM, GPT-NeoX Japanese); some
-have an indexer choose, among the keys that the mask shows, those that are looked at (DeepSeek V3.2, GLM 5); and some
-decoder layers keep keywords to themselves (StableLM, Nemotron). All of them take a four-dimensional mask. So a decoder
-layer is called with the plan in the place of its mask, and its attention module with the plan's mask for this layer.
-Without a plan the hooks do nothing.
-
-Knows: which modules these are, and their calls. Does not know: what the plans are good for.
+Some architectures compute attention themselves (BLOOM, GPT-J, CodeGen, Falcon, MPT, XGLM, GPT-NeoX Japanese); some have
+an indexer that selects among the keys that the mask shows (DeepSeek V3.2, GLM 5); and some decoder layers don't pass
+keywords on (StableLM, Nemotron). All of them take a four-dimensional mask. So a decoder layer is called with the plan
+instead of its mask, and its attention module with the plan's mask for this layer. Without a plan the hooks do nothing.
 """
 
 import inspect
@@ -112,11 +109,7 @@ def attach_carrier(model: PreTrainedModel) -> None:
 
 
 def attach_masked(index: int, layer: nn.Module) -> list[RemovableHandle]:
-    """Give a decoder layer the hooks that bring a plan to attention that takes a mask.
-
-    Returns:
-        The handles that take them away again; none for a layer that needs no such hooks, or has them.
-    """
+    """Give a decoder layer the hooks that bring a plan to attention that takes a mask."""
     _name_layer(index, layer)
     modules = [part for part in layer.modules() if way_of(part) is not None]
     if not modules or any(getattr(hook, _MARK, False) for hook in layer._forward_pre_hooks.values()):

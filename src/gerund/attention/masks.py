@@ -1,8 +1,6 @@
-"""Who sees whom: pure mask predicates on tensors.
+"""Mask predicates: which queries may attend to which keys.
 
-Knows: directions, hidden tokens, windows, padding, spans. Does not know: layers, models, plans.
-
-Shapes: B texts, T tokens, and in a mask ``[..., i, j]`` the query i and the key j. True means "sees".
+Shapes: B texts, T tokens, and in a mask ``[..., i, j]`` the query i and the key j. True means "may attend".
 """
 
 from dataclasses import dataclass
@@ -15,12 +13,12 @@ from gerund.settings.plan import Direction, View
 
 @dataclass(frozen=True)
 class Chunk:
-    """Parts of ``size`` tokens into which a text is cut: no token sees those of another part (Llama 4)."""
+    """Chunks of ``size`` tokens: no token sees those of another chunk (Llama 4)."""
 
     size: int
 
 
-# How far a layer looks: to tokens with less than so many places between, to those of its own part, or everywhere.
+# A layer's window: tokens at a smaller distance, those of the same chunk, or all.
 Near = int | Chunk | None
 
 
@@ -33,19 +31,11 @@ def visible(
     window: Near = None,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Return which keys each query sees.
+    """Return which keys each query may attend to: ``(B or 1, 1, T, T)``, 1 where all texts share the mask.
 
-    Args:
-        view: direction and number of hidden tokens.
-        length: T.
-        real_BT: True where there is a token and False where there is padding; None for no padding.
-        span_BT: 0 for context, s >= 1 for the tokens of span s; needed by ``Direction.HYBRID``.
-        window: a sliding window, where a token sees keys with ``|i - j| < window`` only, or the parts of a text.
-        device: where the mask is made when neither ``real_BT`` nor ``span_BT`` says it.
-
-    Returns:
-        A boolean mask ``(B or 1, 1, T, T)``, 1 where all texts share it. A token always sees itself,
-        padding included, so that no row of a softmax is empty.
+    ``real_BT`` is True for tokens and False for padding; ``span_BT`` is 0 for context, s >= 1 for the tokens of span s
+    (``Direction.HYBRID``). With a window a token sees keys with ``|i - j| < window``, or those of its chunk. A token
+    always sees itself, padding included, so that no row of a softmax is empty.
 
     >>> mask = visible(View(Direction.BIDIRECTIONAL, hidden=1), 3)
     >>> mask[0, 0].int().tolist()
@@ -80,19 +70,11 @@ def hybrid_visible(
     real_BT: Tensor | None = None,
     window: Near = None,
 ) -> Tensor:
-    """Return which keys the last tokens see under MAGNET's hybrid mask when tokens stand in any order.
+    """Return which keys the last ``queries`` tokens see under MAGNET's hybrid mask: ``(B, 1, Q, T)``.
+
+    The tokens may be in any order: ``position_BT`` has the position of each in its text.
 
     With positions 0, 1, 2, ... and every token a query this is ``visible`` with ``Direction.HYBRID``.
-
-    Args:
-        position_BT: where each token stands in its text.
-        span_BT: 0 for context, s >= 1 for the tokens of span s.
-        queries: Q, how many tokens at the end look.
-        real_BT: as in ``visible``.
-        window: a token sees keys with less than ``window`` between the positions only, or those of its part.
-
-    Returns:
-        A boolean mask ``(B, 1, Q, T)``. A token always sees itself.
 
     >>> position, span = torch.tensor([[0, 3, 1, 2]]), torch.tensor([[0, 0, 1, 1]])
     >>> hybrid_visible(position, span, 2, window=2)[0, 0].int().tolist()

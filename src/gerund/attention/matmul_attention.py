@@ -1,11 +1,9 @@
-"""Attention to both sides in bfloat16 on a CPU, as two products with a softmax between them.
+"""Bidirectional attention in bfloat16 on a CPU as two matmuls with a softmax between them.
 
-The fused kernel takes up to twice as long there, since it multiplies small blocks; the library for matrices takes the
-scores of some heads, which fit into a core's cache, at once. Nothing is approximated: that scores are rounded to
-bfloat16 doubles the rounding of the output, to 4e-3 of its size, and is not seen in the bundled model's vectors, which
-are as near to those of float32 either way (cosine 1 - 2.4e-6).
-
-Knows: queries, keys, which of them are hidden, the processor. Does not know: plans, layers, models.
+The fused kernel takes up to twice as long, since it multiplies small blocks; here the matmul takes the scores of
+several heads that fit into a core's cache. Nothing is approximated: rounding scores to bfloat16 doubles the rounding
+error of the output, to 4e-3 of its size, which doesn't show in the bundled model's vectors: they are as close to those
+of float32 either way (cosine 1 - 2.4e-6).
 """
 
 import math
@@ -29,18 +27,15 @@ _MORE = ("softcap", "s_aux", "position_bias", "cache")
 
 @cache
 def cpu_has_bfloat16() -> bool:
-    """Whether this processor computes in bfloat16 itself, rather than slowly pretending to."""
+    """Whether this processor computes in bfloat16 natively, without emulation."""
     checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
     return bool(torch.backends.mkldnn.is_available()) and any(check() for check in checks if check is not None)
 
 
 def are_quicker(query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether ``two_sided`` computes this attention, and sooner than the fused kernel.
+    """Whether ``two_sided`` supports this attention and is faster than the fused kernel.
 
-    Args:
-        query: ``(B, heads, Q, head_dim)``.
-        key: ``(B, key heads, K, head_dim)``.
-        kwargs: what else the model passes to its attention.
+    ``key`` is ``(B, heads, K, d)``.
     """
     return (
         (query.device.type, query.dtype, key.dtype) == ("cpu", torch.bfloat16, torch.bfloat16)
@@ -62,19 +57,11 @@ def two_sided(
     added: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Return what the fused kernel returns, without gradients.
+    """Return the attention ``(B, T, heads, head_dim)`` that the fused kernel computes, without gradients.
 
-    Args:
-        query: ``(B, heads, T, head_dim)``.
-        key: ``(B, key heads, K, head_dim)``.
-        value: like ``key``.
-        real_BT: True for tokens and False for padding, ``(B, K)``, where all tokens of a row see one another; None
-            where there is no padding. What is returned for padding is some finite number.
-        added: what is added to the scores instead, ``(B or 1, 1, T, K)``.
-        scale: what scores are multiplied by; None for ``head_dim ** -0.5``.
-
-    Returns:
-        ``(B, T, heads, head_dim)``.
+    ``query`` is ``(B, heads, T, head_dim)``, ``key`` and ``value`` ``(B, key heads, K, head_dim)``. ``real_BT`` is True
+    for tokens, where all tokens of a row see one another; the results for padding are arbitrary but finite. ``added``
+    is added to the scores instead, ``(B or 1, 1, T, K)``.
     """
     rows, heads, length, width = query.shape
     scale = width**-0.5 if scale is None else scale

@@ -1,9 +1,7 @@
-"""Pauses between two layers of a model, in which a thread may do something else, with the same model too.
+"""Preemption points between two layers, at which a thread may do other work, with the same model too.
 
-Whoever has one thread for all work, some of which must not wait for the end of a long pass, lets it in here. Nothing
-that a pass computes depends on its pauses.
-
-Knows: threads, contexts. Does not know: models, what is done in a pause.
+For a single thread that does all work, some of which can't wait for the end of a long pass. No result of a pass depends
+on its preemption points.
 """
 
 from collections.abc import Callable, Iterator

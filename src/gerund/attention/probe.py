@@ -1,14 +1,12 @@
-"""Verifies at load that a plan reaches every layer of this very model.
+"""Verify on loading that a plan is applied in every layer of a model.
 
-Attention that silently stays causal is the best-known bug of converted decoders. So before a model is used,
-a short random text goes through it once: at every layer, each token in turn is disturbed, and whichever
-outputs move is what that layer really sees. The map is compared with the plan's, layer by layer.
+Attention that silently stays causal is the best-known bug of converted decoders. So before a model is used, a short
+random text is run once: at every layer, each token in turn is disturbed, and the outputs that change show what that
+layer really attends to. This map is compared with the plan's, layer by layer.
 
-The hooks that disturb and observe are not registered on the model itself, which other threads may be using: torch
-registers a hook in two steps, between which a pass of another thread would fail. They go onto a copy of the tree of
-modules that shares every tensor with the model, so what is verified is these very weights at no cost in memory.
-
-Knows: models and resolved plans. Does not know: texts, tokenizers.
+The hooks are not registered on the model itself, which other threads may be using: torch registers a hook in two steps,
+between which a pass of another thread would fail. They are registered on a copy of the module tree that shares every
+tensor with the model, so the verified weights are the model's own, at no cost in memory.
 """
 
 from collections import OrderedDict
@@ -88,20 +86,7 @@ class ProbeReport:
 
 
 def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = True) -> ProbeReport:
-    """Measure what each decoder layer of ``model`` sees, and what ``plan`` says it should.
-
-    Args:
-        model: the model, already attached to gerund's attention functions.
-        plan: the plan, or None for the untouched model (which must be causal).
-        padded: put two padding tokens on the left, so that padding is tested too.
-
-    Returns:
-        The maps; they are compared, not judged.
-
-    Raises:
-        UnsupportedModelError: a layer never asked for the plan's mask, or the plan cannot be had with such layers.
-        ConfigError: the plan has no meaning with such layers.
-    """
+    """Measure what each decoder layer of ``model`` sees, and what ``plan`` says it should."""
     with _to_hook(model) as free:
         return _probe(free, plan, padded=padded)
 
@@ -168,13 +153,7 @@ def _probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = 
 
 
 def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
-    """Run the probe and refuse the model unless every layer does what the plan says.
-
-    Raises:
-        ModelError: the model is no causal language model to begin with.
-        UnsupportedModelError: a layer disobeys the plan; the message names architecture and layers.
-        ConfigError: as in ``probe``.
-    """
+    """Run the probe and refuse the model unless every layer does what the plan says."""
     name = model.config.model_type
     with _to_hook(model) as free:
         report = _probe(free, None)
@@ -204,12 +183,7 @@ def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
 
 
 def verify_once(model: PreTrainedModel, plan: ResolvedPlan) -> None:
-    """Verify a plan, unless the same plan of the same model was verified before.
-
-    Raises:
-        ModelError: as in ``verify``.
-        UnsupportedModelError: as in ``verify``.
-    """
+    """Verify a plan, unless the same plan of the same model was verified before."""
     key = (plan, str(model.config._attn_implementation))
     with _registry:
         known = key in _verified.get(model, ())
@@ -323,12 +297,6 @@ def _states_of_texts(hidden: Any) -> tuple[Tensor, int]:
 
     Some architectures hand several streams of states on, in front of the texts (Gemma 3n) or behind the tokens (Hunyuan
     4): they become one long state ``(R, T, D)``.
-
-    Returns:
-        The states, and the place of the streams.
-
-    Raises:
-        UnsupportedModelError: it is something else.
     """
     if isinstance(hidden, Tensor) and hidden.ndim in (3, 4):
         for streams in (2, 0) if hidden.ndim == 4 else (2,):

@@ -1,10 +1,8 @@
-"""Attention of texts that are written side by side, each with as many keys as it has tokens so far.
+"""Attention for batched decoding of sequences with different cache lengths, and of branches of shared prompts.
 
-What a row computes must not depend on the rows beside it, not even in the last bit. Kernels sum over keys in blocks of
-vectors, so what a row gets changes with how many hidden keys stand behind its own, unless they fill whole vectors.
-Hence two ways: all rows in one call whose keys end at a multiple of ``STEP``, or a call for each row on its own keys.
-
-Knows: keys, lengths, transformers' attention function. Does not know: models, tokens, caches.
+The result of a row must be bit-identical regardless of the other rows. Kernels sum over keys in blocks of vectors, so a
+row's result changes with the number of hidden keys after its own, unless they fill complete vectors. Hence two ways:
+all rows in one call whose keys end at a multiple of ``STEP``, or one call per row on its own keys.
 """
 
 from collections.abc import Sequence
@@ -31,13 +29,9 @@ _QUICKLY_CONVERTED = 3 * 2**18
 
 
 class SideBySide(BoundPlan):
-    """The causal plan for one new token in each of several rows.
+    """The causal plan for one new token in each of several rows; ``lengths`` are their keys, new token included.
 
-    Args:
-        n_layers: number of decoder layers.
-        lengths: keys of each row, its new token included.
-        alone: attend to each row in a call of its own, which is what the row would do if there were no others.
-        device: where the model lies.
+    With ``alone`` each row attends in a call of its own, as it would without the others.
     """
 
     computes_itself = True
@@ -71,13 +65,7 @@ class SideBySide(BoundPlan):
     ) -> Tensor:
         """Return the new tokens' attention ``(B, 1, heads, head_dim)``.
 
-        Args:
-            module: the attention module.
-            layer: its index.
-            query: ``(B, heads, 1, head_dim)``.
-            key: ``(B, key heads, W, head_dim)``; what stands behind a row's length is hidden.
-            value: like ``key``.
-            kwargs: what else the model passes.
+        Keys ``(B, key heads, W, head_dim)`` are padded.
         """
         self.asked.add(layer)
         _refuse_more(module, kwargs)
@@ -116,16 +104,13 @@ def _in_products(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, s
 
 
 class ByBlocks(BoundPlan):
-    """The causal plan for texts that are read in parts: what a token gets is the same to the bit in a longer text.
+    """The causal plan for prefill in parts: the result of a token is bit-identical in a longer text.
+
+    ``parts`` has for each text how many tokens were read before, full blocks, and how many are read now.
 
     Kernels divide the queries among themselves by how many there are, and sum over the keys that the last query of a
     part may see: in a pass over a longer text a token is summed up otherwise. So each ``BLOCK`` of tokens attends in a
     call of its own, filled up with empty ones, to the keys up to its end.
-
-    Args:
-        n_layers: number of decoder layers.
-        parts: texts that are read behind one another, each with the tokens of it that were read before, whole blocks,
-            and the number of those that are read now.
     """
 
     computes_itself = True
@@ -137,11 +122,7 @@ class ByBlocks(BoundPlan):
         self._added: Tensor | None = None
 
     def check_lengths(self, queries: int, keys: int) -> None:
-        """Raise unless the keys are those of the whole texts, the last block of the longest filled up.
-
-        Raises:
-            UnsupportedModelError: they are not.
-        """
+        """Raise unless the keys are those of the whole texts, the last block of the longest filled up."""
         parts_fit = not any(start % BLOCK for start, _ in self.parts)
         if not parts_fit or keys != self.width or queries != sum(length for _, length in self.parts):
             raise UnsupportedModelError(f"attention sees {keys} keys of {queries} tokens that are read")
@@ -159,16 +140,7 @@ class ByBlocks(BoundPlan):
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the attention of the tokens that are read now, ``(1, T, heads, head_dim)``.
-
-        Args:
-            module: the attention module.
-            layer: its index.
-            query: ``(1, heads, T, head_dim)``, text behind text.
-            key: ``(texts, key heads, W, head_dim)``, of all tokens of a text, filled up with anything finite.
-            value: like ``key``.
-            kwargs: what else the model passes.
-        """
+        """Return the attention ``(1, T, heads, head_dim)`` of the tokens that are read now, text after text."""
         self.asked.add(layer)
         _refuse_more(module, kwargs)
         found, first = [], 0
@@ -232,11 +204,11 @@ Trunk = tuple[Tensor, Tensor]
 
 
 class Branches(BoundPlan):
-    """The causal plan for one new token in each of many rows.
+    """The causal plan for one new token in each of many rows that continue a few texts, whose keys are stored once.
 
-    Args:
-        trunks: by layer, the keys and values of each text.
-        rows: how many rows continue each text; rows of one text stand together, in the order of the texts.
+    Each new token sees the full text that its row continues, the trunk, and its row's own tokens, the branch. All rows
+    of a trunk read its keys in one matmul, where a cache with a copy per row would read each copy. ``trunks`` has by
+    layer the keys and values of each text, ``rows`` how many rows continue each; rows of one text are adjacent.
     """
 
     computes_itself = True
@@ -246,22 +218,13 @@ class Branches(BoundPlan):
         self.trunks, self.rows = trunks, list(rows)
 
     def check_lengths(self, queries: int, keys: int) -> None:
-        """Accept any number of keys: those of the branches are not of this pass alone."""
+        """Accept any number of keys: the branches have keys of earlier passes."""
         del queries, keys
 
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Return the new tokens' attention ``(B, 1, heads, head_dim)``.
-
-        Args:
-            module: the attention module.
-            layer: its index.
-            query: ``(B, heads, 1, head_dim)``.
-            key: of the branches, the new token included, ``(B, key heads, S, head_dim)``.
-            value: like ``key``.
-            kwargs: what else the model passes; ``scaling`` and the window are read.
-        """
+        """Return the new tokens' attention ``(B, 1, heads, head_dim)``."""
         self.asked.add(layer)
         B, heads, _, width = query.shape
         key_heads = key.shape[1]

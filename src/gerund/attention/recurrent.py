@@ -1,11 +1,8 @@
-"""Recurrent layers: linear attention, state spaces and short convolutions, among attention layers or alone.
+"""Apply plans to recurrent layers: linear attention, state spaces and short convolutions.
 
-Such a module mixes tokens from left to right by what it is, and no mask turns it round. What a plan can do is to run it
-a second time, on the text reversed, and to add what comes out. The module is the model's own, untouched: hooks bring
-each row's tokens into the order in which it is to run through them, and what it says back into the text's order.
-Padding is always moved behind the tokens, where what runs from left to right never meets it.
-
-Knows: which modules are recurrent, and their calls. Does not know: what the plans are good for.
+Such a module mixes tokens from left to right, and no mask can reverse it. A plan can run it a second time, on the text
+reversed, and add both outputs. The module itself is unchanged: hooks reorder each row's tokens before it, and its
+output back afterwards. Padding is always moved after the tokens, where a left-to-right module never sees it.
 """
 
 import inspect
@@ -144,18 +141,7 @@ def recurrent_view(view: View) -> View:
 
 
 def refuse_unfit(plan: ResolvedPlan, kinds: Sequence[LayerKind], name: str) -> None:
-    """Refuse what has no meaning in a model whose layers are of these kinds.
-
-    Args:
-        plan: the plan, resolved.
-        kinds: one a layer.
-        name: the architecture, for messages.
-
-    Raises:
-        ConfigError: recurrent layers are to be turned and there are none, or all layers that the plan converts are
-            recurrent and stay causal, so that nothing would be converted.
-        UnsupportedModelError: the plan hides spans, and recurrent layers would let them through.
-    """
+    """Refuse what has no meaning in a model whose layers are of these kinds."""
     views = [*plan.views, *([] if plan.stream is None else [plan.stream.view])]
     recurrent = [layer for layer, kind in enumerate(kinds) if kind.recurrent]
     if any(view.turns for view in views) and not recurrent:
@@ -200,11 +186,7 @@ def handed_down(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
 
 
 def attach_recurrent(index: int, layer: nn.Module) -> list[RemovableHandle]:
-    """Give a decoder layer the hooks that turn its recurrent modules, and that do nothing without a plan.
-
-    Returns:
-        The handles that take them away again; none for a layer that attends and does nothing else, or has them already.
-    """
+    """Give a decoder layer the hooks that turn its recurrent modules, and that do nothing without a plan."""
     kind = kind_of(layer)
     marked = any(getattr(hook, _MARK, False) for hook in layer._forward_pre_hooks.values())
     if marked or (kind.attends and not kind.recurrent):
@@ -266,9 +248,6 @@ def _with_plan(
     """Return a decoder layer's call with the plan in the place of the padding mask of its recurrent module.
 
     Some layers hand nothing else on, and what runs again for gradient checkpointing is the layer without its hooks.
-
-    Raises:
-        UnsupportedModelError: it takes no such mask, or one that goes to attention as well.
     """
     names = list(inspect.signature(layer.forward).parameters)
     name = next((name for name in _MASKS if name in kwargs or name in names[: len(args)]), None)

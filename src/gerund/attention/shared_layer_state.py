@@ -1,10 +1,8 @@
-"""What decoder layers hand each other beside hidden states: keys and values, choices of keys, states of routers.
+"""Support architectures whose layers share keys, values, indexer choices or router state.
 
-Gemma 3n's and 4's upper layers attend to keys and values of lower ones, GLM 5's and Hunyuan 4's layers may look where
-the layer below has looked, Zaya's routers go on from the last one. Where a plan gives layers other views or other
-inputs than the model would, that is another computation, and a plan in which it has no meaning is refused.
-
-Knows: by which arguments layers take such things. Does not know: what the plans are good for.
+Upper layers of Gemma 3n and 4 attend to keys and values of lower ones, layers of GLM 5 and Hunyuan 4 may reuse the keys
+that the layer below has selected, Zaya's routers continue from the last one. A plan that gives such layers other masks
+or inputs computes something else; where that has no meaning, the plan isn't supported.
 """
 
 import inspect
@@ -31,17 +29,7 @@ def counts_rows(module: nn.Module) -> bool:
 
 
 def refuse_shared(plan: ResolvedPlan, layers: nn.ModuleList, name: str) -> None:
-    """Refuse a plan that has no meaning where layers hand each other more than hidden states.
-
-    Args:
-        plan: the plan, resolved.
-        layers: the decoder layers.
-        name: the architecture, for messages.
-
-    Raises:
-        UnsupportedModelError: a second tower would mix its keys with the first one's, or a layer that looks where the
-            one below has looked would have another view.
-    """
+    """Refuse a plan that has no meaning where layers hand each other more than hidden states."""
     if plan.stream is not None and plan.stream.kind == "stack" and hands_on(layers):
         raise UnsupportedModelError(
             f"the layers of this {name} model hand each other more than hidden states (such as keys and values), so no "

@@ -1,14 +1,12 @@
-"""Several plans on one batch, with every layer that two plans share run once.
+"""Run several plans on one batch, computing every layer that two plans share only once.
 
-Plans that convert the top k layers differ only from layer n-k on: below it their states are those of the
-causal pass. One causal pass records what every layer was called with; after its last layer each plan runs
-from where it leaves a path that was walked before. The last layer then returns the states of all plans, one
-below the other, so that the model's own final norm treats them all.
+Plans that convert the top k layers differ only from layer n-k on: below it their states are those of the causal pass.
+One causal pass records the inputs of every layer; after its last layer each plan continues from where it leaves a path
+that was computed before. The last layer returns the states of all plans concatenated, so that the model's own final
+norm is applied to all.
 
-For one layout and k = 1 to n this runs n + n(n+1)/2 layers where encoding anew for each k runs n^2: a little more
-than half. ``extra`` and ``extend`` need 2n.
-
-Knows: plans, layers. Does not know: texts, pooling.
+For one layout and k = 1 to n this runs n + n(n+1)/2 layers; encoding from scratch for each k runs n^2. ``extra`` and
+``extend`` need 2n.
 """
 
 from collections.abc import Sequence
@@ -63,13 +61,6 @@ class Sweep:
 
     ``bound`` goes into ``model(..., attention_plan=...)``; the last hidden states then have
     ``len(plans) * B`` rows: those of the first plan, then those of the second, and so on.
-
-    Args:
-        plans: resolved for the model's layers. Plans that give the text twice cannot be among them.
-        real_BT: the batch's attention mask; None for no padding.
-
-    Raises:
-        ConfigError: a plan repeats the text, or fills spans.
     """
 
     def __init__(self, plans: Sequence[ResolvedPlan], real_BT: Tensor | None = None) -> None:

@@ -1,7 +1,4 @@
-"""Weights that no model can work with: numbers that are none, and embeddings of nothing but zeros.
-
-Knows: parameters. Does not know: where they come from, or what a plan is.
-"""
+"""Detect corrupt checkpoints: non-finite weights and all-zero embeddings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +20,6 @@ def refuse_unsound(model: PreTrainedModel, name: str) -> None:
     """Refuse weights that are damaged through and through.
 
     The ends of the model, which no probe reads whole, are looked at number by number, all else at places.
-
-    Args:
-        model: the model.
-        name: what it was loaded from.
-
-    Raises:
-        ModelError: a tensor holds NaN or infinity, or the input embeddings are all zero.
     """
     embeddings = model.get_input_embeddings().weight
     head = getattr(model.get_output_embeddings(), "weight", None)
@@ -42,11 +32,7 @@ def refuse_unsound(model: PreTrainedModel, name: str) -> None:
 
 
 def refuse_damaged(model: PreTrainedModel, layer: nn.Module) -> None:
-    """Refuse a model whose layer works wrongly when its weights are why; every number is looked at.
-
-    Raises:
-        ModelError: a tensor holds NaN or infinity, or a matrix of the layer is all zero.
-    """
+    """Refuse a model whose layer works wrongly when its weights are why; every number is looked at."""
     for key, weight in model.named_parameters():
         if not _is_finite(weight):
             raise ModelError(f"this model's weights are damaged: {key} holds numbers that are not finite")
@@ -62,9 +48,6 @@ def refuse_overflowing(model: PreTrainedModel) -> None:
 
     A normalization squares what it is given, and makes zeros of numbers that are too large for that; and what a layer
     adds to such a state is lost in its rounding.
-
-    Raises:
-        ModelError: the output of a module is not finite, or has numbers that no trained model reaches.
     """
     overflowing: list[str] = []
 

@@ -50,11 +50,7 @@ def active_adapter(name: str | None) -> Iterator[None]:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds no PEFT adapter.
-
-    Raises:
-        DataError: with what it lacks.
-    """
+    """Refuse a folder that holds no PEFT adapter."""
     config, weights = ADAPTER_FILES
     if not (folder / config).is_file():
         inside = folder / "adapter"
@@ -67,17 +63,7 @@ def check_folder(folder: Path) -> None:
 
 
 def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
-    """Put PEFT adapters into ``model``, each inactive outside of ``active_adapter`` with its name.
-
-    Args:
-        model: the model, without any.
-        folders: where each of them lies, by name.
-
-    Raises:
-        DataError: a folder holds no adapter.
-        ConfigError: the model carries an adapter already.
-        ModelError: one is not for this model, or of a kind that changes the model while it is inactive.
-    """
+    """Put PEFT adapters into ``model``, each inactive outside of ``active_adapter`` with its name."""
     for path in folders.values():
         check_folder(path)
     if _gated_layers(model):
@@ -123,13 +109,6 @@ def merged_state(model: PreTrainedModel, adapter: str | None) -> dict[str, Tenso
     """Return the weights as one adapter makes them, under the model's own names; the model stays as it is.
 
     A weight that the adapter changes is no longer shared with another that was tied to it.
-
-    Args:
-        model: the model with its adapters.
-        adapter: the name of one; None for the untouched weights.
-
-    Raises:
-        ModelError: this kind of adapter cannot be written as weights.
     """
     return _state(model, {name: _merged(layer, adapter) for name, layer in _gated_layers(model).items()})
 
@@ -309,14 +288,7 @@ def _logits(model: PreTrainedModel) -> Tensor:
 
 
 class Adapters:
-    """A model's PEFT folders by what they are active for; a job without one is done by the untouched model.
-
-    Args:
-        folders: where the adapter of a job lies; several jobs may share one.
-
-    Raises:
-        DataError: a folder holds no adapter.
-    """
+    """A model's PEFT folders by what they are active for; a job without one is done by the untouched model."""
 
     def __init__(self, folders: Mapping[Job, Path] | None = None) -> None:
         self.folders = dict(folders or {})
@@ -345,11 +317,7 @@ class Adapters:
         return {name: self.folders[job] for job in JOBS if (name := self.name(job)) == job}
 
     def copy_into(self, folder: Path) -> dict[Job, str | None]:
-        """Copy them into folders of a model's folder.
-
-        Returns:
-            The place of each job's, relative to the model's folder.
-        """
+        """Copy them into folders of a model's folder."""
         places: dict[str, str] = {}
         for name, source in self.by_name.items():
             places[name] = _PLACE if name == JOBS[0] else f"{_PLACE}-{name}"

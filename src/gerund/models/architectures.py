@@ -44,15 +44,7 @@ def copy_weights(encoder: PreTrainedModel) -> None:
 
 
 def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
-    """Refuse an encoder-decoder model.
-
-    Args:
-        model: any model.
-        what: what it is wanted for, to be read behind "cannot".
-
-    Raises:
-        UnsupportedModelError: it has an encoder of its own.
-    """
+    """Refuse an encoder-decoder model."""
     if is_encoder_decoder(model):
         raise UnsupportedModelError(
             f"a {model.config.model_type} model is an encoder-decoder and cannot {what}; take a decoder-only model"
@@ -68,12 +60,7 @@ _KEPT = "gerund_flags"
 
 
 def set_aside(config: PreTrainedConfig, stored: Mapping[str, Any]) -> None:
-    """Make a config that lets a decoder attend in both directions a plain causal one, and note what it said.
-
-    Args:
-        config: the config in memory, which is changed.
-        stored: the same config as it is on the disk.
-    """
+    """Make a config that lets a decoder attend in both directions a plain causal one, and note what it said."""
     part: Any = config.get_text_config(decoder=True)
     text = stored.get(_TEXT)
     own = text if part is not config and isinstance(text, Mapping) else stored
@@ -97,13 +84,7 @@ def is_bidirectional(config: PreTrainedConfig) -> bool:
 
 
 def restore(config: PreTrainedConfig, path: Path, **changes: Any) -> None:
-    """Write what was set aside into a ``config.json`` that transformers has just written.
-
-    Args:
-        config: of the model that was saved.
-        path: the file.
-        **changes: what else is to stand there.
-    """
+    """Write what was set aside into a ``config.json`` that transformers has just written."""
     kept = getattr(config, _KEPT, None)
     if kept is None and not changes:
         return
@@ -137,15 +118,7 @@ _BY_NAME = {
 
 
 def refuse_by_name(stored: Any, name: str) -> None:
-    """Refuse an architecture whose model is its author's code, or an encoder that does not generate, by its name.
-
-    Args:
-        stored: the config as it is on the disk.
-        name: of the model.
-
-    Raises:
-        ModelError: it is one of them.
-    """
+    """Refuse an architecture whose model is its author's code, or an encoder that does not generate, by its name."""
     if not isinstance(stored, dict):
         return
     listed = stored.get("architectures") or []

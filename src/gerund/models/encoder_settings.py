@@ -76,20 +76,7 @@ def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:
 def stored_reading(
     folder: Path | None, config: PreTrainedConfig, said: EncoderSpec, gguf: Path | None = None
 ) -> StoredReading:
-    """Read how the model in a folder or in a GGUF file is read.
-
-    Args:
-        folder: the folder; None where a hub model's files are not to be had.
-        config: the model's.
-        said: what the user says, without which a model whose attention is its author's code is refused.
-        gguf: the GGUF file, where it is one.
-
-    Raises:
-        DataError: a file is missing or broken.
-        ModelError: the author reads it in a way that gerund does not know.
-        ConfigError: nothing but code says how its layers attend, and neither does the user; or a file was written by a
-            newer version.
-    """
+    """Read how the model in a folder or in a GGUF file is read."""
     default = default_encoder_config(config)
     if gguf is not None:
         settings_of_file = encoder_settings(read_file(gguf))
@@ -212,12 +199,7 @@ _ADAPTER = "adapter"
 
 
 def read_saved(folder: Path) -> EncoderSpec | None:
-    """Read how the model in a folder is read as an encoder; None where nothing says so.
-
-    Raises:
-        DataError: the file is not valid JSON.
-        ConfigError: it was written by a newer version, or holds unknown fields.
-    """
+    """Read how the model in a folder is read as an encoder; None where nothing says so."""
     path = folder / CONFIG_FILE
     return settings_from(read_settings(path, "encoder")["encoder"]) if path.is_file() else None
 
@@ -227,10 +209,6 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
 
     The encoder's is active for the other jobs as well, unless the file's ``adapters`` names another for one of them,
     or null for none.
-
-    Raises:
-        DataError: the file is not valid JSON.
-        ConfigError: it names an adapter outside the folder or for an unknown job, or was written by a newer version.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -257,13 +235,7 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
 
 
 def settings_text(settings: EncoderSpec, fingerprint: str, places: Mapping[Job, str | None] | None = None) -> str:
-    """Return the text of ``gerund.json``.
-
-    Args:
-        settings: how the model is read, with every setting worked out.
-        fingerprint: of the encoder.
-        places: the adapter of each job, relative to the model's folder.
-    """
+    """Return the text of ``gerund.json``."""
     own = dict(places or {}).get(JOBS[0])
     data: dict[str, Any] = {"format": FORMAT, "encoder": saved_fields(settings, own)}
     if others := {job: place for job, place in (places or {}).items() if place != own}:
@@ -294,9 +266,6 @@ def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str,
 def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
     """Return the settings that a file holds, its plan as one entry or as ``EncoderSpec`` has it.
 
-    Raises:
-        ConfigError: an unknown field, or a value that is not valid.
-
     >>> settings_from({"attention": {"name": "mask0-bidir", "k": 3}, "adapter": "adapter"}).k
     3
     """
@@ -320,13 +289,6 @@ def write_settings(
     """Write ``gerund.json``, with k worked out, and copy adapters into folders of their own.
 
     sentence-transformers is told that only gerund's own class reads the folder as it is meant.
-
-    Args:
-        folder: a model's folder.
-        encoder: how the model is read.
-        n_layers: how many layers it has.
-        identity: the encoder's fingerprint.
-        adapters: those of its jobs.
     """
     places = (adapters or Adapters()).copy_into(folder)
     text = settings_text(EncoderSpec.of_config(encoder, n_layers), identity, places)

@@ -71,15 +71,7 @@ class AdapterComputation:
 
 
 def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> AdapterComputation:
-    """Choose how LoRA layers are read, and note it in each of them.
-
-    Args:
-        layers: the modules that adapters put in.
-        names: the adapters that change each of them, by ``id``.
-
-    Returns:
-        What was chosen.
-    """
+    """Choose how LoRA layers are read, and note it in each of them."""
     listed = list(layers)
     plain = {id(layer): [name for name in names[id(layer)] if _is_plain(layer, name)] for layer in listed}
     copies = sum(

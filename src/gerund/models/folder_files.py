@@ -18,24 +18,13 @@ _READ_WHOLE = ("additional_chat_templates", "adapter*", "[0-9]*_*")
 
 
 def demand_readable_files(folder: Path) -> None:
-    """Refuse a model's folder with a file that must not or cannot be read.
-
-    Args:
-        folder: the folder of a model; it may itself be reached through a link.
-
-    Raises:
-        ModelError: a link leads out of the folder, a file is no regular one, or this user may not read it.
-    """
+    """Refuse a model's folder with a file that must not or cannot be read."""
     for path in _read_files(folder):
         demand_readable(path, folder)
 
 
 def demand_readable(path: Path, folder: Path) -> None:
-    """Refuse one file of a model's folder that must not or cannot be read; one that is not there is passed over.
-
-    Raises:
-        ModelError: as in ``demand_readable_files``.
-    """
+    """Refuse one file of a model's folder that must not or cannot be read; one that is not there is passed over."""
     try:
         real, root = path.resolve(), folder.resolve()
         if not (real.is_relative_to(root) or _is_blob(real, root)):

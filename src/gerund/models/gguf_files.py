@@ -125,22 +125,14 @@ class GgufFile:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Return a number that the file has to hold where there is no default.
-
-        Raises:
-            ModelError: it is missing, or no number.
-        """
+        """Return a number that the file has to hold where there is no default."""
         value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ModelError(f"cannot load {self.path}: its {self.architecture}.{key} is {value!r}, not a number")
         return value
 
     def fraction(self, key: str, default: float | None = None) -> float | None:
-        """Return a number with a fraction, if the file holds it.
-
-        Raises:
-            ModelError: it is no number, or not a finite one.
-        """
+        """Return a number with a fraction, if the file holds it."""
         value = self.value(key, default)
         if value is None:
             return None
@@ -149,11 +141,7 @@ class GgufFile:
         return float(value)
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a special token, such as ``eos``, if the file names it.
-
-        Raises:
-            ModelError: its vocabulary has no such id.
-        """
+        """Return the id of a special token, such as ``eos``, if the file names it."""
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is None:
             return None
@@ -166,11 +154,7 @@ class GgufFile:
 
 
 def read_file(path: Path) -> GgufFile:
-    """Read metadata and the table of tensors, and check that the file is whole.
-
-    Raises:
-        ModelError: it is no GGUF file, is cut off, or its tensors overlap or have a type that is not known.
-    """
+    """Read metadata and the table of tensors, and check that the file is whole."""
     parts = parts_of(path)
     try:
         stamps = tuple((part, part.stat().st_mtime_ns, part.stat().st_size) for part in parts)
@@ -386,11 +370,7 @@ def _kind_of(file: GgufFile) -> _Kind:
 
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
-    """Return the config of the model in a file.
-
-    Raises:
-        ModelError: an architecture or a setting that is not read.
-    """
+    """Return the config of the model in a file."""
     kind, vocabulary = _kind_of(file), _vocabulary(file)
     _refuse_absurd_sizes(file)
     shared = {
@@ -487,16 +467,7 @@ def _llama3_factors(theta: float, count: int, settings: Mapping[str, float]) -> 
 
 
 def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Put a file's weights, unpacked, into a model that has none yet (that is on torch's meta device).
-
-    Args:
-        file: from ``read_file``.
-        model: made of ``read_config``.
-        dtype: type that the weights get.
-
-    Raises:
-        ModelError: a weight is missing, of another shape, or of a type that cannot be unpacked.
-    """
+    """Put a file's weights, unpacked, into a model that has none yet (that is on torch's meta device)."""
     import gguf
 
     kind, config = _kind_of(file), model.config
@@ -545,11 +516,7 @@ def halves_from_pairs(tensor: Tensor, heads: int) -> Tensor:
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a file; it gives the tokens that llama.cpp gives.
-
-    Raises:
-        ModelError: there is none, or one that is not read.
-    """
+    """Return the tokenizer in a file; it gives the tokens that llama.cpp gives."""
     return guarded(f"cannot load the tokenizer of {file.path}", _tokenizer, file)
 
 
@@ -622,11 +589,7 @@ def _cut_as_llama_cpp(file: GgufFile, backend: Any, parts: Mapping[str, Any]) ->
 
 
 def encoder_settings(file: GgufFile) -> EncoderSpec | None:
-    """Return how an embedding model is read; None for a file that says nothing of it.
-
-    Raises:
-        ModelError: it is a reranker, or pools in a way that is not known.
-    """
+    """Return how an embedding model is read; None for a file that says nothing of it."""
     pooling = file.value("pooling_type")
     causal = file.value("attention.causal", True)
     if pooling in (None, _NO_POOLING):

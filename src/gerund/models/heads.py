@@ -145,11 +145,7 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "HeadConfig":
-        """Read settings back.
-
-        Raises:
-            ConfigError: an unknown or missing field, or a value that is not valid.
-        """
+        """Read settings back."""
         valid = [item.name for item in fields(cls)]
         for key in data:
             if key not in valid:
@@ -214,9 +210,6 @@ def _built(settings: VectorModule) -> nn.Module:
 class ProjectionHead(nn.Module):
     """A projection head (GUR, section III-C), a linear map into a teacher's space, or sentence-transformers' modules.
 
-    Args:
-        settings: its shape.
-
     >>> head = ProjectionHead(HeadConfig(width=32, dimensions=8))
     >>> head(torch.zeros(3, 32)).shape
     torch.Size([3, 8])
@@ -244,16 +237,7 @@ class ProjectionHead(nn.Module):
             self.words = WordVectors(settings.vocabulary, settings.words, dimensions)
 
     def forward(self, states_BD: Tensor, ids_BT: Tensor | None = None, pooled_BT: Tensor | None = None) -> Tensor:
-        """Return vectors ``(B, E)`` of pooled states ``(B, D)``.
-
-        Args:
-            states_BD: the pooled states.
-            ids_BT: the texts' tokens; a head without vectors of tokens does not look at them.
-            pooled_BT: True for the tokens that were pooled.
-
-        Raises:
-            ConfigError: a head with vectors of tokens is given none, or one that it has no vector for.
-        """
+        """Return vectors ``(B, E)`` of pooled states ``(B, D)``."""
         if self.chain is not None:
             chained_BE: Tensor = self.chain(states_BD)
             return chained_BE
@@ -312,12 +296,7 @@ class ProjectionHead(nn.Module):
 
 
 def read_head(folder: Path) -> ProjectionHead | None:
-    """Read the head of a model's folder, in evaluation mode and float32; None when there is none.
-
-    Raises:
-        DataError: the files are broken.
-        ConfigError: they were written by a newer version, or hold unknown fields.
-    """
+    """Read the head of a model's folder, in evaluation mode and float32; None when there is none."""
     path = folder / HEAD_FILE
     if not path.is_file():
         return None
@@ -327,11 +306,7 @@ def read_head(folder: Path) -> ProjectionHead | None:
 
 
 def read_tensors(weights: Path) -> dict[str, Tensor]:
-    """Read a safetensors file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Read a safetensors file."""
     try:
         return load_file(weights)
     except Exception as error:  # safetensors has an exception outside the built-in ones
@@ -339,17 +314,7 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
 
 
 def head_of(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> ProjectionHead:
-    """Make a head of its weights, in evaluation mode and float32.
-
-    Args:
-        settings: its shape.
-        stored: its weights.
-        weights: where they were read, for messages.
-        described_by: the file that has its shape, for messages.
-
-    Raises:
-        DataError: the weights are not those of such a head, or hold NaN or infinity.
-    """
+    """Make a head of its weights, in evaluation mode and float32."""
     _refuse_others(settings, stored, weights, described_by)
     head = ProjectionHead(settings)
     head.load_state_dict(dict(stored))

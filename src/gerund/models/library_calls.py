@@ -58,17 +58,7 @@ def ready_for_threads() -> None:
 
 
 def guarded(what: str, load: Any, *arguments: Any, **options: Any) -> Any:
-    """Call a loader of transformers, quietly, and turn whatever it raises into one sentence.
-
-    Args:
-        what: what cannot be done when it fails: the beginning of the sentence.
-        load: the loader.
-        *arguments: what it takes.
-        **options: what it takes by name.
-
-    Raises:
-        ModelError: it failed.
-    """
+    """Call a loader of transformers, quietly, and turn whatever it raises into one sentence."""
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

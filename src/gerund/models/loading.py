@@ -1,6 +1,6 @@
-"""From a path or a hub id to a model and its tokenizer, safely and with plain errors.
+"""Load a model, its tokenizer and its encoder settings from a ``ModelSpec``.
 
-Knows: transformers' loading, safetensors, the bundled model. Does not know: plans.
+A setting comes from the spec, else from the model's folder, else from the defaults. Nothing in a folder is executed.
 """
 
 import threading
@@ -47,7 +47,6 @@ from gerund.models.architectures import (
 from gerund.models.encoder_settings import read_adapters, stored_reading
 from gerund.models.folder_files import demand_readable
 from gerund.models.hash_cache import describe_files, weights_key
-from gerund.models.heads import ProjectionHead
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
 from gerund.models.sentence_transformers_folder import (
@@ -58,7 +57,7 @@ from gerund.models.sentence_transformers_folder import (
     is_ready_made,
 )
 from gerund.models.sources import Source, find, find_spec
-from gerund.models.vectors import Transform, read_transform
+from gerund.models.vectors import read_transform
 from gerund.models.weights import (
     INDEX,
     WEIGHTS,
@@ -78,9 +77,9 @@ from gerund.settings.templates import NO_TRANSFORM
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"
-# What lies beside the weights for our own use.
-_BESIDE = ("adapter*/*", "scorer.*", "head.*")
-# What sentence-transformers says beside the weights.
+# Files of gerund next to the weights.
+_OWN_FILES = ("adapter*/*", "scorer.*", "head.*")
+# Files of sentence-transformers next to the weights.
 _READY_MADE = (
     MODULES_FILE,
     SETTINGS_FILE,
@@ -89,19 +88,19 @@ _READY_MADE = (
     "tokenizer_config.json",
     "*/config.json",
 )
-# What a checkpoint consists of; other weight formats, images and code stay behind.
+# Files of a checkpoint; other weight formats, images and code are not copied.
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*"]
 _NOT_COPIED = (
     "pytorch_model.bin.index.json",
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
-    # A scorer or a head is trained for one encoder config, and another may be put beside the copy.
+    # A scorer or a head is trained for one encoder config, and the copy may get another one.
     "scorer.json",
     "head.json",
 )
 
-# What generating reads as numbers, of all that a generation config may hold.
+# Fields of a generation config that must be numbers.
 _GENERATION_NUMBERS = frozenset([
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id", "max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "num_beams",
@@ -121,18 +120,10 @@ _save_lock = threading.Lock()
 def read(
     source: Source, dtype: torch.dtype | None, config: PreTrainedConfig | None = None, *, weights: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer, in evaluation mode.
+    """Load model and tokenizer, in evaluation mode; ``dtype`` None keeps the checkpoint's own.
 
-    Args:
-        source: from ``find``.
-        dtype: type of the weights; None for the checkpoint's own.
-        config: from ``read_config``, if that was called already.
-        weights: whether weights are read; without it the model is a skeleton on torch's meta device, for weights that
-            come from elsewhere. (Packed weights are read in any case.)
-
-    Raises:
-        ModelError: neither a decoder-only language model nor a T5, no safetensors, weights missing, no tokenizer, or
-            not to be had.
+    With ``weights`` False the model is a skeleton on torch's meta device, for weights that come from elsewhere. (Packed
+    weights are read in any case.)
     """
     config = read_config(source) if config is None else config
     _refuse_other_kinds(config, source.where)
@@ -144,7 +135,7 @@ def read(
     packed = getattr(config, "quantization_config", None) is not None
     refuse_other_shapes(lambda: kind.from_config(config), config, shapes, source.name)
     placed = {} if weights or packed else {"device_map": "meta"}
-    model, found = guarded(
+    model, info = guarded(
         f"cannot load {source.name}",
         kind.from_pretrained,
         source.where,
@@ -158,10 +149,10 @@ def read(
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
-    _take_away_missing_head(model, found, source.name)
+    _replace_missing_head(model, info, source.name)
     if packed:
         _forget_packing(model)
-    refuse_incomplete(found, source.name)
+    refuse_incomplete(info, source.name)
     if not placed:
         refuse_unsound(model, source.name)
     _refuse_wrong_numbers(model, source.name)
@@ -191,15 +182,7 @@ def _read_gguf(
 
 
 def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer that turns its own failures into gerund's errors.
-
-    Args:
-        source: the model.
-        where: the folder or hub id that has its tokenizer's files, where that is another one.
-
-    Raises:
-        ModelError: there is none, it has no tokens, or it cannot read a letter.
-    """
+    """Load a tokenizer whose failures are gerund's errors; ``where`` is another folder or hub id with its files."""
     what = f"cannot load the tokenizer of {source.name}"
     tokenizer: PreTrainedTokenizerBase = guarded(
         what,
@@ -215,23 +198,19 @@ def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokeni
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """Return the class that loads a model whole: a language model around which there is more keeps all of it."""
+    """Return the class that loads the full model: a multimodal model keeps its other parts."""
     if config.model_type in SEQ2SEQ:
         return AutoModelForSeq2SeqLM
-    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
-    if whole is None or (
-        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and whole not in listed_architectures(config)
+    multimodal = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type)
+    if multimodal is None or (
+        config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and multimodal not in listed_architectures(config)
     ):
         return AutoModelForCausalLM
     return AutoModelForImageTextToText
 
 
 def read_config(source: Source) -> PreTrainedConfig:
-    """Read the config of a model.
-
-    Raises:
-        ModelError: there is no such model, or its config cannot be read or is absurd.
-    """
+    """Read the config of a model."""
     if source.gguf is not None:
         return gguf_files.read_config(gguf_files.read_file(source.gguf))
     what = source.unreadable
@@ -251,50 +230,32 @@ def read_config(source: Source) -> PreTrainedConfig:
 
 
 def is_seq2seq(source: Source) -> bool:
-    """Whether a model has an encoder of its own beside its decoder.
-
-    Raises:
-        ModelError: there is no such model.
-    """
+    """Whether a model is an encoder-decoder."""
     return read_config(source).model_type in SEQ2SEQ
 
 
-def stored_dtype(source: Source) -> torch.dtype | None:
-    """Return the type that the checkpoint's config names; None when it names none."""
-    return dtype_of(read_config(source))
-
-
 def dtype_of(config: PreTrainedConfig) -> torch.dtype | None:
-    """Return the type that a config names; None when it names none."""
+    """Return the dtype that a config names; None where it names none."""
     dtype = getattr(config, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def own_dtype(source: Source) -> str:
-    """Return the name of the checkpoint's type, so that it is loaded in no other; ``auto`` when it names none."""
-    stored = stored_dtype(source)
+    """Return the name of the checkpoint's dtype; ``auto`` where its config names none."""
+    stored = dtype_of(read_config(source))
     return next((name for name, dtype in DTYPES.items() if dtype == stored), "auto")
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device: ``auto`` takes a GPU where there is one.
-
-    Raises:
-        ConfigError: an unknown device, or one that this machine lacks.
-    """
+    """Return the device: ``auto`` takes a GPU where there is one."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        OverflowError,
-    ) as error:
-        # torch would name all two dozen that it was ever built for.
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        # torch would list two dozen that this build doesn't have.
         raise ConfigError(f"device {device!r} cannot be used here; take auto, cpu, cuda (or cuda:1) or mps") from error
     try:
         torch.empty(0, device=chosen)
@@ -304,11 +265,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str) -> torch.dtype | None:
-    """Return the torch type of a name; None for ``auto`` and ``int8``, which keep the checkpoint's own.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """Return the torch type of a name; None for ``auto`` and ``int8``, which keep the checkpoint's own."""
     if dtype in ("auto", "int8"):
         return None
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -319,7 +276,7 @@ def pick_dtype(dtype: str) -> torch.dtype | None:
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any], folder: Path) -> None:
     """Write weights, config and tokenizer as transformers does, so that plain transformers reads them."""
     with _save_lock, quiet():
-        # save_pretrained notes in the live config which class it saved, and that may be only the model's body.
+        # save_pretrained writes the class that it saved into the live config, which may be only the model's body.
         before = {key: getattr(model.config, key, None) for key in ("architectures", "dtype")}
         try:
             model.save_pretrained(folder, state_dict=state, max_shard_size=_LARGEST_SHARD)
@@ -328,18 +285,13 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state
                 setattr(model.config, key, value)
         # A folder whose class has a head says that there is one.
         lacks_head = isinstance(model.get_output_embeddings(), NoHead) and before["architectures"]
-        restore(
-            model.config, folder / "config.json", **{"architectures": before["architectures"]} if lacks_head else {}
-        )
+        changes = {"architectures": before["architectures"]} if lacks_head else {}
+        restore(model.config, folder / "config.json", **changes)
         tokenizer.save_pretrained(folder)
 
 
 def settings_folder(source: Source) -> Path | None:
-    """Return the folder in which ``gerund.json`` and an adapter would lie.
-
-    Returns:
-        The folder; None for a GGUF file, and when a hub model is not to be had.
-    """
+    """Return the folder of ``gerund.json`` and adapters; None for a GGUF file, or where the hub can't be reached."""
     if source.is_local:
         return source.folder
     from huggingface_hub import snapshot_download
@@ -349,31 +301,20 @@ def settings_folder(source: Source) -> Path | None:
         return Path(guarded(f"cannot find the settings of {source.name}", snapshot_download, source.name, **options))
 
     try:
-        folder = fetched([CONFIG_FILE, *_BESIDE, *_READY_MADE])
+        folder = fetched([CONFIG_FILE, *_OWN_FILES, *_READY_MADE])
         return fetched(dense_weights(folder)) if is_ready_made(folder) and dense_weights(folder) else folder
     except ModelError:
-        return None  # reading the model will say why
+        return None  # loading the model reports why
 
 
 def original_files(source: Source) -> list[Path]:
-    """Return the files of a checkpoint that are worth copying: weights, configs, tokenizer, licence.
-
-    Raises:
-        ModelError: the files of a hub model are not to be had.
-    """
+    """Return the files of a checkpoint to copy: weights, configs, tokenizer, license."""
     folder = source.folder
     if folder is None:
         from huggingface_hub import snapshot_download
 
-        folder = Path(
-            guarded(
-                f"cannot find the files of {source.name}",
-                snapshot_download,
-                source.name,
-                allow_patterns=_FILES,
-                **source.hub_options,
-            )
-        )
+        options = {"allow_patterns": _FILES, **source.hub_options}
+        folder = Path(guarded(f"cannot find the files of {source.name}", snapshot_download, source.name, **options))
     index = folder / INDEX
     weights = {WEIGHTS} if (folder / WEIGHTS).is_file() else {INDEX, *shards_of(index)}
     others = {path.name for pattern in _FILES for path in folder.glob(pattern) if not path.name.startswith(".")}
@@ -385,7 +326,7 @@ def original_files(source: Source) -> list[Path]:
 
 
 def _refuse_wrong_numbers(model: PreTrainedModel, name: str) -> None:
-    """Refuse a generation config with something else where numbers belong; generating would end in the middle."""
+    """Refuse a generation config with invalid numbers, which would fail during generation."""
     for key, value in vars(model.generation_config).items():
         numbers = value if isinstance(value, (list, tuple)) else [value]
         wrong = any(number is not None and not isinstance(number, (int, float)) for number in numbers)
@@ -394,22 +335,18 @@ def _refuse_wrong_numbers(model: PreTrainedModel, name: str) -> None:
 
 
 def refuse_larger_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, source: Source) -> None:
-    """Refuse a tokenizer whose files have tokens that the model has no embedding for.
-
-    Raises:
-        ModelError: it has such tokens, or puts them around a text.
-    """
+    """Refuse a tokenizer whose files have tokens that the model has no embedding for."""
     rows, added = model.get_input_embeddings().weight.shape[0], tokenizer.added_tokens_decoder
     ids = tokenizer.get_vocab()
     tokens = max((number + 1 for number in ids.values() if number not in added), default=0)
     if any(number >= rows for number in added):
-        # Some kinds of tokenizers bring tokens that are in no file; no text of a model's own uses them.
+        # Some tokenizer classes add tokens that are in no file; no text of the model uses them.
         tokens = max(tokens, added_tokens(source, ids))
     if tokens > rows:
         raise ModelError(
             f"cannot load {source.name}: its tokenizer has {tokens} tokens, and the model embeddings for {rows}"
         )
-    # A post-processor may name numbers that no token has.
+    # A post-processor may name ids that no token has.
     if (highest := max(tokenizer("a")["input_ids"], default=0)) >= rows:
         raise ModelError(
             f"cannot load {source.name}: its tokenizer puts token {highest} around a text, and the model has "
@@ -430,114 +367,75 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
         raise ModelError(f"{name} is a {kind} model, not a decoder-only language model")
     if any(word in name_ for name_ in architectures for word in ("ForMaskedLM", "ForPreTraining")):
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
-    # These could be decoders too, and are none where their config does not say so.
+    # These are decoders only where their config says so.
     if kind in _ENCODERS and not config.is_decoder:
         raise ModelError(f"{name} is an encoder ({kind}) and does not generate; give a decoder-only language model")
 
 
 def _forget_packing(model: PreTrainedModel) -> None:
-    """Let a model whose weights were unpacked while they were read be saved as what it is now.
-
-    transformers forgets that it was quantised, and would pack the weights again when it is saved.
-    """
+    """Let a model whose weights were unpacked on loading be saved unpacked; transformers would pack them again."""
     if getattr(model.config, "quantization_config", None) is None:
         vars(model).pop("_weight_conversions", None)
 
 
-def _take_away_missing_head(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:
-    """Put ``NoHead`` where transformers has made a random head up, when nothing else is missing."""
+def _replace_missing_head(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
+    """Put ``NoHead`` where transformers made up a random head, when nothing else is missing."""
     head = model.get_output_embeddings()
-    lacking = set(found.get("missing_keys") or ())
-    own = {key for key, module in model.named_modules() if module is head}
-    if head is not None and lacking and all(key.rpartition(".")[0] in own for key in lacking):
+    missing = set(info.get("missing_keys") or ())
+    head_names = {key for key, module in model.named_modules() if module is head}
+    if head is not None and missing and all(key.rpartition(".")[0] in head_names for key in missing):
         model.set_output_embeddings(NoHead(name))
-        found["missing_keys"] = []
-    if head is None or found.get("missing_keys"):
+        info["missing_keys"] = []
+    if head is None or info.get("missing_keys"):
         return
     if is_bidirectional(model.config):
         model.set_output_embeddings(NoHead(name, "attends in both directions, as its config.json says"))
     elif is_body(model.config):
-        # Tied to the embeddings, a head would be there in any case.
+        # A head that is tied to the embeddings is never missing.
         model.set_output_embeddings(NoHead(name))
 
 
-def refuse_incomplete(found: dict[str, Any], name: str) -> None:
-    """Refuse a checkpoint that lacks weights, which transformers would fill with random numbers."""
-    lacking = sorted(found.get("missing_keys") or ())
-    wrong = sorted(str(item[0] if isinstance(item, tuple) else item) for item in found.get("mismatched_keys") or ())
-    for keys, what in ((lacking, "missing from"), (wrong, "of the wrong shape in")):
+def refuse_incomplete(info: dict[str, Any], name: str) -> None:
+    """Refuse a checkpoint that lacks weights, which transformers would initialize at random."""
+    missing = sorted(info.get("missing_keys") or ())
+    wrong = sorted(str(item[0] if isinstance(item, tuple) else item) for item in info.get("mismatched_keys") or ())
+    for keys, what in ((missing, "missing from"), (wrong, "of the wrong shape in")):
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
 
 
-# The objective that trains a model to fill gaps.
+# The training objective for infilling.
 _FILLING = "msg"
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model in memory, and how it is read.
+class LoadedModel:
+    """A model in memory with its settings.
 
     Attributes:
-        model: the Hugging Face model, on its device.
-        tokenizer: its tokenizer.
-        encoder: how it is read as an encoder.
-        name: what it was loaded from.
-        settings: the folder of its settings, where there is one on this machine.
-        adapters: PEFT adapters, each active for its jobs only.
-        autocast: whether to encode in bfloat16 where that is quick and near enough.
-        int8: whether to encode in 8 bits.
-        head: what projects its pooled states; None without one.
-        transform: what its folder has for the encoder's transform; None where that has to be fitted.
-        spec: what it was asked for by.
-        stamp: under what the hash of its weights is kept; None where it is not kept.
-        fills_gaps: whether it or its adapter for filling gaps is known to be trained for that.
+        settings: the folder of its settings, if there is one on this machine.
+        options: the other arguments of ``LanguageModel``.
+        fills_gaps: whether it or its adapter for infilling is known to be trained for that.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     encoder: EncoderConfig
-    name: str
     settings: Path | None
-    adapters: Adapters
-    autocast: bool
-    int8: bool
-    head: ProjectionHead | None
-    transform: Transform | None
-    spec: ModelSpec
-    stamp: str | None = None
-    fills_gaps: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of ``LanguageModel``."""
-        return {
-            "name": self.name,
-            "adapters": self.adapters,
-            "autocast": self.autocast,
-            "int8": self.int8,
-            "head": self.head,
-            "transform": self.transform,
-            "spec": self.spec,
-            "stamp": self.stamp,
-        }
+    options: dict[str, Any]
+    fills_gaps: bool
 
     @property
     def is_seq2seq(self) -> bool:
-        """Whether it has an encoder of its own beside its decoder."""
+        """Whether it is an encoder-decoder."""
         return is_encoder_decoder(self.model)
 
 
-@quiet()  # once for all of it: whenever a logger's level changes, all loggers forget what they know
-def open_model(spec: ModelSpec, token: str | bool | None = None) -> Opened:
-    """Load a model with its settings; the hub is asked with ``token``, where it is.
-
-    Raises:
-        ModelError: no such model, or neither a decoder-only one nor a T5.
-        ConfigError: an unknown name or impossible setting.
-    """
-    weights_type = pick_dtype(spec.dtype)
+@quiet()  # once for everything: changing a logger's level clears the caches of all loggers
+def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
+    """Load a model with its settings; ``token`` is for the hub."""
+    dtype = pick_dtype(spec.dtype)
     where = pick_device(spec.device)
     if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
         raise ConfigError(
@@ -558,54 +456,51 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> Opened:
         _check_seq2seq(encoder, source.name, given)
     adapters = _adapters(own_adapters, spec)
     if spec.adapter is not None and "encode" in own_adapters:
-        # A head that was trained with the adapter means nothing without it.
+        # A head that was trained with the adapter is useless without it.
         head = None
     if head is not None and not vectors_alike(encoder, stored):
         head = head.without_space()
-    if weights_type is None and where.type == "cpu":
-        weights_type = _computed_type(config, source.name)
+    if dtype is None and where.type == "cpu":
+        dtype = _emulated_dtype(config, source.name)
     transform = None
     if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
-        # Fitted to the vectors of one encoder config, it means nothing to those of another.
+        # It was fitted to the vectors of one encoder config.
         transform = read_transform(settings, encoder.transform) if vectors_alike(encoder, stored) else None
     files = weight_files(source, getattr(config, "transformers_weights", None))
     before = describe_files(files)
-    loaded, tokenizer = read(source, weights_type, config)
+    loaded, tokenizer = read(source, dtype, config)
     width = state_width(loaded.config) * encoder.poolings
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
-    # Of an encoder-decoder only a part is hashed. And files that changed while they were read are of no use.
+    # Only a part of an encoder-decoder is hashed. Files that changed while they were read can't identify the weights.
     stamp = None
     if not seq2seq and describe_files(files) == before:
         stamp = weights_key(before, str(loaded.dtype), *_tensors_of(loaded))
-    return Opened(
-        loaded.to(where),
-        tokenizer,
-        encoder,
-        source.name,
-        settings,
-        adapters,
-        autocast=spec.dtype in ("auto", "int8") and (where.type == "cuda" or matmul_attention.cpu_has_bfloat16()),
-        int8=spec.dtype == "int8",
-        head=None if head is None else head.to(where),
-        transform=transform,
-        spec=spec,
-        stamp=stamp,
-        fills_gaps=seq2seq or _is_trained_to_fill(settings, own_adapters, spec),
-    )
+    options = {
+        "name": source.name,
+        "adapters": adapters,
+        "autocast": spec.dtype in ("auto", "int8") and (where.type == "cuda" or matmul_attention.cpu_has_bfloat16()),
+        "int8": spec.dtype == "int8",
+        "head": None if head is None else head.to(where),
+        "transform": transform,
+        "spec": spec,
+        "stamp": stamp,
+    }
+    fills_gaps = seq2seq or _is_trained_to_infill(settings, own_adapters, spec)
+    return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps)
 
 
 def _tensors_of(model: PreTrainedModel) -> list[str]:
-    """Return which tensors a model has: its config decides how many of those in its files are read."""
+    """Return names and shapes of a model's tensors: its config decides which of those in its files are read."""
     return [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
 
 
-def _computed_type(config: PreTrainedConfig, name: str) -> torch.dtype | None:
-    """Return the type in which this processor takes a checkpoint's weights, and say so where it is another one."""
+def _emulated_dtype(config: PreTrainedConfig, name: str) -> torch.dtype | None:
+    """Return float32, with a note, where this processor would emulate the checkpoint's dtype; else None."""
     stored = dtype_of(config)
     if stored not in (torch.bfloat16, torch.float16) or matmul_attention.cpu_has_bfloat16():
         return None
-    # Half precision would be emulated, slowly; float32 holds the same values.
+    # Emulation is slow, and float32 has the same values.
     called = str(stored).removeprefix("torch.")
     say_once(
         f"{name} is stored in {called} and computed in float32, which is faster on this processor; greedy texts may "
@@ -615,7 +510,7 @@ def _computed_type(config: PreTrainedConfig, name: str) -> torch.dtype | None:
 
 
 def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
-    """Return whose adapters take part: those given, and for the rest those of the model's folder."""
+    """Return the adapter of each job: those of the spec, and for the others those of the model's folder."""
     folders: dict[Job, Path] = {}
     if spec.adapter is None:
         folders = dict(own)
@@ -630,8 +525,8 @@ def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
     return Adapters(folders)
 
 
-def _is_trained_to_fill(settings: Path | None, own: Mapping[Job, Path], spec: ModelSpec) -> bool:
-    """Whether somebody has chosen an adapter to fill gaps with, or the records of the training say what it was for."""
+def _is_trained_to_infill(settings: Path | None, own: Mapping[Job, Path], spec: ModelSpec) -> bool:
+    """Whether the spec names an adapter for infilling, or the training record shows that objective."""
     if spec.infill_adapter is not None:
         return spec.infill_adapter != NO_ADAPTER
     records = []
@@ -641,31 +536,31 @@ def _is_trained_to_fill(settings: Path | None, own: Mapping[Job, Path], spec: Mo
         if settings is not None:
             records.append(settings / "training.json")
     elif not spec.leaves_adapters:
-        # Beside an adapter that was trained here lies its record, or one folder above it.
+        # The record of a trained adapter is in its folder, or in the one above.
         records += [Path(spec.adapter) / "training.json", Path(spec.adapter).parent / "training.json"]
     return any(_FILLING in _trained_for(path) for path in records)
 
 
 def _trained_for(record: Path) -> list[str]:
-    """Return the kinds of the objectives that a model was trained for; none where there is no record."""
+    """Return the objectives that a model was trained for; empty without a record."""
     try:
-        return [str(one["kind"]) for one in read_json(record)["recipe"]["objectives"]]
+        return [str(objective["kind"]) for objective in read_json(record)["recipe"]["objectives"]]
     except (DataError, LookupError, TypeError):
         return []
 
 
 def _adapter_in(where: str | Path, job: Job) -> Path:
-    """Return the adapter of a job of another model; a PEFT folder is one itself."""
+    """Return the adapter for a job from another model, or a PEFT folder itself."""
     folder = place("adapter", where)
     if (folder / ADAPTER_FILES[0]).is_file():
         return folder
     settings = settings_folder(find(where))
     if settings is None:
         raise ModelError(f"there is no folder {where}, and the hub has no such model or cannot be reached")
-    found = read_adapters(settings).get(job)
-    if found is None:
+    adapter = read_adapters(settings).get(job)
+    if adapter is None:
         raise DataError(f"{where} has no adapter to {job} with; only an adapter can be taken from another model")
-    return found
+    return adapter
 
 
 def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | Path | None]) -> None:

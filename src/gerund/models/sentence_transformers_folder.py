@@ -161,12 +161,7 @@ def is_ready_made(folder: Path) -> bool:
 
 
 def read_ready_made(folder: Path) -> ReadyMade:
-    """Read how the author of a sentence-transformers folder reads its model.
-
-    Raises:
-        DataError: a file is missing, is no JSON, or holds something else than sentence-transformers writes.
-        ModelError: a module or a setting that gerund cannot honour.
-    """
+    """Read how the author of a sentence-transformers folder reads its model."""
     modules = listed_modules(folder)
     settings = _json(folder / SETTINGS_FILE)
     kind = settings.get("model_type") or "SentenceTransformer"
@@ -185,12 +180,7 @@ def read_ready_made(folder: Path) -> ReadyMade:
 
 
 def listed_modules(folder: Path) -> list[ListedModule]:
-    """Return what ``modules.json`` lists.
-
-    Raises:
-        DataError: it is no such list, or names a place outside the folder.
-        ModelError: a file of a module is a link that leads out of the folder, or cannot be read.
-    """
+    """Return what ``modules.json`` lists."""
     path = folder / MODULES_FILE
     data = read_json(path)
     if not isinstance(data, list) or not data:
@@ -209,12 +199,7 @@ def listed_modules(folder: Path) -> list[ListedModule]:
 
 
 def refuse_modules(folder: Path) -> None:
-    """Refuse a folder without ``config.json`` by what it is, where its files say that.
-
-    Raises:
-        ModelError: it is one of sentence-transformers, or of LLM2Vec-Gen.
-        DataError: ``modules.json`` is broken.
-    """
+    """Refuse a folder without ``config.json`` by what it is, where its files say that."""
     if (folder / _LLM2VEC_GEN_FILE).is_file():
         raise ModelError(
             f"{folder / _LLM2VEC_GEN_FILE} is of LLM2Vec-Gen, whose layers are pickled and would run code; use "
@@ -234,11 +219,7 @@ def refuse_modules(folder: Path) -> None:
 
 
 def dense_weights(folder: Path) -> list[str]:
-    """Return the files of weights that a folder's modules have, for whoever fetches them.
-
-    Raises:
-        DataError: ``modules.json`` is broken.
-    """
+    """Return the files of weights that a folder's modules have, for whoever fetches them."""
     kinds = ("Dense", "LayerNorm")
     return [f"{module.path}/{MODULE_WEIGHTS}" for module in listed_modules(folder) if module.kind in kinds]
 
@@ -507,14 +488,7 @@ def write_modules(
     *,
     needs: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Write both files.
-
-    Args:
-        folder: where to.
-        config: prompts, and whether vectors get length 1.
-        modules: folder and class of each module but the normalisation, which needs no folder of its own.
-        needs: packages without which it is not read: a ``specifier`` of versions, and a ``reason``.
-    """
+    """Write both files."""
     if config.normalize:
         modules = [*modules, (f"{len(modules)}_Normalize", _NORMALIZE)]
     listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]

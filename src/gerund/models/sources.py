@@ -78,11 +78,7 @@ class Source:
         )
 
     def demand_reachable(self) -> None:
-        """Refuse a hub id whose config is neither in the cache nor to be had.
-
-        Raises:
-            ModelError: it is not.
-        """
+        """Refuse a hub id whose config is neither in the cache nor to be had."""
         if not self.local_only or self.is_local:
             return
         from huggingface_hub import constants, try_to_load_from_cache
@@ -97,15 +93,6 @@ def find(model: str | Path | None, *, revision: str | None = None, token: str | 
 
     ``ollama:NAME``, ``lmstudio:NAME``, ``llama.cpp:NAME`` and ``hf:NAME`` are GGUF files that those programs have on
     this machine.
-
-    Args:
-        model: the folder, file, name or hub id.
-        revision: the branch, tag or commit of a hub id.
-        token: what the hub is asked with: a token, or True for the one that ``hf auth login`` has stored.
-
-    Raises:
-        ConfigError: it is neither a text nor a path, or no hub id and a revision or token is given.
-        ModelError: a path that is no folder, a folder without a model, or all but the name of the bundled model.
     """
     source = _found(model)
     for name, value, kinds in (("revision", revision, (str,)), ("token", token, (str, bool))):

@@ -37,9 +37,6 @@ class T5EncoderWithProjection(T5PreTrainedModel):
     """The first state of a T5 encoder, projected (RankGen, section 2.2; the released model).
 
     Parameters are called as in the published checkpoints: ``t5_encoder.*`` and ``projection.weight``.
-
-    Args:
-        config: of the T5; its decoder plays no part.
     """
 
     config_class = T5Config
@@ -87,13 +84,6 @@ def read_t5_scorer(
     """Load model and tokenizer, in evaluation mode.
 
     A published checkpoint has its weights in a file of the old format, of which only tensors are read.
-
-    Args:
-        source: folder or hub id.
-        dtype: type of the weights; None for the checkpoint's own.
-
-    Raises:
-        ModelError: no checkpoint of this layout, weights missing, no tokenizer, or not to be had.
     """
     name, local = source.where, source.local_only
     what = f"cannot read the config of {source.name}"

@@ -28,14 +28,6 @@ def verify_on_two_layers(model: PreTrainedModel, plan: ResolvedPlan) -> None:
     """Verify the first and the last layer of a plan on a small copy of a model, with random weights.
 
     An architecture whose layers are of several kinds is left to the process that has the weights and verifies all.
-
-    Args:
-        model: the model, perhaps a skeleton on the meta device.
-        plan: resolved for all its layers.
-
-    Raises:
-        ModelError: as in ``verify``.
-        UnsupportedModelError: a layer disobeys the plan.
     """
     if len({kind_of(layer) for layer in decoder_layers(model)}) > 1 or len(plan.views) < 2:
         return

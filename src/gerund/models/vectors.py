@@ -66,18 +66,7 @@ class Transform:
 
 
 def fit(name: str, vectors_ND: np.ndarray) -> Transform:
-    """Fit a transform on vectors.
-
-    Args:
-        name: ``whitening`` or ``all-but-the-top``, with ``-`` and a number: how many dimensions are kept, those of the
-            largest variance (left out, all), or how many directions are taken out (left out, a hundredth of the
-            dimensions, at least 1).
-        vectors_ND: of the sample, not normalised; of a text that stands there twice, twice.
-
-    Raises:
-        ConfigError: no such transform, one that is not fitted, a number above the dimensions, or a sample that is too
-            small or varies too little for it.
-    """
+    """Fit a transform on vectors."""
     kind, number = transform_parts(name)
     if kind == TRUNCATE:
         raise ConfigError(f"{name} keeps numbers as they are and is fitted to nothing; leave the sample out")
@@ -106,13 +95,6 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
 def truncation(name: str, width: int) -> Transform | None:
     """Return the transform that keeps the first numbers of a vector; None where the name is that of another one.
 
-    Args:
-        name: such as ``truncate-128``.
-        width: numbers of a whole vector.
-
-    Raises:
-        ConfigError: a vector has fewer numbers.
-
     >>> truncation("truncate-2", 3)(np.array([[1.0, 2.0, 3.0]])).tolist()
     [[1.0, 2.0]]
     """
@@ -125,11 +107,7 @@ def truncation(name: str, width: int) -> Transform | None:
 
 
 def read_transform(folder: Path, name: str) -> Transform | None:
-    """Read the transform of a model's folder; None when there is none.
-
-    Raises:
-        DataError: the file is broken.
-    """
+    """Read the transform of a model's folder; None when there is none."""
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         return None
@@ -147,11 +125,6 @@ def read_transform(folder: Path, name: str) -> Transform | None:
 
 def compared(a_ND: np.ndarray, b_MD: np.ndarray, similarity: str) -> np.ndarray:
     """Return how near each vector of ``a_ND`` is to each of ``b_MD``, as sentence-transformers counts it: ``(N, M)``.
-
-    Args:
-        a_ND: vectors.
-        b_MD: vectors.
-        similarity: ``cosine``, ``dot``, or a distance taken negative: ``euclidean``, ``manhattan``.
 
     >>> ones, others = np.array([[3.0, 4.0]]), np.array([[3.0, 0.0]])
     >>> [float(compared(ones, others, name)[0, 0]) for name in ("cosine", "dot", "euclidean", "manhattan")]

@@ -1,7 +1,4 @@
-"""What the files of a checkpoint say before anything is made of them: which they are, and which tensors they hold.
-
-Knows: safetensors, index files, their headers. Does not know: what a model computes.
-"""
+"""Validate a checkpoint's files before loading: safetensors headers, index files, sizes in its config."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -35,18 +32,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def weight_files(source: Source, named: Any = None) -> list[Path]:
-    """Return the files that hold a checkpoint's weights; of a hub id they are fetched.
-
-    Args:
-        source: where the checkpoint is.
-        named: what its config names as its weights, where it does.
-
-    Returns:
-        The files; none for a hub id without safetensors, of which the hub may have a converted copy.
-
-    Raises:
-        ModelError: there are none, or an index names one that is outside the folder or not in the safe format.
-    """
+    """Return the files that hold a checkpoint's weights; of a hub id they are fetched."""
     name = source.name
     if source.gguf is not None:
         return parts_of(source.gguf)
@@ -65,11 +51,7 @@ def weight_files(source: Source, named: Any = None) -> list[Path]:
 
 
 def shards_of(index: Path) -> list[str]:
-    """Return the files that an index names, each once.
-
-    Raises:
-        ModelError: it is no index, or names a file outside its folder or in another format.
-    """
+    """Return the files that an index names, each once."""
     try:
         data = read_json(index)
     except DataError as error:
@@ -85,11 +67,7 @@ def shards_of(index: Path) -> list[str]:
 
 
 def stored_shapes(name: str, files: list[Path]) -> Shapes:
-    """Return the shape of every tensor in safetensors files, of which only the headers are read.
-
-    Raises:
-        ModelError: a file is damaged.
-    """
+    """Return the shape of every tensor in safetensors files, of which only the headers are read."""
     shapes: Shapes = {}
     for path in files:
         with guarded(f"cannot load {name}", safe_open, str(path), framework="pt") as file:
@@ -119,11 +97,7 @@ def without_implementations(data: Any) -> Any:
 
 
 def refuse_fetched_code(source: Source) -> None:
-    """Refuse a checkpoint for another library whose settings would have code fetched from the hub and run.
-
-    Raises:
-        ModelError: a config of it names a repository as the code for its attention or its experts.
-    """
+    """Refuse a checkpoint for another library whose settings would have code fetched from the hub and run."""
     if source.folder is None:
         files = [_local(source, name) for name in ("config.json", "sentence_bert_config.json")]
     else:
@@ -142,15 +116,7 @@ def _implementations(data: Any) -> Iterator[Any]:
 
 
 def refuse_absurd_config(data: Any, name: str) -> None:
-    """Refuse a config whose counts no model has, before lists of that length are made of it.
-
-    Args:
-        data: a config as it lies on the disk.
-        name: of the model.
-
-    Raises:
-        ModelError: it has such a count, or is no object.
-    """
+    """Refuse a config whose counts no model has, before lists of that length are made of it."""
     if not isinstance(data, dict):
         raise ModelError(f"cannot read the config of {name}: config.json holds no object")
     for part in (data, *(value for value in data.values() if isinstance(value, dict))):
@@ -161,17 +127,7 @@ def refuse_absurd_config(data: Any, name: str) -> None:
 
 
 def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Shapes, name: str) -> None:
-    """Refuse a config that asks for other tensors than the weights have, before memory is taken for them.
-
-    Args:
-        build: makes the model of the config.
-        config: the config.
-        shapes: of the stored tensors.
-        name: of the model.
-
-    Raises:
-        ModelError: a tensor would have another shape, or there are more layers than tensors.
-    """
+    """Refuse a config that asks for other tensors than the weights have, before memory is taken for them."""
     # Packed weights have shapes of their own.
     if not shapes or getattr(config, "quantization_config", None) is not None:
         return
@@ -199,12 +155,7 @@ def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Sha
 
 
 def added_tokens(source: Source, ids: Mapping[str, int]) -> int:
-    """Return how many tokens there are at least by those that a tokenizer's files add or name; 0 without any.
-
-    Args:
-        source: the checkpoint.
-        ids: the number of every token of the tokenizer.
-    """
+    """Return how many tokens there are at least by those that a tokenizer's files add or name; 0 without any."""
 
     def content(file: str) -> dict[str, Any]:
         path = _local(source, file)

@@ -26,13 +26,7 @@ _LEVELS = 127
 
 
 class WordVectors(nn.Module):
-    """Vectors of words, 8 bits a number with a scale for each word; they are fitted, not trained.
-
-    Args:
-        vocabulary: Tokens of the vocabulary.
-        words: How many words.
-        dimensions: Numbers of a vector.
-    """
+    """Vectors of words, 8 bits a number with a scale for each word; they are fitted, not trained."""
 
     pieces_V: Tensor
     lengths_V: Tensor
@@ -66,12 +60,7 @@ class WordVectors(nn.Module):
             self.kinds_V[number] = _START if starts else _INSIDE
 
     def keys(self, ids_BT: Tensor, pooled_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the key ``(B, T)`` of the word that each token belongs to, up to it, and whether a word ends there.
-
-        Args:
-            ids_BT: The texts' tokens.
-            pooled_BT: True for the tokens that count; a word ends before one that does not.
-        """
+        """Return the key ``(B, T)`` of the word that each token belongs to, up to it, and whether a word ends there."""
         kinds_BT = self.kinds_V[ids_BT]
         inside_BT = pooled_BT.bool() & (kinds_BT != _BREAK)
         edge_B1 = torch.zeros_like(inside_BT[:, :1])
@@ -122,13 +111,7 @@ class WordVectors(nn.Module):
 
 
 def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, marks_inside: bool) -> tuple[str, bool] | None:
-    """Return the letters of a token in lower case, and whether a word starts with it; None for a token of signs.
-
-    Args:
-        tokenizer: Gives the characters that a token of bytes stands for.
-        piece: The token, as the vocabulary writes it.
-        marks_inside: Whether it is a vocabulary that writes ``##`` before what goes on with a word.
-    """
+    """Return the letters of a token in lower case, and whether a word starts with it; None for a token of signs."""
     starts = piece.startswith(_SPACES) or (marks_inside and not piece.startswith("##"))
     bare = piece.lstrip("".join(_SPACES)).removeprefix("##")
     text = tokenizer.convert_tokens_to_string([bare]).strip()

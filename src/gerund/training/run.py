@@ -349,7 +349,7 @@ def write_adapter(trained: "TrainableModel", folder: Path) -> None:
 
 
 def _stored_type(trained: "TrainableModel") -> torch.dtype:
-    stored = None if trained.source is None else loading.stored_dtype(trained.source)
+    stored = None if trained.source is None else loading.dtype_of(loading.read_config(trained.source))
     return stored or torch.bfloat16
 
 
