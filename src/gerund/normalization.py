@@ -1,9 +1,6 @@
-"""One form for texts that read the same: NFKC, no invisible characters, no hyphens at line ends.
+"""Unicode normalization of texts: NFKC, without invisible characters and hyphens at line ends.
 
-Search, word overlap and encoders compare and read texts in this form; what is stored and quoted stays as its author
-wrote it.
-
-Knows: Unicode. Does not know: words, languages, models.
+Search, word overlap and encoders compare texts in this form; stored and quoted texts stay unchanged.
 """
 
 import unicodedata

@@ -1,7 +1,6 @@
-"""Poolings: how the states of a text's tokens become one vector, one entry each in one table.
+"""Poolings: how the states of a text's tokens become one vector, one entry per pooling in one table.
 
-Knows: weights of tokens, and what sentence-transformers calls the same. Does not know: models, batches, files. Torch is
-not imported: weights are made by the methods of the tensor that is given.
+torch is imported on use only: the settings read the table.
 """
 
 from __future__ import annotations

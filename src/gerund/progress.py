@@ -1,4 +1,4 @@
-"""How far a long job is: a bar on a terminal; elsewhere a line now and then, where a command asks for it."""
+"""Progress bars on a terminal or progress lines elsewhere, and notes that are logged once per process."""
 
 import logging
 import multiprocessing

@@ -1,10 +1,8 @@
-"""Words as a search compares them: found by the script that they are written in, stemmed, without accents.
+"""Split texts into words, search terms and sentences, in any script.
 
-Indices on disk and in memory, BM25, and what decides whether a question is answered share these functions. Scripts that
-are written without spaces, and Korean, whose particles stand on the word, are read as single characters and pairs of
-neighbours: so documents and queries cannot be divided differently, and no dictionary has to know a word.
-
-Knows: scripts, Snowball's stems, stop words. Does not know: documents, stores, scores.
+Indices on disk and in memory, BM25, and question answering share these functions. Scripts without spaces, and Korean,
+whose particles are attached to the word, are split into single characters and pairs of neighbors: so documents and
+queries are never split differently, and no dictionary is needed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Frozen results: what the verbs give back."""
+"""Frozen results of ``LanguageModel`` and ``Index``, and the protocols of models and scorers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

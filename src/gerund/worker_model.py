@@ -1,7 +1,4 @@
-"""A model in the workers of a job: the very one that the driver has, or none.
-
-Knows: specs, fingerprints, threads. Does not know: what a worker does with it.
-"""
+"""Load the same model in the workers of a job as in the driver."""
 
 import platform
 from dataclasses import dataclass

@@ -1,12 +1,8 @@
-"""Adapters that are inactive until a block activates one.
+"""PEFT adapters that are active only inside a ``with`` block, in one thread.
 
-PEFT's own switches belong to the model: one thread that encodes would switch the adapter on under another
-that generates. Here the switch is a context variable, which every thread has for itself; outside the block
-the model's results are those of the model without any adapter, bit for bit.
-
-Which adapter is active for which job (encoding, filling gaps, scoring) is said by ``Adapters``.
-
-Knows: PEFT, its folders, jobs. Does not know: plans, texts.
+PEFT's own switches belong to the model: a thread that encodes would switch the adapter on for another that generates.
+Here the switch is a context variable, which each thread has for itself; outside the block the results are bit-identical
+to those of the model without adapters. ``Adapters`` has the adapter of each job (encoding, infilling, scoring).
 """
 
 import copy

@@ -1,6 +1,10 @@
-"""Encoder-decoder models: an encoder that reads and a decoder that writes.
+"""Architectures that need special treatment: encoder-decoders, bidirectional decoders, models without a head.
 
-Knows: which kinds there are, which part encodes. Does not know: how either is used.
+In memory every decoder is causal, and an attention plan alone decides the attention. So the flags by which a config
+makes a decoder bidirectional are set aside on loading and written again on saving. What transformers makes of them
+differs by architecture and version: ``is_causal`` false is obeyed by most from 5.2 on, and
+``use_bidirectional_attention`` by Gemma 3 alone. Under ``is_causal`` false a sliding window counts its own distance
+too; Gemma 3 halves its window under the other flag, which its config class has done by then.
 """
 
 import json

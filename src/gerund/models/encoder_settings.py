@@ -1,7 +1,7 @@
-"""The encoder settings stored with a model: ``gerund.json``, sentence-transformers' files, or a GGUF file's metadata.
+"""The encoder settings stored with a model: ``gerund.json``, sentence-transformers' files, or GGUF metadata.
 
-Knows: which of them counts, and what is said aloud when a user leaves the author's reading. Does not know: how a model
-is loaded.
+``gerund.json`` is a file of its own, not part of transformers' ``config.json``, so that the folder still opens as a
+plain language model.
 """
 
 import json

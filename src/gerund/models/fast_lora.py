@@ -1,17 +1,16 @@
-"""LoRA layers that cost no more than the layers they change.
+"""Fast LoRA layers, which cost little more than the layers they change.
 
-PEFT adds two products, two conversions and a dropout to every layer that an adapter is active in: in a small model, or
-at a high rank, as much work again. Here a layer without gradients takes one of two ways, chosen by size:
+PEFT adds two matmuls, two conversions and a dropout to every layer in which an adapter is active: in a small model, or
+at a high rank, as much work again. Here a layer without gradients uses one of two ways, chosen by size:
 
-- ``merged``: one product with a copy of the weight that has the adapter in it. The copy is made when it is first
-  needed and lies beside the weight, which nobody writes into: a thread that generates reads the untouched weight at
-  the same time. It takes as much memory as the weights that the adapter changes.
-- ``low-rank``: the weight's product and, added to it in the same step, the two small ones, in the type that the layer
-  computes in. It takes no memory; at the usual rank of 16 and 2048 numbers a state it costs 2% more.
+- ``merged``: one matmul with a copy of the weight that includes the adapter. The copy is made when it is first needed;
+the
+  weight itself stays unchanged for threads that generate. The copies take as much memory as the weights they replace.
+- ``low-rank``: the weight's matmul, plus the two small ones in the layer's dtype. No extra memory; at the usual rank of
+16
+  and 2048 dimensions per state it costs 2% more.
 
-With gradients, and for other kinds of adapters, PEFT's own way is taken.
-
-Knows: PEFT's linear LoRA layers, sizes. Does not know: which adapter is active, jobs, texts.
+With gradients, and for other kinds of adapters, PEFT computes.
 """
 
 from collections.abc import Iterable, Mapping

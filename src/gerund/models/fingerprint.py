@@ -1,7 +1,4 @@
-"""What tells two encoders apart: a hash of everything that their vectors depend on.
-
-Knows: weights, settings. Does not know: where either came from.
-"""
+"""Encoder fingerprints: a hash of everything that affects the vectors."""
 
 import hashlib
 import json

@@ -1,9 +1,7 @@
-"""Which files of a model's folder are read: regular files inside it, or blobs of the hub's cache that it links to.
+"""Check which files of a model's folder may be read: regular files inside it, or blobs of the hub's cache.
 
-A folder that somebody else has made may hold links, and what a link leads to would be read as part of the model, and
-copied with it. It may also hold pipes, which keep whoever opens them waiting.
-
-Knows: links, kinds of files. Does not know: torch, what a file says.
+A folder from somebody else may contain links, whose targets would be read as part of the model and copied with it, or
+pipes, on which a read waits forever.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Read GGUF files: check the file, then make a transformers config, tokenizer and weights of it.
+"""Read GGUF files: validate the file, then build a transformers config, tokenizer and weights from it.
 
 GGUF is the format of llama.cpp, Ollama and LM Studio. The weights are unpacked from their blocks into plain tensors, so
 that everything which works on a model folder works on a file. Metadata and blocks are parsed by transformers and the
 ``gguf`` package; this module knows how llama.cpp lays out the weights of each architecture, and corrects what
-transformers reads otherwise than llama.cpp (pre-tokenizers, scaled positions, head sizes).
+transformers reads differently from llama.cpp (pre-tokenizers, scaled positions, head sizes).
 
 Shapes: D width, V vocabulary.
 """

@@ -1,11 +1,4 @@
-"""Projection heads: what makes a pooled state into a vector that is trained for comparison.
-
-A folder with a head has ``head.json`` and ``head.safetensors`` beside the model's own files.
-
-Knows: the layers of a head, its files. Does not know: how texts become states.
-
-Shapes: B texts, T tokens, D numbers of a state, E numbers of a vector.
-"""
+"""Projection heads, applied to pooled states, and their files in a model's folder."""
 
 import hashlib
 import json

@@ -1,6 +1,7 @@
-"""Calls into transformers and the hub: without their chatter, and with every failure in one sentence.
+"""Call transformers, tokenizers and the hub quietly, and turn their failures into gerund's errors.
 
-Knows: what those libraries print and raise. Does not know: what is loaded.
+A tokenizer's errors have no common class: a plain ``Exception`` for a text that its model has no tokens for, and a Rust
+panic, which is not even an ``Exception``, for a defect.
 """
 
 import logging

@@ -1,10 +1,7 @@
-"""Read the settings of a sentence-transformers folder: modules, prompts, lengths and similarity.
+"""Read and write the settings of a sentence-transformers folder: modules, prompts, lengths and similarity.
 
-The chain is run as a whole or not at all: a module that gerund does not know is refused by its name. Nothing in the
-folder is executed.
-
-Knows: ``modules.json`` and the JSON files beside it, in the layouts of versions 2 to 6. Does not know: torch, weights,
-what a model computes.
+The chain of modules is supported as a whole or not at all: an unknown module raises an error that names it. Reads the
+layouts of versions 2 to 6. Nothing in the folder is executed.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Where a model comes from: a folder, the hub or this installation.
-
-Knows: names, folders, whether the hub answers. Does not know: torch, so that a slip in a name is said at once.
-"""
+"""Find a model by folder, GGUF file, short name or hub id; imports no torch, so that typos are reported at once."""
 
 import os
 import threading

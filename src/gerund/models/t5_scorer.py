@@ -1,7 +1,4 @@
-"""T5 encoders with a projection: the layout of RankGen's published checkpoints, read without any code of theirs.
-
-Knows: transformers' T5, that layout. Does not know: markers, scores.
-"""
+"""T5 encoders with a projection: the layout of RankGen's published checkpoints, read without their code."""
 
 import json
 from pathlib import Path

@@ -1,9 +1,7 @@
-"""A plan verified on two random layers of a model's architecture, by a process that has none of its weights.
+"""Verify an attention plan on two random layers of a model's architecture, in a process without the weights.
 
-What a layer sees depends on the code that runs it and not on its weights. So a process that gets its weights from
-another one still finds out in a moment whether its own installation, on its own machine, does what a plan says.
-
-Knows: configs, the probe. Does not know: files.
+What a layer attends to depends on its code, not on its weights. So a process that gets its weights from another one can
+still check within seconds that its own installation obeys the plan.
 """
 
 import copy

@@ -1,16 +1,12 @@
-"""Transforms of pooled vectors: whitening and all-but-the-top, fitted on a sample of texts without labels; truncation.
+"""Operations on pooled vectors: normalize, compare, whiten, truncate.
 
 Whitening: Su et al., 2021, "Whitening Sentence Representations for Better Semantics and Faster Retrieval", Algorithm 1.
 All-but-the-top: Mu and Viswanath, 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word
-Representations": the mean and the top directions are taken out of a vector. (Algorithm 1, as printed, takes from the
-centred vector what the whole one has along them, which leaves the mean's part there with the sign turned.) Both are a
-mean that is taken away and a matrix. Truncation keeps the first numbers of a
-vector, which a training with nested losses makes the ones that say most: Kusupati et al., 2022, "Matryoshka
-Representation Learning".
-
-A folder with one has ``transform.safetensors`` beside the model's own files.
-
-Knows: vectors, files. Does not know: texts, models.
+Representations": the mean and the top directions are removed. (Algorithm 1, as printed, subtracts from the centered
+vector the components of the uncentered one, which leaves the mean's part with the sign flipped.) Both are a mean that
+is subtracted and a matrix. Truncation keeps the first dimensions, which a training with nested losses makes the most
+informative: Kusupati et al., 2022, "Matryoshka Representation Learning". Transforms are saved as
+``transform.safetensors``.
 """
 
 import hashlib

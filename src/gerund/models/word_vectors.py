@@ -1,12 +1,10 @@
-"""A vector for each of many words, found from a text's tokens: knowledge that a small model's layers have no room for.
+"""Vectors of words, looked up by a text's tokens: knowledge that a small model's layers can't store.
 
-A word is a run of tokens of letters and digits, whatever its case: its key is a hash of its characters, put together
-from those of its tokens. Its vector is added to its text's where the word is known, and nothing is where it is not.
-
-Knows: tokens, words, their vectors. Does not know: how vectors are fitted, heads.
+A word is a run of tokens of letters and digits, regardless of case: its key is a hash of its characters, combined from
+those of its tokens. The vectors of a text's known words are added to its vector.
 
 Shapes: B texts, T tokens, V tokens of the vocabulary, W words, N words in the texts, L letters of a word at most, E
-numbers of a vector.
+dimensions of a vector.
 """
 
 from typing import TYPE_CHECKING
