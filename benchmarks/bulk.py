@@ -33,7 +33,15 @@ import numpy as np
 import harness
 from gerund.cli.embed import Encoding, EncodingWorker
 from gerund.data.embedding.files import Part, join_parquet, read_embeddings, write_part
-from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, Shard, Source, digest_of, embedding_job, survey_of
+from gerund.data.embedding.job import (
+    EmbeddingConfig,
+    EncodingWorkers,
+    Shard,
+    Source,
+    digest_of,
+    embedding_job,
+    survey_of,
+)
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.mining import job as mining_job
 from gerund.data.tables import open_table
@@ -149,7 +157,7 @@ def embed(options: Any, folder: Path) -> Table:
         timed = engine_for(system, workers, options)
         with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=options.shard, force=True)) as job:
             about = {"fingerprint": lm.fingerprint(), "model": lm.name, "dimensions": lm.dimensions}
-            job.run(None, about, elsewhere=Elsewhere(timed, worker), show_progress=False)  # type: ignore[arg-type]
+            job.run(None, about, workers=EncodingWorkers(timed, worker), show_progress=False)  # type: ignore[arg-type]
         return timed
 
     rows, outputs = compared(options, folder, "vectors.parquet", run)

@@ -230,7 +230,7 @@ class TestMistakes:
             (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
             (["--format", "xml"], "unknown format 'xml'; valid are: txt, jsonl, csv, tsv, parquet"),
             (["--batch-tokens", "0"], "batch_tokens=0"),
-            (["--shard-rows", "0"], "shard_rows=0"),
+            (["--shard-rows", "0"], "shard_rows must be at least 1, got 0"),
         ],
     )
     def test_settings(self, refuse, options, message):
@@ -265,8 +265,8 @@ class TestMistakes:
             assert run_cli("embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5).mistake == "enough"
         arguments = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5]
         mistake = run_cli(*arguments, "--attention", "causal").mistake
-        assert "unfinished work that does not fit: attention.name was 'mask0-bidir' and is 'causal'" in mistake
-        assert mistake.endswith("give --force to begin anew")
+        assert "unfinished work that does not match: attention.name was 'mask0-bidir' and is 'causal'" in mistake
+        assert mistake.endswith("give --force to start from scratch")
         ran = run_cli(*arguments)
         assert "5 of them done before" in ran.err
 

@@ -30,7 +30,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, embedding_job
+from gerund.data.embedding.job import EmbeddingConfig, EncodingWorkers, embedding_job
 from gerund.data.tables import open_table
 from gerund.jobs import engine as engines
 from gerund.jobs.checkpoints import KEY_BYTES, RowStore
@@ -109,9 +109,9 @@ def parts(folder):
     source = written(folder / "in.txt", (f"text {number}" for number in range(300)))
 
     def run(output, engine):
-        elsewhere = engine and Elsewhere(engine, fake_encoder)
+        elsewhere = engine and EncodingWorkers(engine, fake_encoder)
         with embedding_job(open_table(source), output / "out.parquet", EmbeddingConfig(shard_rows=10)) as job:
-            job.run(fake_encode, ABOUT, elsewhere=elsewhere, show_progress=False)
+            job.run(fake_encode, ABOUT, workers=elsewhere, show_progress=False)
 
     return Job(run, files)
 

@@ -21,7 +21,7 @@ import pytest
 
 import gerund
 from gerund import Chunking, Document
-from gerund.data.embedding.job import Elsewhere, EmbeddingConfig, embedding_job
+from gerund.data.embedding.job import EmbeddingConfig, EncodingWorkers, embedding_job
 from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
@@ -125,7 +125,7 @@ def embedded_to_the_byte_while_workers_are_killed(folder):
     stop = threading.Event()
     killer = threading.Thread(target=_kill_some, args=(pids, stop), daemon=True)
     killer.start()
-    _embed(source, folder / "ray.parquet", Elsewhere(RayEngine(2), _Telling(str(pids))))
+    _embed(source, folder / "ray.parquet", EncodingWorkers(RayEngine(2), _Telling(str(pids))))
     stop.set()
     killer.join(10)
     assert len(list(pids.iterdir())) > 2, "no worker was replaced"
@@ -170,7 +170,7 @@ def _kill_some(pids, stop):
 
 def _embed(source, output, elsewhere):
     with embedding_job(open_table(source), output, EmbeddingConfig(shard_rows=10, bad_rows="skip")) as job:
-        job.run(_but_for_one, ABOUT, elsewhere=elsewhere, show_progress=False)
+        job.run(_but_for_one, ABOUT, workers=elsewhere, show_progress=False)
 
 
 def indexed_as_by_this_process(folder):

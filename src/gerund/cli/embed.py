@@ -10,7 +10,7 @@ from gerund.cli import options
 from gerund.cli.text_io import tell_unused
 
 if TYPE_CHECKING:
-    from gerund.data.embedding.job import Elsewhere, EmbeddingSummary, Encode, Encoded
+    from gerund.data.embedding.job import EmbeddingSummary, Encode, Encoded, EncodingWorkers
     from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
@@ -169,7 +169,7 @@ def command(
                     "batch_tokens": batch_tokens,
                     "threads": threads,
                 },
-                elsewhere=None if runs_in_process(machines) else _elsewhere(machines, lm, spec, threads, encoding),
+                workers=None if runs_in_process(machines) else _workers(machines, lm, spec, threads, encoding),
             )
         errors = [] if summary.errors_file is None else [summary.errors_file]
         files = place.send([*errors, *summary.files])
@@ -177,15 +177,15 @@ def command(
     _tell(summary, files, errors_file, lm, dimensions, as_json)
 
 
-def _elsewhere(
+def _workers(
     machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, encoding: "Encoding"
-) -> "Elsewhere":
-    from gerund.data.embedding.job import Elsewhere
+) -> "EncodingWorkers":
+    from gerund.data.embedding.job import EncodingWorkers
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
     passes = len(lm.encoder.templates)  # a template may read a text twice
-    return Elsewhere(machines, EncodingWorker(model, encoding), model.gpus, model.threads, passes)
+    return EncodingWorkers(machines, EncodingWorker(model, encoding), model.gpus, model.threads, passes)
 
 
 def _threads(threads: int | None, *, alone: bool) -> int:

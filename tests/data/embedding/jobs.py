@@ -24,10 +24,10 @@ class Encoder:
         return fake_encode(texts)
 
 
-def embed(source, output, encode=fake_encode, about=ABOUT, computing=None, table=None, elsewhere=None, **options):
+def embed(source, output, encode=fake_encode, about=ABOUT, computing=None, table=None, workers=None, **options):
     config = EmbeddingConfig(**{"shard_rows": 3, **options})
     with embedding_job(table or open_table(source), output, config) as job:
-        return job.run(encode, about, computing=computing, elsewhere=elsewhere, show_progress=False)
+        return job.run(encode, about, computing=computing, workers=workers, show_progress=False)
 
 
 def interrupted(source, output, after=2, **settings):

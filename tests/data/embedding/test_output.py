@@ -10,7 +10,7 @@ import pytest
 
 from gerund.data.embedding import job as embedding
 from gerund.data.embedding.files import read_embeddings
-from gerund.data.embedding.job import Elsewhere, Encoded
+from gerund.data.embedding.job import Encoded, EncodingWorkers
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, ModelError, OutputExistsError, TextError
 from gerund.jobs.engine import prepare
@@ -245,8 +245,8 @@ class TestWorkers:
 
     @staticmethod
     def embed(source, output, engine, **options):
-        elsewhere = Elsewhere(engine, lambda: TestBadRows.encode)
-        return embed(source, output, TestBadRows.encode, elsewhere=elsewhere, bad_rows="skip", **options)
+        elsewhere = EncodingWorkers(engine, lambda: TestBadRows.encode)
+        return embed(source, output, TestBadRows.encode, workers=elsewhere, bad_rows="skip", **options)
 
     @pytest.fixture
     def source(self, tmp_path):

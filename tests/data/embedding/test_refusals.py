@@ -113,7 +113,7 @@ class TestRefusals:
         [
             (dict(empty="drop"), "valid are: error, zeros, skip"),
             (dict(bad_rows="drop"), "valid are: error, skip"),
-            (dict(shard_rows=0), "shard_rows=0"),
+            (dict(shard_rows=0), "shard_rows must be at least 1, got 0"),
         ],
     )
     def test_options(self, source, output, settings, message):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gerund.data.embedding.files import read_embeddings
-from gerund.data.embedding.job import Encoded, _held
+from gerund.data.embedding.job import Encoded, _locked
 from gerund.data.tables import open_table
 from gerund.errors import DataError, FingerprintError, InputError, OutputExistsError, ResourceError
 from gerund.jobs.checkpoints import RowStore, WorkingFolder
@@ -54,7 +54,7 @@ class TestGoingOn:
         moved = source.rename(tmp_path / "moved.txt")
         lines = moved.read_text()
         moved.write_text(lines.replace("text 9", "text x"))
-        with pytest.raises(InputError, match=r"the rows of .*in.txt have changed; .*--force to begin anew"):
+        with pytest.raises(InputError, match=r"the rows of .*in.txt have changed; .*--force to start from scratch"):
             embed(moved, output)
         moved.write_text(lines)
         assert embed(moved, output).resumed_rows == 6
@@ -259,9 +259,9 @@ class TestFullDisk:
 def test_rows_are_kept_by_one_worker_at_a_time(tmp_path):
     """Another one may live on at a shard that was begun again."""
     folder = tmp_path / "unfinished-000000"
-    with _held(folder) as own, _held(folder) as another:
+    with _locked(folder) as own, _locked(folder) as another:
         assert (own, another) == (folder, None)
-    with _held(folder) as own:
+    with _locked(folder) as own:
         assert own == folder
 
 

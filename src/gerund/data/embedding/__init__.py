@@ -1,1 +1,1 @@
-"""Embeds a table of any size into a file, part by part."""
+"""Embed a table of any size into a file, part by part."""

@@ -1,10 +1,8 @@
-"""Files of embeddings: parts on the way, Parquet or NumPy at the end, and what they say about their encoder.
+"""Read and write embedding files (Parquet or NumPy) with their encoder's metadata, and the parts they are joined from.
 
 A Parquet file has the columns ``id``, perhaps ``text``, and ``embedding``, and one JSON object under the
 schema metadata key ``gerund``. A NumPy array ``x.npy`` has two companions: ``x.ids.jsonl``, whose line i
 belongs to row i, and ``x.meta.json`` with the same JSON object.
-
-Knows: Arrow, Parquet, npy. Does not know: where texts and vectors come from, or resuming.
 """
 
 import json
@@ -16,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gerund.errors import ConfigError, DataError, FingerprintError
-from gerund.jobs.files import atomic_file
+from gerund.jobs.files import atomic_file, write_atomic
 from gerund.quantization import Precision, check_precision, quantize, ranges_of
 
 METADATA_KEY = "gerund"
@@ -29,17 +27,14 @@ _PART_KEY = "gerund.part"
 
 @dataclass(frozen=True)
 class Part:
-    """Some consecutive rows with their vectors.
-
-    Attributes:
-        ids: their ids, all whole numbers or all texts.
-        texts: their texts, or None where they are not kept.
-        vectors: ``(n, d)`` float32.
-    """
+    """Some consecutive rows with their vectors."""
 
     ids: Sequence[int | str]
+    """All integers or all strings."""
     texts: Sequence[str] | None
+    """None where they are not stored."""
     vectors: np.ndarray
+    """``(n, d)`` float32."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +43,9 @@ class Embeddings:
 
     Attributes:
         ids: ``n`` ids.
-        vectors: ``(n, d)`` float32, or in fewer bits as ``gerund.quantization`` makes them, where ``info`` says so
-            (``precision``, ``ranges``); of an npy file it is mapped, not read.
-        info: what the file says about its encoder: ``fingerprint``, ``model``, ``attention`` and more.
+        vectors: ``(n, d)`` float32, or quantized by ``gerund.quantization`` as ``info`` specifies (``precision``,
+            ``ranges``); of an npy file memory-mapped.
+        info: metadata of the encoder: ``fingerprint``, ``model``, ``attention`` and more.
     """
 
     ids: list[int | str]
@@ -59,10 +54,7 @@ class Embeddings:
 
 
 def output_files(output: Path) -> list[Path]:
-    """Return the files of an output, the one that stands for all of them last.
-
-    Raises:
-        ConfigError: the ending is neither .parquet nor .npy.
+    """Return the files of an output, the main one last.
 
     >>> [path.name for path in output_files(Path("notes.npy"))]
     ['notes.meta.json', 'notes.ids.jsonl', 'notes.npy']
@@ -79,7 +71,7 @@ def read_embeddings(path: str | Path, *, fingerprint: str | None = None) -> Embe
 
     Args:
         path: a .parquet or .npy file.
-        fingerprint: that of the encoder whose vectors it will be compared with; None for no check.
+        fingerprint: the encoder's whose vectors it will be compared with; None for no check.
 
     Raises:
         DataError: the file is not there, or not one that ``gerund embed`` wrote.
@@ -90,30 +82,20 @@ def read_embeddings(path: str | Path, *, fingerprint: str | None = None) -> Embe
         if not part.is_file():
             raise DataError(f"{part}: no such file")
     try:
-        found = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_npy(path)
+        embeddings = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_npy(path)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path}: not a file that 'gerund embed' wrote ({' '.join(str(error).split())})") from error
-    made_by = found.info.get("fingerprint")
+    made_by = embeddings.info.get("fingerprint")
     if fingerprint is not None and made_by != fingerprint:
         raise FingerprintError(
-            f"{path} was made by another encoder ({found.info.get('model')}, fingerprint {made_by}, "
+            f"{path} was made by another encoder ({embeddings.info.get('model')}, fingerprint {made_by}, "
             f"not {fingerprint}): its vectors cannot be compared; embed it again"
         )
-    return found
+    return embeddings
 
 
 def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -> None:
-    """Write one part, whole or not at all.
-
-    Args:
-        path: where to.
-        part: the rows.
-        id_type: what all ids of the output are.
-        facts: what ``read_facts`` shall give back.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
+    """Write one part atomically, with facts for ``read_facts``; ``id_type`` is that of all parts."""
     import pyarrow as pa
 
     n, d = part.vectors.shape
@@ -130,7 +112,7 @@ def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """Return what was written with a part; None when it is unreadable."""
+    """Return the facts of a part; None if it is unreadable."""
     import pyarrow as pa
 
     try:
@@ -142,11 +124,7 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 
 def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> None:
-    """Join parts into one Parquet file, a row group in memory at a time.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
+    """Join parts into one Parquet file, with one row group in memory at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -161,20 +139,15 @@ def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> N
             file, schema, compression=compression, use_dictionary=False, write_statistics=["id"]
         ) as writer:
             for tables in _grouped(parts):
-                kept = _converted(pa.concat_tables(tables), precision, ranges)
-                writer.write_table(kept.replace_schema_metadata(schema.metadata))
+                converted = _converted(pa.concat_tables(tables), precision, ranges)
+                writer.write_table(converted.replace_schema_metadata(schema.metadata))
 
 
 def join_npy(parts: Sequence[Path], targets: Sequence[Path], info: dict[str, Any], rows: int) -> None:
-    """Join parts into the three files of an npy output, a part in memory at a time.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
-    about, names, vectors = targets
+    """Join parts into the three files of an npy output, with few parts in memory at a time."""
+    metadata, names, vectors = targets
     precision, ranges = _precision_of(parts, info)
-    with atomic_file(about) as file:
-        file.write((json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomic(metadata, json.dumps(info, indent=2, ensure_ascii=False) + "\n")
     with atomic_file(vectors) as file, atomic_file(names) as lines:
         wide = _opened_schema(parts[0]).field("embedding").type.list_size
         sample = quantize(np.zeros((1, wide), np.float32), precision, ranges)
@@ -183,19 +156,19 @@ def join_npy(parts: Sequence[Path], targets: Sequence[Path], info: dict[str, Any
         np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         for tables in _grouped(parts):
             for table in tables:
-                kept = quantize(_vectors(table), precision, ranges)
-                file.write(np.ascontiguousarray(kept, dtype=sample.dtype.newbyteorder("<")).data)
+                quantized = quantize(_vectors(table), precision, ranges)
+                file.write(np.ascontiguousarray(quantized, dtype=sample.dtype.newbyteorder("<")).data)
                 others = table.drop_columns(["embedding"]).to_pylist()
                 lines.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in others).encode())
 
 
 def _precision_of(parts: Sequence[Path], info: dict[str, Any]) -> tuple[Precision, np.ndarray | None]:
-    """Return in what precision vectors are kept, and the ranges of all parts, which are noted in ``info``."""
+    """Return the precision of the output and, for int8 and uint8, the ranges of all parts, also added to ``info``."""
     precision = check_precision(info.get("precision", "float32"))
     if precision not in ("int8", "uint8"):
         return precision, None
-    own = [ranges_of(_vectors(table)) for tables in _grouped(parts) for table in tables if len(table)]
-    ranges = np.stack([np.min([low for low, _ in own], axis=0), np.max([high for _, high in own], axis=0)])
+    bounds = [ranges_of(_vectors(table)) for tables in _grouped(parts) for table in tables if len(table)]
+    ranges = np.stack([np.min([low for low, _ in bounds], axis=0), np.max([high for _, high in bounds], axis=0)])
     info["ranges"] = ranges.tolist()
     return precision, ranges
 
@@ -206,10 +179,10 @@ def _converted(table: Any, precision: Precision, ranges: np.ndarray | None) -> A
 
     if precision == "float32":
         return table
-    kept = quantize(_vectors(table), precision, ranges)
-    wide = kept.shape[1]
-    kind = pa.int8() if kept.dtype == np.int8 else pa.uint8()
-    flat = pa.array(np.ascontiguousarray(kept).reshape(-1), type=kind)
+    quantized = quantize(_vectors(table), precision, ranges)
+    wide = quantized.shape[1]
+    kind = pa.int8() if quantized.dtype == np.int8 else pa.uint8()
+    flat = pa.array(np.ascontiguousarray(quantized).reshape(-1), type=kind)
     column = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(pa.field("element", kind, nullable=False), wide))
     place = table.schema.get_field_index("embedding")
     return table.set_column(place, pa.field("embedding", column.type, nullable=False), column)
@@ -270,8 +243,8 @@ def _read_parquet(path: Path) -> Embeddings:
 
 
 def _read_npy(path: Path) -> Embeddings:
-    about, names, _ = output_files(path)
-    info = json.loads(about.read_text(encoding="utf-8"))
+    metadata, names, _ = output_files(path)
+    info = json.loads(metadata.read_text(encoding="utf-8"))
     with names.open(encoding="utf-8") as lines:
         ids = [json.loads(line)["id"] for line in lines]
     vectors = np.load(path, mmap_mode="r", allow_pickle=False)
