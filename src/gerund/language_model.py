@@ -77,7 +77,7 @@ from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText, layer_
 from gerund.types import EncodeResult, Generation, Infill, Ranking, Scorer
 
 if TYPE_CHECKING:
-    from gerund.exporting.formats import Export
+    from gerund.exporting.shared import Export
 
 Output = Literal["numpy", "torch"]
 OutputValue = Literal["sentence_embedding", "token_embeddings"]
@@ -1258,7 +1258,7 @@ class LanguageModel:
         # Loaded on use: few processes export.
         from gerund.exporting import formats
 
-        return formats.export(self.runtime, folder, format, scorer=scorer, overwrite=overwrite)
+        return formats.export(self, folder, format, scorer=scorer, overwrite=overwrite)
 
 
 def save_into(lm: LanguageModel, folder: Path) -> None:

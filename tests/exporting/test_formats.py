@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import gerund
 from gerund.errors import ConfigError, ModelError, OutputExistsError, ResourceError
-from gerund.exporting import formats
 from gerund.exporting.formats import convert
+from gerund.exporting.shared import Export
 from gerund.jobs import files
 from gerund.models import loading
 from gerund.models.sources import find
@@ -45,9 +45,7 @@ def plain_logits(folder: Path) -> torch.Tensor:
 def test_merged_without_an_adapter_is_the_model_itself(tiny_folder: Path, tmp_path: Path) -> None:
     lm = load(tiny_folder, k=2, prompt="Q: ")
     done = lm.export(tmp_path / "out", "merged")
-    assert done == formats.Export(
-        tmp_path / "out", f"gerund.load({str(tmp_path / 'out')!r})", fingerprint=lm.fingerprint()
-    )
+    assert done == Export(tmp_path / "out", f"gerund.load({str(tmp_path / 'out')!r})", fingerprint=lm.fingerprint())
     again = load(tmp_path / "out")
     assert again.encoder == lm.encoder
     assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
@@ -109,6 +107,25 @@ def test_the_scorer_goes_along(tiny_folder: Path, tmp_path: Path) -> None:
         assert found[0] == pytest.approx(wanted[0], abs=1e-4), name
     # It was trained for another encoder config.
     assert load(tmp_path / "other").scorer is None
+
+
+def count_layers(lm: gerund.LanguageModel, folder: Path) -> str:
+    """Export the number of layers, as a format of another package."""
+    (folder / "layers").write_text(str(lm.n_layers))
+    return "open('layers').read()"
+
+
+def test_a_format_of_another_package(tiny_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gerund.exporters]\nlayers = {__name__}:count_layers\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lm = load(tiny_folder)
+    assert lm.export(tmp_path / "out", "layers").load == "open('layers').read()"
+    assert (tmp_path / "out" / "layers").read_text() == str(lm.n_layers)
+    with pytest.raises(ConfigError, match="layers"):
+        lm.export(tmp_path / "other", "lay")
 
 
 @pytest.mark.parametrize("format", ["merged", "sentence-transformers"])

@@ -151,7 +151,7 @@ def test_refusals(tmp_path: Path, kind: str, changes: dict, says: str) -> None:
 
 def test_tokenizers_that_llama_cpp_has_no_name_for() -> None:
     tokenizer = byte_tokenizer()
-    assert token_table(tokenizer, len(tokenizer)).cut == "gpt-2"
+    assert token_table(tokenizer, len(tokenizer)).pre_tokenizer == "gpt-2"
     core = tokenizer.backend_tokenizer
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\d"), "isolated"), bytes_])

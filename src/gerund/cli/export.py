@@ -63,9 +63,10 @@ def command(
         gerund export ./model ./llama --format gguf
     """
     from gerund.checks import one_of
+    from gerund.exporting import added_formats
     from gerund.settings.encoder import EXPORT_FORMATS
 
-    one_of("format", format, EXPORT_FORMATS)
+    one_of("format", format, [*EXPORT_FORMATS, *added_formats()])
     from gerund.entry import load
     from gerund.errors import ConfigError
     from gerund.jobs.files import require_new_folder

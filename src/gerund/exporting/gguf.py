@@ -14,6 +14,7 @@ Shapes: T tokens, V vocabulary.
 import copy
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,64 +27,56 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.exporting.onnx import demand_installed
-from gerund.exporting.shared import TEXTS
+from gerund.exporting.shared import TEXTS, Export, require_installed
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import base_state
 from gerund.models.architectures import NoHead
 
-# How llama.cpp calls what a byte-level tokenizer cuts a text by.
+MODEL_FILE = "model.gguf"
+_NEEDED = ("gguf", "xllamacpp")
+_BLOCK = 32  # weights that share a scale in Q8_0
+# llama.cpp's names of pre-tokenizers, by their regular expressions.
 _LETTERS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CUTS = {_LETTERS % "": "qwen2", _LETTERS % "{1,3}": "llama-bpe"}
-_PLAIN_CUT = "gpt-2"
+_PRE_TOKENIZERS = {_LETTERS % "": "qwen2", _LETTERS % "{1,3}": "llama-bpe"}
+_GPT2 = "gpt-2"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What GGUF says of a tokenizer.
+    """A tokenizer in GGUF's terms; tokens and types have one item per row of the embeddings."""
 
-    Attributes:
-        model: ``gpt2`` for merges of bytes, ``llama`` for merges of characters as sentencepiece has them.
-        cut: how a text is cut before it is merged.
-        tokens: as they are written, one for each row of the embeddings.
-        types: of each.
-        merges: of ``gpt2``: two tokens with a space between them, the first merge first.
-        scores: of ``llama``: the higher, the earlier a token is merged.
-        space_before: of ``llama``: whether a text begins with a space.
-    """
-
-    model: str
-    cut: str
+    model: str  # "gpt2" for byte-level BPE, "llama" for sentencepiece's
+    pre_tokenizer: str
     tokens: list[str]
     types: list[int]
-    merges: list[str]
-    scores: list[float]
-    space_before: bool
+    merges: list[str]  # gpt2: pairs of tokens, in order
+    scores: list[float]  # llama: tokens with higher scores are merged first
+    space_before: bool  # llama: whether a space is put before a text
 
 
 def token_table(tokenizer: PreTrainedTokenizerBase, rows: int) -> TokenTable:
-    """Return the tokens of a tokenizer."""
+    """Return a tokenizer in GGUF's terms, filled up to the rows of the embeddings."""
     if not tokenizer.is_fast:
         raise ConfigError("only fast tokenizers are written as GGUF, and this model's is none")
-    said = json.loads(tokenizer.backend_tokenizer.to_str())
-    model = said["model"]
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = data["model"]
     if model.get("type") != "BPE":
         raise ConfigError(f"a tokenizer of the kind {model.get('type')} is not written as GGUF; byte-pair encoding is")
-    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
-    added = {one["id"]: one for one in said["added_tokens"]}
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    added = {item["id"]: item for item in data["added_tokens"]}
     by_id = {number: token for token, number in model["vocab"].items()}
-    by_id.update({number: one["content"] for number, one in added.items()})
+    by_id.update({number: item["content"] for number, item in added.items()})
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(rows)]
     types = [_type(by_id.get(number), added.get(number), model) for number in range(rows)]
     if model.get("byte_fallback"):
         scores = _scores(tokens, merges)
-        return TokenTable("llama", "default", tokens, types, [], scores, _begins_with_space(said))
-    return TokenTable("gpt2", _cut(said), tokens, types, merges, [], False)
+        return TokenTable("llama", "default", tokens, types, [], scores, _begins_with_space(data))
+    return TokenTable("gpt2", _pre_tokenizer(data), tokens, types, merges, [], False)
 
 
 def _type(token: str | None, added: dict[str, Any] | None, model: dict[str, Any]) -> int:
@@ -97,18 +90,18 @@ def _type(token: str | None, added: dict[str, Any] | None, model: dict[str, Any]
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:
-    """Return what makes llama.cpp, which merges the best token first, merge in the tokenizer's order."""
+    """Return scores with which llama.cpp, which merges the best token first, merges in the tokenizer's order."""
     rank: dict[str, int] = {}
-    for place, merge in enumerate(merges):
-        rank.setdefault(merge.replace(" ", "", 1), place)
+    for number, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", "", 1), number)
     return [-float(rank.get(token, len(merges))) for token in tokens]
 
 
-def _begins_with_space(said: dict[str, Any]) -> bool:
-    """Return whether sentencepiece's mark is put before a text."""
-    steps = _steps(said.get("normalizer"), "normalizers")
+def _begins_with_space(data: dict[str, Any]) -> bool:
+    """Return whether a space is put before a text."""
+    steps = _steps(data.get("normalizer"), "normalizers")
     kinds = [step["type"] for step in steps]
-    before = _steps(said.get("pre_tokenizer"), "pretokenizers")
+    before = _steps(data.get("pre_tokenizer"), "pretokenizers")
     if kinds in (["Prepend", "Replace"], ["Replace"]) and not before:
         return kinds[0] == "Prepend"
     if not kinds and [step["type"] for step in before] == ["Metaspace"] and before[0].get("prepend_scheme") != "never":
@@ -116,18 +109,18 @@ def _begins_with_space(said: dict[str, Any]) -> bool:
     raise _other(kinds + [step["type"] for step in before])
 
 
-def _cut(said: dict[str, Any]) -> str:
-    """Return how llama.cpp calls the way in which a byte-level tokenizer cuts a text."""
-    normalizers = [step["type"] for step in _steps(said.get("normalizer"), "normalizers")]
-    steps = _steps(said.get("pre_tokenizer"), "pretokenizers")
+def _pre_tokenizer(data: dict[str, Any]) -> str:
+    """Return llama.cpp's name for the pre-tokenizer."""
+    normalizers = [step["type"] for step in _steps(data.get("normalizer"), "normalizers")]
+    steps = _steps(data.get("pre_tokenizer"), "pretokenizers")
     kinds = [step["type"] for step in steps]
     plain = all(not step.get("add_prefix_space") for step in steps)
     if normalizers in ([], ["NFC"]) and plain:
         if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
-            return _PLAIN_CUT
+            return _GPT2
         pattern = steps[0].get("pattern", {}).get("Regex") if kinds == ["Split", "ByteLevel"] else None
-        if pattern in _CUTS and not steps[1].get("use_regex", True):
-            return _CUTS[pattern]
+        if pattern in _PRE_TOKENIZERS and not steps[1].get("use_regex", True):
+            return _PRE_TOKENIZERS[pattern]
     raise _other(normalizers + kinds)
 
 
@@ -144,24 +137,13 @@ def _other(kinds: list[str]) -> ConfigError:
     )
 
 
-MODEL_FILE = "model.gguf"
-_NEEDED = ("gguf", "xllamacpp")
-_SHARE_A_SCALE = 32  # weights of Q8_0
-
-
 @dataclass(frozen=True)
 class _Kind:
-    """How an architecture is called, and what is special about it.
-
-    Attributes:
-        name: in GGUF.
-        pairs: whether llama.cpp turns neighbours by the position, where transformers turns the two halves of a head.
-        scaled: whether llama.cpp reads factors by which frequencies are divided.
-    """
+    """An architecture in llama.cpp."""
 
     name: str
-    pairs: bool = False
-    scaled: bool = False
+    pairs: bool = False  # whether it rotates neighboring dimensions, where transformers rotates the halves of a head
+    scaled: bool = False  # whether it reads factors that divide the rotary frequencies
 
 
 _KINDS = {
@@ -172,19 +154,20 @@ _KINDS = {
 }
 
 
-def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
-    """Fill ``folder`` with the model and a README, after llama.cpp was asked to continue a few texts."""
-    demand_installed(_NEEDED, "GGUF", "gguf")
+def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool = False) -> Export:
+    """Fill ``work`` with the model and a README, and verify it; ``eight_bits`` is Q8_0: 32 weights share a scale."""
+    require_installed(_NEEDED, "GGUF", "gguf")
     model, tokenizer = runtime.model, runtime.tokenizer
     kind = _kind_of(model)
     table = token_table(tokenizer, model.get_input_embeddings().weight.shape[0])
-    _write_file(model, tokenizer, kind, table, folder / MODEL_FILE, eight_bits=eight_bits)
-    farthest = check(model, tokenizer, folder / MODEL_FILE, eight_bits=eight_bits)
-    (folder / "README.md").write_text(_readme(model, farthest, eight_bits=eight_bits), encoding="utf-8")
+    _write_file(model, tokenizer, kind, table, work / MODEL_FILE, eight_bits=eight_bits)
+    worst = check(model, tokenizer, work / MODEL_FILE, eight_bits=eight_bits)
+    (work / "README.md").write_text(_readme(model, worst, eight_bits=eight_bits), encoding="utf-8")
+    return Export(folder, f"llama-cli -m {shlex.quote(str(folder / MODEL_FILE))}")
 
 
 def _kind_of(model: PreTrainedModel) -> _Kind:
-    """Return what GGUF calls the architecture."""
+    """Return the architecture, or raise ``ConfigError`` if llama.cpp would compute it differently."""
     config = model.config
     kind = _KINDS.get(config.model_type)
     if kind is None:
@@ -257,7 +240,7 @@ def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable, *, e
 
 def _write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, table: TokenTable) -> None:
     writer.add_tokenizer_model(table.model)
-    writer.add_tokenizer_pre(table.cut)
+    writer.add_tokenizer_pre(table.pre_tokenizer)
     writer.add_token_list(table.tokens)
     writer.add_token_types(table.types)
     if table.model == "gpt2":
@@ -282,42 +265,42 @@ def _write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTra
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[int]:
-    """Return the tokens at which generating ends, the model's own first."""
+    """Return the end tokens, the generation config's first."""
     own = model.generation_config.eos_token_id
     listed = [] if own is None else list(own) if isinstance(own, (list, tuple)) else [own]
     return listed or [one for one in (tokenizer.eos_token_id,) if one is not None]
 
 
 def _tensors(model: PreTrainedModel, kind: _Kind) -> dict[str, Tensor]:
-    """Return the weights under the names of GGUF."""
+    """Return the weights by their names in GGUF."""
     import gguf
 
     config = model.config
     arch = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in _untied(base_state(model), config).items():
-        called = names.get_name(name, (".weight", ".bias"))
-        if called is None:
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        if gguf_name is None:
             raise ConfigError(f"llama.cpp has no place for {name} of a {config.model_type} model")
         if kind.pairs and ".q_proj." in name:
             tensor = _as_pairs(tensor, config.num_attention_heads)
         elif kind.pairs and ".k_proj." in name:
             tensor = _as_pairs(tensor, config.num_key_value_heads)
-        found[called] = tensor
+        weights[gguf_name] = tensor
     factors = _frequency_factors(model)
     if factors is not None:
-        found["rope_freqs.weight"] = factors
-    return found
+        weights["rope_freqs.weight"] = factors
+    return weights
 
 
 def _untied(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Return the weights without an output head that is the embeddings."""
+    """Return the weights without a tied output head."""
     return {name: one for name, one in state.items() if not (config.tie_word_embeddings and name == "lm_head.weight")}
 
 
 def _as_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Put the two numbers of a head that are turned together beside each other.
+    """Put the two dimensions of a head that are rotated together next to each other.
 
     >>> _as_pairs(torch.arange(8.0), 1).tolist()
     [0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]
@@ -327,7 +310,7 @@ def _as_pairs(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _frequency_factors(model: PreTrainedModel) -> Tensor | None:
-    """Return by what each frequency of the positions is divided; None where they are not scaled."""
+    """Return the divisor of each rotary frequency; None if the frequencies are not scaled."""
     rope = model.config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         return None
@@ -342,12 +325,12 @@ def _head_width(config: Any) -> int:
 
 
 def _stored(tensor: Tensor, *, eight_bits: bool) -> tuple[np.ndarray, Any]:
-    """Return a weight as GGUF holds it: in eight bits or its own type, but float32 where it has one dimension."""
+    """Return a weight in eight bits or its own dtype, and vectors in float32, with GGUF's name of that."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
     whole = tensor.detach().cpu()
-    if eight_bits and whole.dim() > 1 and whole.shape[-1] % _SHARE_A_SCALE == 0:
+    if eight_bits and whole.dim() > 1 and whole.shape[-1] % _BLOCK == 0:
         return gguf.quants.quantize(whole.float().numpy(), kinds.Q8_0), kinds.Q8_0
     if whole.dtype == torch.bfloat16 and whole.dim() > 1:
         return whole.contiguous().view(torch.uint8).numpy(), kinds.BF16
@@ -371,18 +354,18 @@ def _readme(model: PreTrainedModel, farthest: float, *, eight_bits: bool) -> str
 
 _NEW_TOKENS = 16
 _CONTEXT = 512
-# Largest difference of log-probabilities. llama.cpp rounds what it multiplies with weights of half precision.
+# Largest difference of log-probabilities. llama.cpp rounds the inputs of half-precision weights.
 _NEAR = {torch.float32: 2e-3, torch.float64: 2e-3}
 _NEAR_HALF = 0.25
 _NEAR_IN_EIGHT_BITS = 0.5
 
 
 def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, eight_bits: bool = False) -> float:
-    """Let llama.cpp continue texts, and compare."""
+    """Let llama.cpp continue texts, and return the largest difference of log-probabilities; too large is an error."""
     near = _NEAR_IN_EIGHT_BITS if eight_bits else _NEAR.get(model.dtype, _NEAR_HALF)
     exact = _with_float32_states(model)
     context = min(_CONTEXT, model.config.max_position_embeddings)
-    server = _demand(lambda: serve(path, context))
+    server = _attempt(lambda: serve(path, context))
     worst, compared = 0.0, 0
     for text in (*TEXTS, *(text[: len(text) // 2].rstrip() for text in TEXTS)):
         try:
@@ -404,14 +387,14 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
 
 
 def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[str, Any]]:
-    """Return what llama.cpp writes behind a text: each token's ``id`` and ``logprob``."""
+    """Return llama.cpp's continuation of a text: each token's ``id`` and ``logprob``."""
     for wanted in (count, 1):
-        found = _demand(partial(_ask, server, text, wanted))
+        found = _attempt(partial(_ask, server, text, wanted))
         read, written = found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
         if read != len(ids):
             raise ModelError(f"llama.cpp reads {text!r} as {read} tokens, and the tokenizer as {len(ids)}")
         chosen = (found["choices"][0].get("logprobs") or {}).get("content") or []
-        # Tokens that are parts of a character are left out of the list; where one is missing, it says nothing.
+        # The list omits tokens that are parts of a character; then it can't be used.
         if len(chosen) == written:
             return list(chosen)
     return []
@@ -420,7 +403,7 @@ def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[
 def _with_float32_states(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model with the same weights, in the same memory, whose states are float32.
 
-    Each module has its weights in float32 only while it runs, since there may be no room for all of them.
+    Each module has its weights in float32 only while it runs, since all of them may not fit the memory.
     """
     if model.dtype in _NEAR:
         return model
@@ -434,14 +417,14 @@ def _with_float32_states(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _hold(stored: Mapping[str, nn.Parameter], dtype: torch.dtype | None, module: nn.Module, *_: Any) -> None:
-    """Give a module its parameters as they are stored, or copies of them in another type."""
+    """Set a module's parameters to the stored ones, or to copies in another dtype."""
     for name, parameter in stored.items():
         copied = parameter if dtype is None else nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
         setattr(module, name, copied)
 
 
 def _difference(model: PreTrainedModel, ids: list[int], chosen: list[dict[str, Any]]) -> float:
-    """Return how far llama.cpp's log-probabilities are from ours, and its choices from our best ones."""
+    """Return how far llama.cpp's log-probabilities are from the model's, and its choices from the model's best."""
     new = [int(one["id"]) for one in chosen]
     if not new:
         return 0.0
@@ -460,7 +443,7 @@ def _log_probabilities(model: PreTrainedModel, ids: list[int]) -> Tensor:
 
 
 def serve(path: Path, context: int) -> Any:
-    """Return llama.cpp's server for a file, in this process and on an address that nobody else knows."""
+    """Return llama.cpp's server for a file, in this process and on a random local port."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -482,8 +465,8 @@ def _ask(server: Any, text: str, count: int) -> dict[str, Any]:
     return found
 
 
-def _demand(step: Any) -> Any:
-    """Return what llama.cpp makes of the file."""
+def _attempt(step: Any) -> Any:
+    """Run a step of llama.cpp; its error becomes a ``ModelError``."""
     try:
         return step()
     except Exception as error:

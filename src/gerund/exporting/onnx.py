@@ -7,11 +7,8 @@ come before the pooled ones.
 Shapes: B texts, T tokens, D dimensions.
 """
 
-import importlib.util
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,41 +20,47 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.recurrent import recurrent_modules
-from gerund.errors import ConfigError, MissingDependencyError, ModelError
-from gerund.exporting.shared import TEXTS, is_fused, plain_tokenizer, write_merged
-from gerund.inference.encode.runtime import ENOUGH_IN_INT8, EncoderRuntime, encode
-from gerund.inference.tokens import InputFormat, tokenize
-from gerund.models import loading
+from gerund.errors import ConfigError, ModelError
+from gerund.exporting.shared import (
+    Export,
+    is_fused,
+    plain_tokenizer,
+    read_written,
+    require_installed,
+    sample_texts,
+    sample_tokens,
+    silence,
+    write_merged,
+)
+from gerund.inference.encode.runtime import ENOUGH_IN_INT8, EncoderRuntime, encode, smallest_cosine
 from gerund.models.sentence_transformers_folder import prompt_settings, write_json
-from gerund.models.sources import find
-from gerund.models.vectors import unit
 from gerund.poolings import pool
 from gerund.settings.plan import ResolvedPlan
 
+MODEL_FILE = "model.onnx"
+SETTINGS_FILE = "onnx.json"
+_NEEDED = ("onnx", "onnxscript", "onnxruntime")
+# A protobuf file is limited to 2 GB; above this size the weights are in a separate file.
+_ONE_FILE = 1 << 30
+_NOISY = ("", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 INPUTS = ("input_ids", "attention_mask")
 POOLED_FROM = "pooled_from"
 VECTORS, STATES = "sentence_embedding", "token_embeddings"
-# The largest cosine distance between the vectors of another program and ours.
+# Largest cosine distance between the vectors of another program and gerund's.
 NEAR = 1e-4
 _FORMAT = 1
-_LONG_TEXT_TOKENS = 1024
 LONGEST_DIMENSION = 1 << 20
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""What another program is asked by: the graph's inputs by name in, vectors out."""
+"""Runs a graph in another program: from its inputs by name to vectors."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An encoder that is ready to become a graph.
+    """An encoder that is ready to become a graph: its adapter merged in, in float32, with a plain tokenizer.
 
-    Attributes:
-        runtime: the encoder, its adapter a part of its weights, in float32, which every program has.
-        tokenizer: does by itself what gerund does around a text.
-        begins: for each prompt, how many tokens come before the pooled ones.
+    ``begins`` is the number of tokens before the pooled ones, by prompt.
     """
 
     runtime: EncoderRuntime
@@ -66,12 +69,12 @@ class Prepared:
 
     @property
     def reads_begin(self) -> bool:
-        """Whether the graph reads ``pooled_from``: not all texts are pooled from the same token on."""
+        """Whether the graph reads ``pooled_from``, since that number differs between prompts."""
         return len(set(self.begins.values())) > 1
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the weights take."""
+        """Bytes of the weights."""
         return sum(weight.nbytes for weight in self.runtime.model.base_model.parameters())
 
     @property
@@ -85,18 +88,21 @@ class Prepared:
 
 
 def prepare(runtime: EncoderRuntime, folder: Path) -> Prepared:
-    """Return the encoder with its adapter merged in; ``folder`` is written to for a moment."""
-    with TemporaryDirectory(dir=folder) as room:
-        write_merged(runtime, Path(room))
-        model, _ = loading.read(find(Path(room)), torch.float32)
-    attach(model)
-    attach_streams(decoder_layers(model))
+    """Return the encoder with its adapter merged in; a temporary folder is created in ``folder``."""
+    with TemporaryDirectory(dir=folder) as temporary:
+        write_merged(runtime, Path(temporary))
+        model, _ = read_written(Path(temporary), torch.float32)
     plain = replace(runtime.in_own_type(), model=model, adapter=None)
-    return Prepared(plain, plain_tokenizer(runtime), _begins(plain))
+    begins = {}
+    for prompt in _prompts(plain):
+        [tokens] = sample_tokens(plain, ["a"], prompt)
+        assert tokens is not None
+        begins[prompt] = plain.pool_from(tokens)
+    return Prepared(plain, plain_tokenizer(runtime), begins)
 
 
-def refuse(runtime: EncoderRuntime, name: str) -> None:
-    """Refuse what cannot be a graph, or what no program but gerund could prepare the input of."""
+def check_exportable(runtime: EncoderRuntime, name: str) -> None:
+    """Raise ``ConfigError`` for an encoder that can't be a graph, or whose input only gerund can prepare."""
     if runtime.plan.repeats_text:
         plan = runtime.config.attention.name
         raise ConfigError(f"the plan {plan!r} reads a text twice; {name} is for the other plans")
@@ -107,7 +113,7 @@ def refuse(runtime: EncoderRuntime, name: str) -> None:
         raise ConfigError("only fast tokenizers are a file that other programs read, and this model's is none")
     if runtime.config.pool_prompt:
         return
-    fused = next((one for one in _prompts(runtime) if one and is_fused(runtime, one)), None)
+    fused = next((prompt for prompt in _prompts(runtime) if prompt and is_fused(runtime, prompt)), None)
     if fused is not None:
         raise ConfigError(
             f"the last token of the prompt {fused!r} can reach into the text, so that no number says where the text "
@@ -116,7 +122,7 @@ def refuse(runtime: EncoderRuntime, name: str) -> None:
 
 
 class _Masks(BoundPlan):
-    """A plan for whatever batch comes: nothing is decided by this batch's own padding and length."""
+    """A plan for any batch: no decision depends on the padding and length of the batch that is traced."""
 
     def __init__(self, plan: ResolvedPlan, real_BT: Tensor) -> None:
         super().__init__(plan)
@@ -128,7 +134,7 @@ class _Masks(BoundPlan):
 
 
 class Graph(nn.Module):
-    """From token ids to states and vectors; ``begin`` is None where it is an input."""
+    """From token ids to vectors and states; ``begin`` is None if it is an input."""
 
     def __init__(self, runtime: EncoderRuntime, begin: int | None) -> None:
         super().__init__()
@@ -142,7 +148,7 @@ class Graph(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return a vector for each text ``(B, D)`` and its states ``(B, T, D)``; padding is on the right."""
         config, real_BT = self.runtime.config, attention_mask.bool()
-        # Padding on the right is nothing to a causal pass, which needs no plan.
+        # A causal pass needs no plan, since it never sees padding on the right.
         plan = _Masks(self.runtime.plan, real_BT) if self.runtime.sends_plan else None
         extra = {} if plan is None else {"attention_plan": plan}
         hidden_BTD = self.body(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
@@ -161,29 +167,28 @@ class Graph(nn.Module):
 
 
 def compare(prepared: Prepared, run: Run, program: str, near: float = NEAR) -> float:
-    """Let another program read texts of many kinds, and compare its vectors with gerund's."""
-    runtime, texts, worst = prepared.runtime, list(TEXTS), 0.0
+    """Encode texts with another program, and return the largest cosine distance to gerund's vectors."""
+    runtime, worst = prepared.runtime, 0.0
+    texts = sample_texts(runtime)
     cut = {} if runtime.max_length is None else {"truncation": True, "max_length": runtime.max_length}
-    if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
-        texts.append(" so on" * runtime.max_length)
     for prompt, begin in prepared.begins.items():
         batch = prepared.tokenizer([prompt + text for text in texts], padding=True, return_tensors="np", **cut)
         given = {name: np.asarray(batch[name], dtype=np.int64) for name in INPUTS}
         if prepared.reads_begin:
             given[POOLED_FROM] = np.full(len(texts), begin, dtype=np.int64)
-        theirs = demand(prepared.kind, program, lambda given=given: run(given))  # type: ignore[misc]
+        theirs = attempt(prepared.kind, program, lambda given=given: run(given))  # type: ignore[misc]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a text is cut is what is tried
-            ours = encode(runtime, tokenize(runtime.tokenizer, texts, _input_format(runtime, prompt)), show=False)
-        distance = float((1 - (unit(theirs) * unit(ours)).sum(axis=1)).max())
+            warnings.simplefilter("ignore")  # a text is truncated on purpose
+            ours = encode(runtime, sample_tokens(runtime, texts, prompt), show=False)
+        distance = 1 - smallest_cosine(theirs, ours)
         if not distance <= near:
             raise ModelError(f"{program} computes other vectors than gerund (cosine distance {distance:.1g})")
         worst = max(worst, distance)
     return worst
 
 
-def demand(kind: str, program: str, step: Callable[[], Any]) -> Any:
-    """Return what another program makes of the graph."""
+def attempt(kind: str, program: str, step: Callable[[], Any]) -> Any:
+    """Run a step of another program; its error becomes a ``ModelError``."""
     try:
         return step()
     except Exception as error:
@@ -192,7 +197,7 @@ def demand(kind: str, program: str, step: Callable[[], Any]) -> Any:
 
 
 def settings(prepared: Prepared) -> dict[str, Any]:
-    """Return what a program has to know about the graph that the graph does not say."""
+    """Return what a program needs to know in addition to the graph."""
     runtime, begins = prepared.runtime, prepared.begins
     prompts, default = prompt_settings(runtime.config)
     by_name = {"": begins[""], **{name: begins[text] for name, text in prompts.items()}}
@@ -217,7 +222,10 @@ def readme(
     settings_file: str,
     weights: str = "float32",
 ) -> str:
-    """Return a README whose program reads texts with nothing but tokenizers, numpy and the other program."""
+    """Return a README with a program that needs only tokenizers, numpy and the other runtime.
+
+    ``asked`` is the line that runs the graph, with ``...`` for its inputs.
+    """
     runtime = prepared.runtime
     plan = runtime.config.attention.label(runtime.n_layers)
     cut = "" if runtime.max_length is None else f"tokenizer.enable_truncation({runtime.max_length})\n"
@@ -250,54 +258,27 @@ def readme(
 
 
 def _prompts(runtime: EncoderRuntime) -> list[str]:
-    """Return all prompts, none first."""
+    """Return all prompts; the first is empty."""
     return list(dict.fromkeys(["", *prompt_settings(runtime.config)[0].values()]))
 
 
-def _begins(runtime: EncoderRuntime) -> dict[str, int]:
-    """Return for each prompt how many tokens come before the pooled ones."""
-    found = {}
-    for prompt in _prompts(runtime):
-        [tokens] = tokenize(runtime.tokenizer, ["a"], _input_format(runtime, prompt))
-        assert tokens is not None
-        found[prompt] = runtime.pool_from(tokens)
-    return found
-
-
-def _input_format(runtime: EncoderRuntime, prompt: str) -> InputFormat:
-    config = runtime.config
-    return InputFormat(
-        prompt=prompt,
-        append_eos=config.append_eos,
-        max_length=runtime.max_length,
-        normalizes=config.normalizes_texts,
-        follows_sentence_transformers=config.follows_sentence_transformers,
-    )
-
-
-MODEL_FILE = "model.onnx"
-SETTINGS_FILE = "onnx.json"
-_NEEDED = ("onnx", "onnxscript", "onnxruntime")
-# A file of protobuf holds 2 GB at most; above this the weights lie beside the graph.
-_ONE_FILE = 1 << 30
-
-
-def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) -> None:
-    """Fill ``folder`` with the graph, its tokenizer, ``onnx.json`` and a README, after trying the graph."""
-    demand_installed(_NEEDED, "ONNX", "onnx")
-    refuse(runtime, "ONNX")
-    prepared = prepare(runtime, folder)
+def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool = False) -> Export:
+    """Fill ``work`` with the graph, its tokenizer, ``onnx.json`` and a README, and verify the graph."""
+    require_installed(_NEEDED, "ONNX", "onnx")
+    check_exportable(runtime, "ONNX")
+    prepared = prepare(runtime, work)
     if eight_bits and prepared.nbytes > _ONE_FILE:
         raise ConfigError("weights of more than a gigabyte are not written in 8 bits; export as onnx")
-    write_graph(prepared, folder / MODEL_FILE)
-    check(prepared, folder / MODEL_FILE)
-    weights, told = "float32", {}
+    graph = work / MODEL_FILE
+    write_graph(prepared, graph)
+    check(prepared, graph)
+    weights, quality = "float32", {}
     if eight_bits:
-        quantize(folder / MODEL_FILE)
-        cosine = round(1 - check(prepared, folder / MODEL_FILE, 1 - ENOUGH_IN_INT8), 5)
-        weights, told = f"weights in 8 bits (cosine to gerund's vectors at least {cosine})", {"cosine": cosine}
-    prepared.tokenizer.save_pretrained(folder)
-    write_json(folder / SETTINGS_FILE, {**settings(prepared), **told})
+        quantize(graph)
+        cosine = round(1 - check(prepared, graph, 1 - ENOUGH_IN_INT8), 5)
+        weights, quality = f"weights in 8 bits (cosine to gerund's vectors at least {cosine})", {"cosine": cosine}
+    prepared.tokenizer.save_pretrained(work)
+    write_json(work / SETTINGS_FILE, {**settings(prepared), **quality})
     text = readme(
         prepared,
         "A text encoder in ONNX, exported by gerund",
@@ -307,18 +288,12 @@ def write(runtime: EncoderRuntime, folder: Path, *, eight_bits: bool = False) ->
         SETTINGS_FILE,
         weights,
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def demand_installed(modules: tuple[str, ...], what: str, extra: str) -> None:
-    """Refuse an export that needs what is not installed."""
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    if absent:
-        raise MissingDependencyError(f"an export to {what} needs {', '.join(absent)}: pip install 'gerund[{extra}]'")
+    (work / "README.md").write_text(text, encoding="utf-8")
+    return Export(folder, f"onnxruntime.InferenceSession({str(folder / MODEL_FILE)!r})")
 
 
 def write_graph(prepared: Prepared, path: Path) -> None:
-    """Write the graph, its weights in it or, where these are large, beside it."""
+    """Write the graph; large weights go into a separate file."""
     graph = prepared.graph()
     longest = min(prepared.runtime.max_length or LONGEST_DIMENSION, LONGEST_DIMENSION)
     rows, length = torch.export.Dim("texts", min=1), torch.export.Dim("tokens", min=1, max=longest)
@@ -330,7 +305,7 @@ def write_graph(prepared: Prepared, path: Path) -> None:
     if graph.begin is None:
         inputs[POOLED_FROM], shapes[POOLED_FROM] = torch.ones(2, dtype=torch.long), {0: rows}
     try:
-        with torch.no_grad(), _silence():
+        with torch.no_grad(), silence(*_NOISY):
             program = torch.onnx.export(
                 graph.eval(),
                 kwargs=inputs,
@@ -350,17 +325,17 @@ def write_graph(prepared: Prepared, path: Path) -> None:
 
 
 def quantize(path: Path) -> None:
-    """Put eight bits in the place of float32 wherever something is multiplied with a weight."""
+    """Store the weights of matrix products in eight bits, one scale per column; onnxruntime rounds their inputs too."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     plain = path.with_name("plain.onnx")
     options = onnxruntime.SessionOptions()
-    # Weights stand in the graph as torch has them, to be transposed each time, and would not be taken for weights.
+    # torch's graph transposes each weight in a node of its own, which hides it from quantize_dynamic.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(plain)
     options.log_severity_level = 3
-    with _silence():
+    with silence(*_NOISY):
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         # Seven of the eight bits: products of eight overflow on processors with AVX2 that lack VNNI (cosines of 0.91).
         quantize_dynamic(str(plain), str(path), per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
@@ -368,32 +343,16 @@ def quantize(path: Path) -> None:
 
 
 def check(prepared: Prepared, path: Path, near: float = NEAR) -> float:
-    """Compare what onnxruntime makes of the graph with gerund's vectors."""
+    """Compare onnxruntime's vectors with gerund's, and return the largest cosine distance."""
     import onnxruntime
 
-    def opened() -> Any:
+    def open_session() -> Any:
         return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    session = demand(prepared.kind, "onnxruntime", opened)
+    session = attempt(prepared.kind, "onnxruntime", open_session)
 
     def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
         [vectors_BD] = session.run([VECTORS], dict(given))
         return np.asarray(vectors_BD)
 
     return compare(prepared, run, "onnxruntime", near)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Silence the exporter: what it says is about operators that are not used here."""
-    noisy = [logging.getLogger(name) for name in ("", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [one.level for one in noisy]
-    for one in noisy:
-        one.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for one, level in zip(noisy, levels, strict=True):
-            one.setLevel(level)

@@ -16,6 +16,7 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.exporting import onnx
 from gerund.exporting.onnx import VECTORS, Prepared
+from gerund.exporting.shared import Export, require_installed
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models.sentence_transformers_folder import write_json
 
@@ -28,22 +29,23 @@ _REPORTER = "openvino_telemetry"
 _EXACTLY = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
-def write(runtime: EncoderRuntime, folder: Path) -> None:
-    """Fill ``folder`` with the graph, its tokenizer, ``openvino.json`` and a README, after trying the graph."""
-    onnx.demand_installed(_NEEDED, "OpenVINO", "openvino")
-    onnx.refuse(runtime, "OpenVINO")
+def write(runtime: EncoderRuntime, work: Path, folder: Path) -> Export:
+    """Fill ``work`` with the graph, its tokenizer, ``openvino.json`` and a README, and verify the graph."""
+    require_installed(_NEEDED, "OpenVINO", "openvino")
+    onnx.check_exportable(runtime, "OpenVINO")
     if runtime.head is not None and runtime.head.words is not None:
         raise ConfigError(
             "this encoder adds vectors of words, found by integers of 64 bits, which OpenVINO cuts to 32; "
             "export as onnx"
         )
-    prepared = onnx.prepare(runtime, folder)
-    with TemporaryDirectory(dir=folder) as room:
-        onnx.write_graph(prepared, Path(room) / onnx.MODEL_FILE)
-        onnx.demand(prepared.kind, "OpenVINO", lambda: translate(Path(room) / onnx.MODEL_FILE, folder / MODEL_FILE))
-    check(prepared, folder / MODEL_FILE)
-    prepared.tokenizer.save_pretrained(folder)
-    write_json(folder / SETTINGS_FILE, onnx.settings(prepared))
+    prepared = onnx.prepare(runtime, work)
+    with TemporaryDirectory(dir=work) as temporary:
+        graph = Path(temporary) / onnx.MODEL_FILE
+        onnx.write_graph(prepared, graph)
+        onnx.attempt(prepared.kind, "OpenVINO", lambda: translate(graph, work / MODEL_FILE))
+    check(prepared, work / MODEL_FILE)
+    prepared.tokenizer.save_pretrained(work)
+    write_json(work / SETTINGS_FILE, onnx.settings(prepared))
     text = onnx.readme(
         prepared,
         "A text encoder for OpenVINO, exported by gerund",
@@ -56,12 +58,13 @@ def write(runtime: EncoderRuntime, folder: Path) -> None:
         "\nWithout the hint, OpenVINO computes in bfloat16 or float16 where the processor has them: faster, and not "
         "quite the same vectors.\n"
     )
-    (folder / "README.md").write_text(text + note, encoding="utf-8")
+    (work / "README.md").write_text(text + note, encoding="utf-8")
+    return Export(folder, f"openvino.Core().compile_model({str(folder / MODEL_FILE)!r}, 'CPU')")
 
 
 def check(prepared: Prepared, path: Path) -> None:
-    """Compare what OpenVINO makes of the graph with gerund's vectors."""
-    model = onnx.demand(prepared.kind, "OpenVINO", lambda: compiled(path))
+    """Compare OpenVINO's vectors with gerund's."""
+    model = onnx.attempt(prepared.kind, "OpenVINO", lambda: compiled(path))
 
     def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
         return np.asarray(model(dict(given))[VECTORS])
@@ -70,21 +73,21 @@ def check(prepared: Prepared, path: Path) -> None:
 
 
 def translate(source: Path, target: Path) -> None:
-    """Write an ONNX graph in OpenVINO's form, in float32."""
+    """Convert an ONNX graph to OpenVINO's form, in float32."""
     openvino = _openvino()
     openvino.save_model(openvino.Core().read_model(str(source)), str(target), compress_to_fp16=False)
 
 
 def compiled(path: Path) -> Any:
-    """Return a graph, ready to be called with its inputs by name; it computes in float32."""
+    """Return a compiled graph, which is called with its inputs by name and computes in float32."""
     return _openvino().Core().compile_model(str(path), "CPU", _EXACTLY)
 
 
 def _openvino() -> Any:
-    """Import OpenVINO, and not what would report that over the network."""
+    """Import OpenVINO without its telemetry."""
     if "openvino" in sys.modules or _REPORTER in sys.modules:
         return importlib.import_module("openvino")
-    # None stands for a module that is not there, for which OpenVINO has a substitute that does nothing.
+    # None makes the import fail, and OpenVINO then does without.
     sys.modules[_REPORTER] = None  # type: ignore[assignment]
     try:
         return importlib.import_module("openvino")

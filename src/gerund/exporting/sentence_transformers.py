@@ -6,10 +6,6 @@ names ``gerund.integrations.sentence_transformers.Transformer``.
 """
 
 import importlib.util
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +16,16 @@ from safetensors.torch import save_file
 from gerund.attention.recurrent import recurrent_modules
 from gerund.exporting.shared import (
     TEXTS,
+    Export,
     change_json,
     is_fused,
     plain_tokenizer,
+    sample_texts,
+    sample_tokens,
+    silence,
     write_merged,
 )
-from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens
-from gerund.inference.tokens import InputFormat, Tokens, tokenize
+from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens, smallest_cosine
 from gerund.models import loading
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import is_bidirectional
@@ -42,27 +41,30 @@ from gerund.models.sentence_transformers_folder import (
 from gerund.poolings import SWITCHES, pooling_parts
 from gerund.settings.plan import Direction, View
 
-# Largest cosine distance between the exported encoder and ours; half precision rounds more coarsely.
+# Largest cosine distance between the exported encoder and gerund's; half precision rounds more.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-4}
 _NEAR_HALF = 2e-3
-_LONG_TEXT_TOKENS = 1024
 
 
-def write(runtime: EncoderRuntime, folder: Path) -> str:
-    """Fill ``folder`` for sentence-transformers."""
+def write(runtime: EncoderRuntime, work: Path, folder: Path) -> Export:
+    """Fill ``work`` for sentence-transformers; if its own modules don't suffice, for gerund's class."""
     why_custom = obstacle(runtime)
     if not why_custom:
-        write_plain(runtime, folder)
-        why_custom = _differs(runtime, folder)
+        write_plain(runtime, work)
+        why_custom = _difference(runtime, work)
     if why_custom:
-        _empty(folder)
-        write_merged(runtime, folder)
-    (folder / "README.md").write_text(_readme(runtime, why_custom), encoding="utf-8")
-    return why_custom
+        for path in sorted(work.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        write_merged(runtime, work)
+    (work / "README.md").write_text(_readme(runtime, why_custom), encoding="utf-8")
+    loader = "gerund.integrations.sentence_transformers.load"
+    if not why_custom:
+        loader = "sentence_transformers.SentenceTransformer"
+    return Export(folder, f"{loader}({str(folder)!r})", why_custom)
 
 
 def obstacle(runtime: EncoderRuntime) -> str:
-    """Return what keeps plain sentence-transformers from reading this encoder; the empty string if nothing does."""
+    """Return why plain sentence-transformers can't read this encoder; the empty string if it can."""
     if runtime.head is not None and runtime.head.settings.modules is None:
         return "sentence-transformers has no such projection head"
     return _obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
@@ -100,7 +102,7 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
 
 
 def _obstacle_in_prompts(runtime: EncoderRuntime) -> str:
-    """Return why a prompt that is not pooled would be left out differently."""
+    """Return why sentence-transformers would pool other tokens than gerund for a prompt that is not pooled."""
     prompts = [prompt for prompt in prompt_settings(runtime.config)[0].values() if prompt]
     if prompts and any(one.depends_on_places for one in pooling_parts(runtime.config.pooling)):
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
@@ -114,7 +116,7 @@ def _obstacle_in_prompts(runtime: EncoderRuntime) -> str:
 
 
 def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
-    """Write body, tokenizer, pooling and normalisation, all of which are sentence-transformers' own."""
+    """Write body, tokenizer, pooling and normalization for sentence-transformers' own modules."""
     model, config = runtime.model, runtime.config
     body, prefix = model.base_model, f"{model.base_model_prefix}."
     state = merged_state(model, runtime.adapter)
@@ -124,7 +126,7 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     if _is_bidirectional(runtime) and not is_bidirectional(model.config):
         change_json(folder / "config.json", is_causal=False)
     limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
-    # The type that it is tried in, which other versions of transformers would not choose by themselves.
+    # The dtype that is verified, which other versions of transformers would not choose.
     held = {"model_args": {"dtype": str(model.dtype).removeprefix("torch.")}}
     write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False, **held})
     # The names of version 2 to 5, which version 6 reads as well.
@@ -142,13 +144,13 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
 
 
 def _modes_on(pooling: str) -> list[str]:
-    """Return the switches of a pooling, in the order in which sentence-transformers concatenates."""
+    """Return a pooling's switches in the order in which sentence-transformers concatenates them."""
     named = {one.sentence_transformers for one in pooling_parts(pooling)}
     return [switch for switch in SWITCHES if switch in named]
 
 
 def _write_layers(head: ProjectionHead | None, folder: Path, place: int) -> list[tuple[str, str]]:
-    """Write the layers behind the pooling, and return the folder and the class of each."""
+    """Write the layers after the pooling, and return the folder and the class of each."""
     if head is None:
         return []
     listed = []
@@ -171,7 +173,7 @@ def _write_layers(head: ProjectionHead | None, folder: Path, place: int) -> list
 def _is_bidirectional(runtime: EncoderRuntime) -> bool:
     views = runtime.plan.views
     both_ways = all(view == View(Direction.BIDIRECTIONAL) for view in views)
-    # What transformers makes of is_causal=False in models with recurrent layers differs from one to the next.
+    # With recurrent layers, each architecture in transformers treats is_causal=False in its own way.
     return both_ways and runtime.plan.stream is None and not recurrent_modules(runtime.model)
 
 
@@ -183,11 +185,11 @@ def _window(runtime: EncoderRuntime) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-def _differs(runtime: EncoderRuntime, folder: Path) -> str:
-    """Try the written folder; return what is wrong with it, the empty string if nothing is."""
+def _difference(runtime: EncoderRuntime, folder: Path) -> str:
+    """Verify the written folder; return how its vectors differ from gerund's, the empty string if they don't."""
     near = _NEAR.get(runtime.model.dtype, _NEAR_HALF)
     try:
-        with _silence():
+        with silence("sentence_transformers"), loading.quiet():
             distance = _distance(runtime, folder)
     except Exception as error:
         return f"sentence-transformers fails on the plain folder ({' '.join(str(error).split())[:200]})"
@@ -197,24 +199,25 @@ def _differs(runtime: EncoderRuntime, folder: Path) -> str:
 
 
 def _distance(runtime: EncoderRuntime, folder: Path) -> float:
-    """Return the largest cosine distance between the vectors that the folder gives and ours."""
+    """Return the largest cosine distance between the folder's vectors and gerund's."""
     if importlib.util.find_spec("sentence_transformers") is None:
         return _distance_of_bodies(runtime, folder)
     from sentence_transformers import SentenceTransformer
 
-    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    texts = list(TEXTS)
-    if runtime.max_length is not None and runtime.max_length <= _LONG_TEXT_TOKENS:
-        texts.append(" so on" * runtime.max_length)
-    worst = 0.0
+    model, texts, worst = (
+        SentenceTransformer(str(folder), device="cpu", local_files_only=True),
+        sample_texts(runtime),
+        0.0,
+    )
     for prompt in ("", *prompt_settings(runtime.config)[0].values()):
-        ours = encode(runtime.in_own_type(), _tokens(runtime, texts, prompt), show=False)
-        worst = max(worst, _farthest(ours, theirs.encode(texts, prompt=prompt, show_progress_bar=False)))
+        expected_ND = encode(runtime.in_own_type(), sample_tokens(runtime, texts, prompt), show=False)
+        actual_ND = model.encode(texts, prompt=prompt, show_progress_bar=False)
+        worst = max(worst, 1 - smallest_cosine(expected_ND, np.asarray(actual_ND, dtype=np.float32)))
     return worst
 
 
 def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
-    """Compare the means of all states: what can be tried without sentence-transformers."""
+    """Compare the mean of each text's states, which needs no sentence-transformers."""
     from transformers import AutoModel, AutoTokenizer
 
     body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
@@ -224,46 +227,9 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     real_BT = batch["attention_mask"][..., None]
     with torch.no_grad():
         hidden_BTD = body(**batch, use_cache=False).last_hidden_state.float()
-    theirs = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
-    states = encode_tokens(runtime.in_own_type(), _tokens(runtime, list(TEXTS), ""), show=False)
-    return _farthest(np.stack([item.mean(axis=0) for item in states]), theirs)
-
-
-def _tokens(runtime: EncoderRuntime, texts: list[str], prompt: str) -> list[Tokens | None]:
-    config = runtime.config
-    input_format = InputFormat(
-        prompt=prompt,
-        append_eos=config.append_eos,
-        max_length=runtime.max_length,
-        follows_sentence_transformers=config.follows_sentence_transformers,
-        normalizes=config.normalizes_texts,
-    )
-    return tokenize(runtime.tokenizer, texts, input_format)
-
-
-def _farthest(a: np.ndarray, b: Any) -> float:
-    b = np.asarray(b, dtype=np.float32)
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return float((1 - (a * b).sum(axis=1) / np.maximum(norms, 1e-12)).max())
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Silence both libraries: what they would say concerns a folder that is only tried."""
-    noisy = logging.getLogger("sentence_transformers")
-    level = noisy.level
-    noisy.setLevel(logging.ERROR)
-    try:
-        with loading.quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        noisy.setLevel(level)
-
-
-def _empty(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+    actual_ND = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
+    states = encode_tokens(runtime.in_own_type(), sample_tokens(runtime, TEXTS, ""), show=False)
+    return 1 - smallest_cosine(np.stack([item.mean(axis=0) for item in states]), actual_ND)
 
 
 def _readme(runtime: EncoderRuntime, why_custom: str) -> str:

@@ -1,29 +1,67 @@
-"""Parts that several export formats share: merged weights, JSON files, tokenizers, sentence-transformers' files."""
+"""Parts that several export formats share: the result, merged weights, tokenizers and comparisons."""
 
 import copy
+import importlib.util
 import json
+import logging
 import string
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
+from gerund.errors import MissingDependencyError
 from gerund.inference.encode.runtime import SAMPLE_TEXTS, EncoderRuntime
-from gerund.inference.tokens import InputFormat, tokenize
+from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models import loading
 from gerund.models.adapters import merged_state, merging_unties
 from gerund.models.encoder_settings import write_settings
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.sentence_transformers_folder import write_json
+from gerund.models.sources import find
 from gerund.normalization import JOINERS, SHOWN
+
+TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
+"""Texts that every export is verified with."""
+_LONG_TEXT_TOKENS = 1024
+# How many tokens of the vocabulary are tested as the start of a text.
+_STARTS = 4096
+
+
+@dataclass(frozen=True)
+class Export:
+    """The result of an export.
+
+    Attributes:
+        folder: where it is.
+        load: the line of Python that loads it; for GGUF the command.
+        why_custom: for ``sentence-transformers``, why the folder needs gerund's own class; empty if plain
+            sentence-transformers reads it.
+        fingerprint: for ``merged``, the fingerprint of the encoder that was written.
+    """
+
+    folder: Path
+    load: str
+    why_custom: str = ""
+    fingerprint: str = ""
+
+
+def require_installed(modules: tuple[str, ...], target: str, extra: str) -> None:
+    """Raise ``MissingDependencyError`` for the modules that are absent."""
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        raise MissingDependencyError(f"an export to {target} needs {', '.join(absent)}: pip install 'gerund[{extra}]'")
 
 
 def write_merged(runtime: EncoderRuntime, folder: Path) -> str:
-    """Write a plain model whose weights are what the runtime's adapter makes of them, with ``gerund.json``.
-
-    Returns:
-        The encoder's fingerprint, which the merged weights have a part in.
-    """
+    """Write a plain model with the adapter merged in, and ``gerund.json``; return its encoder's fingerprint."""
     state = merged_state(runtime.model, runtime.adapter)
     hashed = weights_hash(state)
     loading.save_model(runtime.model, runtime.tokenizer, state, folder)
@@ -43,15 +81,8 @@ def change_json(path: Path, **values: Any) -> None:
     write_json(path, {**data, **values})
 
 
-TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
-"""What an export is tried on."""
-
-# How many of the vocabulary's tokens are tried as the beginning of a text.
-_BEGINNINGS = 4096
-
-
 def plain_tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that by itself does what gerund does: normalize, pad, cut, and append the end token."""
+    """Return a tokenizer that does on its own what gerund does: normalize, pad, truncate, append the end token."""
     from tokenizers import processors
 
     tokenizer = copy.deepcopy(runtime.tokenizer)
@@ -75,21 +106,64 @@ def plain_tokenizer(runtime: EncoderRuntime) -> PreTrainedTokenizerBase:
 
 
 def _normalize(core: Any) -> None:
-    """Let a tokenizer read a text in its normal form, but for words that are divided at a line's end."""
+    """Make a tokenizer normalize its texts as gerund does, except that it doesn't join hyphenated words."""
     from tokenizers import Regex, normalizers
 
     invisible = Regex(rf"[\p{{Default_Ignorable_Code_Point}}&&[^{JOINERS}{SHOWN}]]")
-    own = [normalizers.Replace(invisible, ""), normalizers.NFKC()]
-    core.normalizer = normalizers.Sequence([*own, *([] if core.normalizer is None else [core.normalizer])])
+    steps = [normalizers.Replace(invisible, ""), normalizers.NFKC()]
+    core.normalizer = normalizers.Sequence([*steps, *([] if core.normalizer is None else [core.normalizer])])
 
 
 def is_fused(runtime: EncoderRuntime, prompt: str) -> bool:
-    """Tell whether the line between a prompt and a text may be elsewhere than where the prompt alone ends."""
+    """Return whether a token may contain the end of the prompt and the start of the text."""
     tokenizer = plain_tokenizer(runtime)
     alone = tokenizer(prompt).input_ids
     length = len(alone) - int(alone[-1] in tokenizer.all_special_ids)
-    step = max(1, len(tokenizer) // _BEGINNINGS)
-    begins = tokenizer.batch_decode([[token] for token in range(0, len(tokenizer), step)])
-    texts = [*TEXTS, *string.ascii_letters, *string.digits, *(text for text in begins if text[:1].isalnum())]
+    step = max(1, len(tokenizer) // _STARTS)
+    starts = tokenizer.batch_decode([[token] for token in range(0, len(tokenizer), step)])
+    texts = [*TEXTS, *string.ascii_letters, *string.digits, *(text for text in starts if text[:1].isalnum())]
     tokens = tokenize(runtime.tokenizer, texts, InputFormat(prompt=prompt))
     return any(item is not None and item.text_from != length for item in tokens)
+
+
+def read_written(folder: Path, dtype: torch.dtype | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a written model on the CPU, since other devices may have no memory for a second model."""
+    model, tokenizer = loading.read(find(folder), dtype)
+    attach(model)
+    attach_streams(decoder_layers(model))
+    return model, tokenizer
+
+
+def sample_texts(runtime: EncoderRuntime) -> list[str]:
+    """Return the texts to verify an export with; one is too long for the model, if it has a limit that is not large."""
+    longest = runtime.max_length
+    return [*TEXTS, *([" so on" * longest] if longest is not None and longest <= _LONG_TEXT_TOKENS else [])]
+
+
+def sample_tokens(runtime: EncoderRuntime, texts: Sequence[str], prompt: str) -> list[Tokens | None]:
+    """Tokenize texts with a prompt as the encoder does."""
+    config = runtime.config
+    input_format = InputFormat(
+        prompt=prompt,
+        append_eos=config.append_eos,
+        max_length=runtime.max_length,
+        normalizes=config.normalizes_texts,
+        follows_sentence_transformers=config.follows_sentence_transformers,
+    )
+    return tokenize(runtime.tokenizer, texts, input_format)
+
+
+@contextmanager
+def silence(*loggers: str) -> Iterator[None]:
+    """Silence other libraries' warnings and log messages."""
+    noisy = [logging.getLogger(name) for name in loggers]
+    levels = [logger.level for logger in noisy]
+    for logger in noisy:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
