@@ -207,7 +207,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["ask"], "name an index, or a file with --document"),
         (["ask", "my.index", "one", "two"], "one question at a time, in quotes: 'one' 'two'"),
         (["ask", "my.index", "x", "--generate", "--max-new-tokens", 0], "writes nothing"),
-        (["ask", "my.index", "x", "--temperature", "-1"], "negative"),
+        (["ask", "my.index", "x", "--temperature", "-1"], "temperature must be at least 0"),
         (["ask", "--document", "nowhere.txt", "x"], "nowhere.txt: no such file"),
         (["ask", "--document", "notes", "x"], "notes: a folder, and one document is wanted"),
         (["ask", "--document", "notes/rail.txt", "x", "--cache-size", "much"], "a size is a number with a unit"),

@@ -6,91 +6,46 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import options
+from gerund.server.config import ServerConfig, read_config, read_keys, settings_of
+from gerund.settings.fields import plain_kinds
 
 if TYPE_CHECKING:
-    from gerund.server.config import ServerConfig
     from gerund.settings.model_spec import ModelSpec
 
 
-def _option(help_: str, *names: str) -> Any:
-    return typer.Option(*names, help=help_, show_default=False)
+def _server_options() -> options.Group:
+    """Return an option for each setting of the server; the command gets those that were typed."""
+    made = []
+    for name, field in ServerConfig.model_fields.items():
+        kind = next(kind for kind in (bool, int, float, str) if kind in plain_kinds(field.annotation))
+        help_ = (field.description or "").replace("``", "")
+        if kind is bool and field.default is False:
+            made.append(options.option(name, bool, help_, f"--{name}", default=False))
+            continue
+        default = "" if field.default in (None, (), True) else f" [default: {field.default:g}]" if kind in (int, float) else f" [default: {field.default}]"
+        many = field.default == ()
+        made.append(options.option(name, list[kind] | None if many else kind | None, help_ + default))  # type: ignore[valid-type]
+
+    def typed(values: dict[str, Any]) -> dict[str, Any]:
+        flags = {name for name, field in ServerConfig.model_fields.items() if field.default is False}
+        return {name: value for name, value in values.items() if value is not None and value != [] and not (name in flags and not value)}
+
+    return options.Group(made, typed)
 
 
-@options.takes(spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer", *options.MACHINE, MODEL=None))
+@options.takes(
+    spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer", *options.MACHINE, MODEL=None),
+    typed=_server_options(),
+)
 def command(
     *,
-    host: Annotated[
-        str | None, _option("Address to listen on; others than this machine's own need a key. [default: 127.0.0.1]")
-    ] = None,
-    port: Annotated[int | None, _option("Port to listen on; 0 for a free one. [default: 8000]")] = None,
     config: Annotated[
-        Path | None, _option("A YAML file with these options by name; what is typed wins.", "--config", "-c")
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, _option("A file with one key a line. Or put one key into GERUND_API_KEY.")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        _option("Answer to this host name too, such as a reverse proxy's; repeatable. [default: this machine's names]"),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        _option(
-            "Let pages of this origin read answers in a browser (CORS), such as http://localhost:5173; repeatable."
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="A YAML file with these options by name; what is typed wins.", show_default=False
         ),
     ] = None,
-    name: Annotated[
-        list[str] | None, _option("What clients call the model; repeated, the first is listed. [default: MODEL's]")
-    ] = None,
-    index: Annotated[str | None, _option("An index of documents to search with this model; see gerund index.")] = None,
-    workers: Annotated[
-        int | None, _option("Processes behind the one port, each with a copy of the model. [default: 1]")
-    ] = None,
-    threads: Annotated[int | None, _option("Threads that a worker computes in.")] = None,
-    max_new_tokens: Annotated[
-        int | None, _option("Tokens of an answer in a chat whose request does not say. [default: 1024]")
-    ] = None,
-    timeout: Annotated[
-        float | None, _option("Seconds that a request may take, waiting included. [default: 120]")
-    ] = None,
-    drain: Annotated[
-        float | None, _option("Seconds to finish what runs when the server is asked to end. [default: 30]")
-    ] = None,
-    slots: Annotated[int | None, _option("Texts that are written at a time. [default: 8]")] = None,
-    context: Annotated[
-        int | None, _option("Tokens of a slot, prompt and text. [default: the model's context, at most 2048]")
-    ] = None,
-    read_tokens: Annotated[
-        int | None, _option("Tokens that are read between two steps of writing. [default: 256]")
-    ] = None,
-    writing_ratio: Annotated[
-        float | None, _option("Seconds of writing for each second of reading, while both wait. [default: 1]")
-    ] = None,
-    queue_tokens: Annotated[
-        int | None, _option("Tokens that may wait; beyond, clients are told to come again. [default: 65536]")
-    ] = None,
-    exact: Annotated[
-        bool, _option("Write one text at a time, bit-equal to gerund generate on every machine.", "--exact")
-    ] = False,
-    compile: Annotated[
-        bool,
-        _option(
-            "Compile the decode step: writing is faster, the start takes a minute or two, and more memory is used.",
-            "--compile",
-        ),
-    ] = False,
-    reproducible: Annotated[
-        bool | None,
-        _option(
-            "A text does not depend on what else is written (the default); without, few clients are served faster.",
-            "--reproducible/--no-reproducible",
-        ),
-    ] = None,
-    body_limit: Annotated[int | None, _option("Bytes that a request has at most. [default: 8388608]")] = None,
-    body_timeout: Annotated[float | None, _option("Seconds in which it has to have come. [default: 30]")] = None,
-    log: Annotated[
-        str | None, _option("text, json or none: a line a request, without its texts. [default: text]")
-    ] = None,
+    typed: dict[str, Any],
     spec: "ModelSpec",
 ) -> None:
     """Serve one model to many clients: chat, completions, embeddings, rerank, scores and infilling.
@@ -108,19 +63,8 @@ def command(
 
         gerund serve --config serve.yaml
     """
-    from gerund.server.config import read_config, read_keys, settings_of
-
-    typed = {
-        "host": host, "port": port, "api_key_file": None if api_key_file is None else str(api_key_file),
-        "allowed_host": allowed_host or None, "cors_origin": cors_origin or None,
-        "name": name or None, "index": index, "workers": workers, "threads": threads, "max_new_tokens": max_new_tokens,
-        "timeout": timeout, "drain": drain, "slots": slots, "context": context, "read_tokens": read_tokens,
-        "writing_ratio": writing_ratio, "queue_tokens": queue_tokens, "exact": exact or None,
-        "compile": compile or None, "reproducible": reproducible,
-        "body_limit": body_limit, "body_timeout": body_timeout, "log": log,
-    }  # fmt: skip
     of_model, of_server = ({}, {}) if config is None else read_config(config)
-    settings = settings_of({**of_server, **{key: value for key, value in typed.items() if value is not None}})
+    settings = settings_of({**of_server, **typed})
     if config is not None:
         spec = _with_file(spec, of_model)
     keys = read_keys(settings)

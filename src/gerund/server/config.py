@@ -77,55 +77,58 @@ class ServerConfig(BaseModel):
     gerund.errors.ConfigError: 0.0.0.0 can be reached from other machines, so a key is needed: put one into ...
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """The address to listen on; one that other machines can reach needs a key."""
+    """Address to listen on; one that other machines can reach needs a key."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """The port; 0 takes a free one."""
+    """Port to listen on; 0 for a free one."""
     name: tuple[Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")], ...] = ()
-    """What clients call the model; the first is the one that is listed. None takes the last part of the model's."""
+    """What clients call the model; repeated, the first is listed. Default: the last part of the model's name."""
     api_key_file: str | None = None
-    """A file with one key a line."""
+    """File with one API key per line. Or put one key into GERUND_API_KEY."""
     allowed_host: tuple[Annotated[str, AfterValidator(_host_name)], ...] = ()
-    """Further names of the server, such as a reverse proxy's. On a loopback address only these and this machine's names
-    are answered, so that no page can reach it by DNS rebinding; elsewhere all names, unless some are given here."""
+    """Answer to this host name too, such as a reverse proxy's; repeatable. On a loopback address only these and this
+    machine's names are answered, so that no page can reach it by DNS rebinding; elsewhere all names, unless some are
+    given here."""
     cors_origin: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
-    """Origins whose pages may read answers in a browser (CORS); ``*`` for any, which can't be combined with a key."""
+    """Let pages of this origin read answers in a browser (CORS), such as http://localhost:5173; repeatable. ``*`` is for
+    any, and can't be combined with a key."""
     index: str | None = None
-    """An index of documents that is searched with this model."""
+    """An index of documents to search with this model; see gerund index."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
-    """Processes behind the one address, each with the model in its own memory."""
+    """Processes behind the one address, each with a copy of the model."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads that a worker computes in; None divides the processor's cores among the workers."""
+    """Threads per worker. Default: the processor's cores divided among the workers."""
     max_new_tokens: Count = 1024
-    """Tokens of an answer in a chat whose request does not say."""
+    """Most tokens of an answer in a chat whose request does not say."""
     timeout: Seconds = 120.0
     """Seconds that a request may take, waiting included."""
     drain: Seconds = 30.0
-    """Seconds that running requests get to finish when the server is asked to end."""
+    """Seconds that running requests get to finish when the server is stopped."""
     body_limit: Count = 8 * 2**20
-    """Bytes that the body of a request has at most."""
+    """Most bytes of the body of a request."""
     body_timeout: Seconds = 30.0
-    """Seconds in which a request has to have arrived whole."""
+    """Seconds in which a request has to arrive completely."""
     log: Literal["text", "json", "none"] = "text"
-    """How each request is noted on standard error; never its texts."""
+    """text, json or none: one line per request on standard error, without its texts."""
     slots: Count = 8
-    """Texts that are written at a time."""
+    """Number of texts that are generated concurrently."""
     context: Count | None = None
-    """Room of a slot in tokens; None takes the model's context, 2048 at most."""
+    """Tokens of a slot, prompt and text. Default: the model's context, at most 2048."""
     read_tokens: Count = 256
-    """Tokens that are read between two steps of writing."""
+    """Tokens that are read between two decoding steps."""
     writing_ratio: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
-    """Seconds of writing for each second of reading while both wait."""
+    """Seconds of decoding for each second of reading while both wait."""
     queue_tokens: Count = 65536
-    """Tokens that may wait; what comes then is asked to come again."""
+    """Tokens that may wait; beyond, clients are told to retry."""
     exact: bool = False
-    """Write each text alone: bit-equal to ``generate`` on every machine, and slower for many."""
+    """Generate one text at a time: bit-identical to gerund generate on every machine, and slower for many clients."""
     compile: bool = False
-    """Compile the decode step: slower to start, faster to write; texts are equal up to near ties."""
+    """Compile the decode step: faster generation; the start takes a minute or two, and more memory is used. Texts are
+    equal up to near ties."""
     reproducible: bool = True
-    """A text does not depend on what else is written; without, few clients are served faster."""
+    """A text does not depend on what else is generated (the default); without, few clients are served faster."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:

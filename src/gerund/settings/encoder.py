@@ -162,8 +162,8 @@ class PlanChoice(Generic[Plan]):
 
     attention: Plan = setting(
         AttentionPlan(),
-        "Attention plan, such as mask0-bidir: which tokens each layer may attend to. A name of gerund.PLAN_NAMES, or "
-        "an AttentionPlan, which sets all of its settings.",
+        "Attention plan, such as mask0-bidir: which tokens each layer may attend to. A name of gerund.PLAN_NAMES; in "
+        "Python also an AttentionPlan.",
     )
 
 
