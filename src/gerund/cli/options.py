@@ -118,7 +118,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value != []}
 
 
-def _typed(annotation: Any) -> Any:
+def cli_type(annotation: Any) -> Any:
     """Return what the command line takes for a setting: one plain type."""
     kinds = plain_kinds(annotation)
     return next((kind for kind in (bool, int, float) if kind in kinds), str)
@@ -140,7 +140,7 @@ def model(*names: str, **defaults: str | None) -> Group:
         field = model_spec.ModelSpec.model_fields[name]
         default = None if name == "model" else defaults.get(name, field.default)
         flags = ("--model", "-m") if name == "model" else ()
-        kind = _typed(field.annotation)
+        kind = cli_type(field.annotation)
         return option(
             name, kind if default is not None else kind | None, model_spec.HELP[name], *flags, default=default
         )
@@ -154,7 +154,7 @@ def model(*names: str, **defaults: str | None) -> Group:
 def _options_of(settings: type, *names: str, before: str = "") -> list[inspect.Parameter]:
     """Return options for settings of a config, without a default: what is not given is left to the config."""
     kinds, helps = settings_of(settings), help_of(settings_of(settings))
-    return [option(name, _typed(kinds[name][0]) | None, f"{before}{helps[name]}") for name in names]
+    return [option(name, cli_type(kinds[name][0]) | None, f"{before}{helps[name]}") for name in names]
 
 
 def sampling(*names: str) -> Group:

@@ -7,7 +7,6 @@ import typer
 
 from gerund.cli import options
 from gerund.server.config import ServerConfig, read_config, read_keys, settings_of
-from gerund.settings.fields import plain_kinds
 
 if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
@@ -15,20 +14,22 @@ if TYPE_CHECKING:
 
 def _server_options() -> options.Group:
     """Return an option for each setting of the server; the command gets those that were typed."""
-    made = []
+    made, flags = [], []
     for name, field in ServerConfig.model_fields.items():
-        kind = next(kind for kind in (bool, int, float, str) if kind in plain_kinds(field.annotation))
-        help_ = (field.description or "").replace("``", "")
-        if kind is bool and field.default is False:
+        kind, help_ = options.cli_type(field.annotation), (field.description or "").replace("``", "")
+        if field.default is False:
+            flags.append(name)
             made.append(options.option(name, bool, help_, f"--{name}", default=False))
             continue
-        default = "" if field.default in (None, (), True) else f" [default: {field.default:g}]" if kind in (int, float) else f" [default: {field.default}]"
-        many = field.default == ()
-        made.append(options.option(name, list[kind] | None if many else kind | None, help_ + default))  # type: ignore[valid-type]
+        if field.default not in (None, ()) and field.default is not True:
+            help_ += f" [default: {field.default}]"
+        kind = list[kind] if field.default == () else kind  # type: ignore[valid-type]
+        made.append(options.option(name, kind | None, help_))
 
     def typed(values: dict[str, Any]) -> dict[str, Any]:
-        flags = {name for name, field in ServerConfig.model_fields.items() if field.default is False}
-        return {name: value for name, value in values.items() if value is not None and value != [] and not (name in flags and not value)}
+        return {
+            name: value for name, value in values.items() if value not in (None, []) and (value or name not in flags)
+        }
 
     return options.Group(made, typed)
 

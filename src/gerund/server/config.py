@@ -92,8 +92,8 @@ class ServerConfig(BaseModel):
     machine's names are answered, so that no page can reach it by DNS rebinding; elsewhere all names, unless some are
     given here."""
     cors_origin: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
-    """Let pages of this origin read answers in a browser (CORS), such as http://localhost:5173; repeatable. ``*`` is for
-    any, and can't be combined with a key."""
+    """Let pages of this origin read answers in a browser (CORS), such as http://localhost:5173; repeatable. ``*`` is
+    for any, and can't be combined with a key."""
     index: str | None = None
     """An index of documents to search with this model; see gerund index."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
