@@ -1,4 +1,4 @@
-"""Documents are read once each, pairs keep clear of what is put aside, the recipe fits model and machine, verdicts."""
+"""Documents are read once each, pairs keep clear of what is held out, the recipe fits model and machine, verdicts."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from gerund.adaptation.data import (
     Pairs,
     Query,
     Split,
+    held_out_texts,
     leak_finder,
     make_pairs,
     plain,
     read_documents,
-    split,
-    texts_put_aside,
+    split_documents,
 )
 from gerund.adaptation.evaluation import MEASURES, Measured, advice, compare, main_of, measure, scores_of, verdict
 from gerund.adaptation.hyperparameters import Base, Machine, choose, settings_for, shape_of
@@ -75,8 +75,8 @@ def as_documents(rows):
 @pytest.mark.slow
 def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
     every = as_documents(documents(90))
-    found = split(every, AdaptConfig())
-    # A sentence that all documents have is in those that were put aside, too.
+    found = split_documents(every, AdaptConfig())
+    # A sentence that all documents have is in those that were held out, too.
     same = "The same sentence stands in each and every one of these documents."
     found = Split(
         tuple(Document(one.source, f"{one.text} {same}", one.title) for one in found.training),
@@ -87,7 +87,7 @@ def test_no_text_of_what_is_put_aside_is_in_a_pair(tmp_path, bundled):
     rows = [json.loads(line) for line in (tmp_path / PAIRS).read_text().splitlines()]
     assert pairs.count == len(rows) > 100
     assert min(pairs.sentences, pairs.titles, pairs.chunks) > 10
-    forbidden = texts_put_aside(found, "en")
+    forbidden = held_out_texts(found, "en")
     assert plain(same) in forbidden
     texts = {plain(row[side]) for row in rows for side in ("text_a", "text_b")}
     assert not texts & forbidden
@@ -127,7 +127,7 @@ def test_a_sentence_that_many_documents_have_gives_none_away():
 
 @pytest.mark.slow
 def test_chunks_of_a_near_copy_of_what_is_put_aside_make_no_pair(tmp_path, bundled):
-    found = split(as_documents(documents(90)), AdaptConfig())
+    found = split_documents(as_documents(documents(90)), AdaptConfig())
     copies = tuple(
         Document(f"copy-{one.source}", f"{one.text} Nothing else is told in this copy of it.", f"Copy {number}")
         for number, one in enumerate(found.held_out)
@@ -150,7 +150,7 @@ def test_without_a_repeated_phrase_titles_and_chunks_are_left(tmp_path, bundled)
         }
         for number in range(100, 210)
     ]
-    found = split(as_documents(rows), AdaptConfig())
+    found = split_documents(as_documents(rows), AdaptConfig())
     assert make_pairs(found, tmp_path, AdaptConfig(), bundled, show=False).sentences == 0
     few = Split(found.training[:10], found.held_out, found.queries)
     with pytest.raises(DataError, match="10 documents make 10 pairs, and 50 are needed"):

@@ -1,11 +1,11 @@
-"""Documents are put aside by their text alone, and what is asked is taken out of them."""
+"""Documents are held out by their text alone, and what is asked is taken out of them."""
 
 import json
 
 import pytest
 
 from gerund.adaptation.config import MOST_SEARCHED, AdaptConfig
-from gerund.adaptation.data import Split, made_query, split, without_beginning
+from gerund.adaptation.data import Split, made_query, split_documents, without_beginning
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
 from gerund.retrieval.formats import Section
@@ -19,7 +19,7 @@ def read(count=70, *, titles=True):
 
 def test_every_document_is_trained_on_or_put_aside():
     every = read(200)
-    found = split(every, AdaptConfig(held_out=0.25))
+    found = split_documents(every, AdaptConfig(held_out=0.25))
     aside, training = {one.source for one in found.held_out}, {one.source for one in found.training}
     assert len(aside) == 50
     assert not aside & training
@@ -31,21 +31,21 @@ def test_every_document_is_trained_on_or_put_aside():
 
 def test_what_is_put_aside_depends_on_texts_alone():
     every = read(100)
-    first = {one.text for one in split(every, AdaptConfig()).held_out}
-    assert {one.text for one in split(every[::-1], AdaptConfig()).held_out} == first
-    more = {one.text for one in split(read(120), AdaptConfig(held_out=0.3)).held_out}
+    first = {one.text for one in split_documents(every, AdaptConfig()).held_out}
+    assert {one.text for one in split_documents(every[::-1], AdaptConfig()).held_out} == first
+    more = {one.text for one in split_documents(read(120), AdaptConfig(held_out=0.3)).held_out}
     assert len(first - more) <= 6
-    assert {one.text for one in split(every, AdaptConfig(seed=1)).held_out} != first
+    assert {one.text for one in split_documents(every, AdaptConfig(seed=1)).held_out} != first
 
 
 def test_at_least_thirty_and_at_most_five_hundred():
-    assert len(split(read(60), AdaptConfig(held_out=0.01)).queries) == 30
-    assert len(split(read(1200), AdaptConfig(held_out=0.5)).queries) == 500
+    assert len(split_documents(read(60), AdaptConfig(held_out=0.01)).queries) == 30
+    assert len(split_documents(read(1200), AdaptConfig(held_out=0.5)).queries) == 500
 
 
 def test_first_sentences_are_taken_out_of_their_documents():
     for options, every in ((AdaptConfig(), read(titles=False)), (AdaptConfig(ask="sentences"), read())):
-        found = split(every, options)
+        found = split_documents(every, options)
         whole = {one.source: one.text for one in every}
         rest = {one.source: one.text for one in found.held_out}
         assert found.kinds == {"first sentence": 30}
@@ -71,13 +71,13 @@ def test_a_heading_that_is_the_title_is_taken_out_and_sections_move_with_the_tex
 
 def test_a_title_that_many_documents_share_asks_for_none():
     every = [Document(one.source, one.text, "Untitled") for one in read()]
-    assert split(every, AdaptConfig()).kinds == {"first sentence": 30}
+    assert split_documents(every, AdaptConfig()).kinds == {"first sentence": 30}
 
 
 def test_documents_of_one_title_are_one_query():
     every = read(70)
     every = [Document(one.source, one.text, every[number // 2].title) for number, one in enumerate(every)]
-    found = split(every, AdaptConfig())
+    found = split_documents(every, AdaptConfig())
     assert all(len(one.sources) == 2 for one in found.queries)
     assert len({one.text for one in found.queries}) == len(found.queries)
 
@@ -95,15 +95,15 @@ def test_a_sentence_without_spaces_has_words():
 
 
 def test_what_stands_word_for_word_in_its_document_is_counted():
-    found = split(read(), AdaptConfig())
+    found = split_documents(read(), AdaptConfig())
     assert found.verbatim == 30
     assert "30 of them word for word" in found.summary
-    assert split(read(), AdaptConfig(ask="sentences")).verbatim == 0
+    assert split_documents(read(), AdaptConfig(ask="sentences")).verbatim == 0
 
 
 def test_of_many_documents_a_part_is_searched_with_all_that_answers():
     many = tuple(Document(f"d{number}", f"Text number {number}.") for number in range(MOST_SEARCHED + 500))
-    found = split(read(60), AdaptConfig())
+    found = split_documents(read(60), AdaptConfig())
     corpus = Split((*many, *found.training), found.held_out, found.queries).corpus
     assert len(corpus) == MOST_SEARCHED
     assert {source for one in found.queries for source in one.sources} <= {one.source for one in corpus}
@@ -111,10 +111,10 @@ def test_of_many_documents_a_part_is_searched_with_all_that_answers():
 
 def test_too_few_documents_are_told_how_many_are_needed():
     with pytest.raises(DataError, match=r"3 documents are too few to adapt to: 30 .* give 60 or more"):
-        split(read(3), AdaptConfig())
+        split_documents(read(3), AdaptConfig())
     short = [Document(f"d{number}", f"Number {number}.") for number in range(90)]
     with pytest.raises(DataError, match="only 0 of 90 documents have a title or a first sentence"):
-        split(short, AdaptConfig())
+        split_documents(short, AdaptConfig())
 
 
 def questions(tmp_path, rows):
@@ -126,7 +126,7 @@ def questions(tmp_path, rows):
 def test_questions_put_their_documents_aside(tmp_path):
     every = read()
     options = questions(tmp_path, [{"question": f"Where is {one.title}?", "source": one.source} for one in every[:35]])
-    found = split(every, options)
+    found = split_documents(every, options)
     assert {one.source for one in found.training} == {one.source for one in every[35:]}
     assert found.kinds == {"question": 35}
     assert found.held_out[0].text == every[0].text
@@ -137,7 +137,7 @@ def test_questions_name_documents_in_several_ways(tmp_path):
     names = ["notes/sub/0.txt", "sub/1.txt", "2.txt", "./notes/sub/3.txt"]
     rows = [{"question": f"What of {name}?", "source": name} for name in names]
     rows += [{"question": f"And {number}?", "source": [f"{number}.txt", "0.txt"]} for number in range(4, 35)]
-    found = {one.text: one.sources for one in split(every, questions(tmp_path, rows), ["notes"]).queries}
+    found = {one.text: one.sources for one in split_documents(every, questions(tmp_path, rows), ["notes"]).queries}
     assert [found[f"What of {name}?"] for name in names] == [(f"notes/sub/{number}.txt",) for number in range(4)]
     assert found["And 9?"] == ("notes/sub/9.txt", "notes/sub/0.txt")
 
@@ -156,16 +156,16 @@ def test_questions_name_documents_in_several_ways(tmp_path):
 )
 def test_questions_that_cannot_be_used(tmp_path, row, message):
     with pytest.raises(DataError, match=message):
-        split(read(), questions(tmp_path, [row]))
+        split_documents(read(), questions(tmp_path, [row]))
 
 
 def test_questions_of_nearly_all_documents_leave_nothing_to_train_on(tmp_path):
     every = read()
     rows = [{"question": f"Where is {one.title}?", "source": one.source} for one in every[:60]]
     with pytest.raises(DataError, match="10 documents are left to train on"):
-        split(every, questions(tmp_path, rows))
+        split_documents(every, questions(tmp_path, rows))
     with pytest.raises(DataError, match="no such file"):
-        split(every, AdaptConfig(questions=tmp_path / "none.jsonl"))
+        split_documents(every, AdaptConfig(questions=tmp_path / "none.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_questions_of_nearly_all_documents_leave_nothing_to_train_on(tmp_path):
     [
         ({"minutes": 0}, "minutes=0 leaves no time"),
         ({"minutes": float("nan")}, "minutes=nan leaves no time"),
-        ({"minutes": 3, "steps": 4}, "give one of them"),
+        ({"minutes": 3, "steps": 4}, "pass either minutes or steps"),
         ({"steps": 0}, "steps=0 trains nothing"),
         ({"held_out": 0.9}, "held_out=0.9 is not a fraction"),
         ({"seed": -1}, "seed=-1"),

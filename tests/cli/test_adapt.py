@@ -164,7 +164,7 @@ def test_from_documents_to_a_model_and_a_report(tmp_path, monkeypatch, bundled):
     ran = run_cli("adapt", *given, "-o", "out")
     assert ran.code == 0, ran.err
     assert "62 documents in 62 files" in ran.err
-    assert "30 documents put aside; queries: 30 questions" in ran.err
+    assert "30 documents held out; queries: 30 questions" in ran.err
     assert "gerund index notes -o out.index -m out/model" in ran.out
     report = json.loads(Path("out/report.json").read_text())
     assert report["verdict"] in ran.out

@@ -1,6 +1,6 @@
 """Settings of ``gerund adapt``."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,23 @@ class AdaptConfig:
     """
 
     held_out: float = 0.2
-    """Which fraction of the documents is put aside to measure on; at least 30 and at most 500 of them."""
+    """Fraction of the documents that is held out for evaluation; at least 30 and at most 500 documents."""
     questions: str | Path | None = None
-    """A .jsonl file of questions with the documents that answer them (``question``, ``source``), in the place of titles
-    and first sentences."""
+    """A .jsonl file of questions with the documents that answer them (``question``, ``source``), instead of titles and
+    first sentences."""
     ask: str = "titles"
-    """What documents are asked by: ``titles``, and first sentences where there is none; or ``sentences``, first
-    sentences alone, where titles stand word for word in the text, so that words find them by themselves."""
+    """What queries are made from: ``titles``, and first sentences where there is none; or ``sentences``, first
+    sentences alone, for documents that contain their titles word for word, which keyword search finds by itself."""
     recipe: str | Path | None = None
     """Another recipe than ``gur-adapt``: a file, or the name of a bundled one."""
     minutes: float | None = None
-    """How long is trained at most; None for 10, or with a recipe of one's own for the steps that it says."""
+    """Training time at most; default: 10, or with another recipe its number of steps."""
     steps: int | None = None
-    """How many steps are trained, in the place of minutes."""
+    """Number of training steps, instead of ``minutes``."""
     language: str = "en"
-    """What the documents are written in: how sentences end."""
+    """Language code of the documents: how sentences end."""
     seed: int = 0
-    """Determines which documents are put aside, the order of the pairs, and the training."""
+    """Determines which documents are held out, the order of the pairs, and the training."""
 
     def __post_init__(self) -> None:
         one_of("way to ask", self.ask, ASKED)
@@ -69,7 +69,7 @@ class AdaptConfig:
                 raise ConfigError(f"minutes={self.minutes:g} leaves no time to train; give a number above 0")
         if self.steps is not None:
             if self.minutes is not None:
-                raise ConfigError("minutes and steps both say how long to train; give one of them")
+                raise ConfigError("pass either minutes or steps, not both")
             if whole_number("steps", self.steps) < 1:
                 raise ConfigError(f"steps={self.steps} trains nothing; give 1 or more")
         if whole_number("seed", self.seed) < 0:
@@ -79,6 +79,5 @@ class AdaptConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict; of files the names, as they were given."""
-        own = {name: getattr(self, name) for name in ("held_out", "ask", "minutes", "steps", "language", "seed")}
-        files = {name: getattr(self, name) for name in ("questions", "recipe")}
-        return own | {name: None if value is None else str(value) for name, value in files.items()}
+        files = {name: None if (path := getattr(self, name)) is None else str(path) for name in ("questions", "recipe")}
+        return asdict(self) | files

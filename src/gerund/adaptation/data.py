@@ -48,27 +48,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Collected:
-    """What was found in files.
-
-    Attributes:
-        documents: each text once, in the order of the files.
-        files: how many files were read.
-        failed: those that could not be, or not to their end.
-        repeated: documents left out since another has the same text.
-    """
+    """What was found in files."""
 
     documents: tuple[Document, ...]
+    """Each text once, in the order of the files."""
     files: int
+    """How many files were read."""
     failed: tuple[Failure, ...]
+    """Those that could not be, or not to their end."""
     repeated: int
+    """Documents left out since another has the same text."""
 
     @property
     def digest(self) -> str:
-        """Hash of all documents, which says whether a later run has the same ones."""
-        whole = hashlib.blake2b(digest_size=16)
-        for document in self.documents:
-            whole.update(f"{document.source}\0{document.digest}\0".encode())
-        return whole.hexdigest()
+        """Hash of all documents, by which a resumed run knows them again."""
+        content = "".join(f"{document.source}\0{document.digest}\0" for document in self.documents)
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
     def summary(self) -> str:
@@ -77,19 +72,14 @@ class Collected:
         >>> Collected((Document("a", "A."),), 2, (Failure("b.txt", "b.txt: there is no text in it"),), 0).summary
         '1 document in 2 files; left out: 1 file that could not be read to its end'
         """
-        count = len(self.documents)
-        text = f"{count:,} document{'' if count == 1 else 's'} in {self.files:,} file{'' if self.files == 1 else 's'}"
-        left = []
+        text = f"{_count(len(self.documents))} in {_count(self.files, 'file')}"
+        skipped = []
         if self.failed:
-            many = len(self.failed) > 1
-            left.append(f"{len(self.failed)} file{'s' if many else ''} that could not be read to {_its(many)} end")
+            its = "their" if len(self.failed) > 1 else "its"
+            skipped.append(f"{_count(len(self.failed), 'file')} that could not be read to {its} end")
         if self.repeated:
-            left.append(f"{self.repeated:,} with the same text as another")
-        return f"{text}; left out: {', '.join(left)}" if left else text
-
-
-def _its(many: bool) -> str:
-    return "their" if many else "its"
+            skipped.append(f"{self.repeated:,} with the same text as another")
+        return f"{text}; left out: {', '.join(skipped)}" if skipped else text
 
 
 def files_of(paths: Sequence[Path], output: Path | None = None) -> list[Path]:
@@ -129,10 +119,10 @@ def read_documents(
                 for parsed in reader.read(path):
                     source = f"{name}#{parsed.key}" if parsed.key else name
                     # A title that only the file's name would give is none: nobody asks by it.
-                    own = Document(source, parsed.text, parsed.title.strip(), parsed.sections, name)
-                    key = hashlib.blake2b(" ".join(own.text.split()).encode(errors="replace")).hexdigest()
+                    document = Document(source, parsed.text, parsed.title.strip(), parsed.sections, name)
+                    key = hashlib.blake2b(" ".join(document.text.split()).encode(errors="replace")).hexdigest()
                     repeated += key in documents
-                    documents.setdefault(key, own)
+                    documents.setdefault(key, document)
             except (DataError, MissingDependencyError) as error:
                 failed.append(Failure(str(path), str(error)))
             advance(1)
@@ -157,46 +147,39 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     names = _names(sources, roots)
-    result: dict[str, dict[str, None]] = {}
+    questions: dict[str, dict[str, None]] = {}
     with opened(path) as file:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
             line = decode(raw, where).removeprefix("\ufeff")
             if not line.strip():
                 continue
-            row = _row(line, where)
+            row = json_row(line, where)
+            for name in ("question", "source"):
+                if name not in row:
+                    raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")
             question = checked_text(row["question"], where, "question").strip()
-            if not question:
-                raise DataError(f"{where}: 'question' is empty")
-            given = row["source"] if isinstance(row["source"], list) else [row["source"]]
-            if not given:
-                raise DataError(f"{where}: 'source' is empty")
-            for item in given:
-                result.setdefault(question, {})[
-                    _document(checked_text(item, where, "source"), names, sources, where)
-                ] = None
-    if not result:
+            answers = row["source"] if isinstance(row["source"], list) else [row["source"]]
+            for name, value in (("question", question), ("source", answers)):
+                if not value:
+                    raise DataError(f"{where}: {name!r} is empty")
+            for answer in answers:
+                source = _document(checked_text(answer, where, "source"), names, sources, where)
+                questions.setdefault(question, {})[source] = None
+    if not questions:
         raise DataError(f"{path}: there is no question in it")
-    return {question: tuple(item) for question, item in result.items()}
-
-
-def _row(line: str, where: str) -> dict[str, Any]:
-    row = json_row(line, where)
-    for name in ("question", "source"):
-        if name not in row:
-            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")
-    return row
+    return {question: tuple(answers) for question, answers in questions.items()}
 
 
 def _names(sources: Sequence[str], roots: Sequence[str]) -> Mapping[str, set[str]]:
     """Return which documents each name may mean."""
-    result: dict[str, set[str]] = {}
+    meanings: dict[str, set[str]] = {}
     for source in sources:
         file, sign, key = source.partition("#")
         below = [PurePosixPath(file).relative_to(root) for root in roots if PurePosixPath(file).is_relative_to(root)]
         for name in {file, PurePosixPath(file).name, *map(str, below)}:
-            result.setdefault(f"{name}{sign}{key}", set()).add(source)
-    return result
+            meanings.setdefault(f"{name}{sign}{key}", set()).add(source)
+    return meanings
 
 
 def _document(name: str, names: Mapping[str, set[str]], sources: Sequence[str], where: str) -> str:
@@ -221,32 +204,26 @@ _MARKS = re.compile(r"^[\s#*_=>-]+")
 
 @dataclass(frozen=True)
 class Query:
-    """A query and what answers it.
-
-    Attributes:
-        text: the query.
-        sources: the names of the documents that answer it.
-        kind: what it was made of: ``title``, ``first sentence`` or ``question``.
-    """
+    """A query and what answers it."""
 
     text: str
+    """The query."""
     sources: tuple[str, ...]
+    """The names of the documents that answer it."""
     kind: str
+    """What it was made of: ``title``, ``first sentence`` or ``question``."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Documents to train on, and queries to measure on.
-
-    Attributes:
-        training: the documents that may be trained on.
-        held_out: the documents that were put aside, without what their queries are made of.
-        queries: the queries.
-    """
+    """Documents to train on, and queries to measure on."""
 
     training: tuple[Document, ...]
+    """The documents that may be trained on."""
     held_out: tuple[Document, ...]
+    """The documents that were held out, without what their queries are made of."""
     queries: tuple[Query, ...]
+    """The queries."""
 
     @cached_property
     def corpus(self) -> tuple[Document, ...]:
@@ -255,19 +232,17 @@ class Split:
         What answers a query is always among them; others are sampled by a hash of their text.
         """
         answers = {source for query in self.queries for source in query.sources}
-        others = [item for item in self.training if item.source not in answers]
-        room = max(MOST_SEARCHED - len(self.held_out) - (len(self.training) - len(others)), 0)
-        left_out = {other.source for other in sorted(others, key=lambda other: order_of(other, 0))[room:]}
-        kept = (item for item in (*self.training, *self.held_out) if item.source not in left_out)
-        return tuple(replace(item, title="") for item in kept)
+        others = [document for document in self.training if document.source not in answers]
+        limit = max(MOST_SEARCHED - len(self.held_out) - (len(self.training) - len(others)), 0)
+        skipped = {other.source for other in sorted(others, key=lambda other: order_of(other, 0))[limit:]}
+        documents = (*self.training, *self.held_out)
+        return tuple(replace(document, title="") for document in documents if document.source not in skipped)
 
     @property
     def digest(self) -> str:
-        """Hash of the queries, which says whether a later run measures on the same ones."""
-        whole = hashlib.blake2b(digest_size=16)
-        for query in self.queries:
-            whole.update("\0".join((query.text, *query.sources, "")).encode(errors="replace"))
-        return whole.hexdigest()
+        """Hash of the queries, by which a resumed run knows them again."""
+        content = "".join("\0".join((query.text, *query.sources, "")) for query in self.queries)
+        return hashlib.blake2b(content.encode(errors="replace"), digest_size=16).hexdigest()
 
     @cached_property
     def kinds(self) -> dict[str, int]:
@@ -278,7 +253,7 @@ class Split:
     def summary(self) -> str:
         """Say what is measured on."""
         parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.kinds.items()]
-        text = f"{len(self.held_out):,} documents put aside; queries: {' and '.join(parts)}"
+        text = f"{len(self.held_out):,} documents held out; queries: {' and '.join(parts)}"
         return f"{text}, {self.verbatim} of them word for word in their document" if self.verbatim else text
 
     @cached_property
@@ -315,8 +290,12 @@ def made_query(document: Document, common: frozenset[str], options: AdaptConfig)
 def _query(document: Document, text: str, kind: str, rest: Document) -> tuple[Query, Document] | None:
     if len(rest.text.strip()) < _LEAST_LEFT:
         return None
-    # In a search, what stands in double quotes must stand so in a chunk.
-    return Query(" ".join(text.replace('"', " ").split()), (document.source,), kind), rest
+    return Query(_unquoted(text), (document.source,), kind), rest
+
+
+def _unquoted(text: str) -> str:
+    """Return a query without double quotes: in a search, what they enclose must stand so in a chunk."""
+    return " ".join(text.replace('"', " ").split())
 
 
 def _words(sentence: str) -> int:
@@ -334,8 +313,8 @@ def without_beginning(document: Document, count: int) -> Document:
         return document
     moved = [Section(max(section.start - count, 0), section.path) for section in document.sections]
     # Of several that begin in what was taken away, the last one holds what follows.
-    kept = {item.start: item for item in moved}
-    return replace(document, text=document.text[count:], sections=tuple(kept.values()))
+    sections = {section.start: section for section in moved}
+    return replace(document, text=document.text[count:], sections=tuple(sections.values()))
 
 
 def common_titles(documents: Sequence[Document]) -> frozenset[str]:
@@ -346,17 +325,21 @@ def common_titles(documents: Sequence[Document]) -> frozenset[str]:
 
 def order_of(document: Document, seed: int) -> bytes:
     """Return a hash of a document's text, by which documents are sampled."""
-    return hashlib.blake2b(f"{seed}\0{document.text}".encode(errors="replace"), digest_size=8).digest()
+    return _order(document.text, seed)
 
 
-def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str] = ()) -> Split:
-    """Put documents aside and make queries of them, or take the questions of a file."""
+def _order(text: str, seed: int) -> bytes:
+    return hashlib.blake2b(f"{seed}\0{text}".encode(errors="replace"), digest_size=8).digest()
+
+
+def split_documents(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str] = ()) -> Split:
+    """Hold documents out and derive queries from them, or read the questions of a file."""
     if options.questions is not None:
         return _split_by_questions(documents, options, roots)
     needed = LEAST_QUERIES + LEAST_DOCUMENTS
     if len(documents) < needed:
         raise DataError(
-            f"{_count(len(documents))} are too few to adapt to: {LEAST_QUERIES} are put aside to measure on and "
+            f"{_count(len(documents))} are too few to adapt to: {LEAST_QUERIES} are held out to measure on and "
             f"{LEAST_DOCUMENTS} more are needed to train on; give {needed} or more"
         )
     common = common_titles(documents)
@@ -371,52 +354,47 @@ def split(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[s
     if len(chosen) < LEAST_QUERIES:
         raise DataError(
             f"only {len(chosen)} of {len(documents):,} documents have a title or a first sentence to ask for them by, "
-            f"and some text beside it; {LEAST_QUERIES} are needed, or a file of --questions"
+            f"and some more text; {LEAST_QUERIES} are needed, or a file of --questions"
         )
     by_title: dict[str, list[str]] = {}
     for document in documents:
         by_title.setdefault(" ".join(document.title.split()), []).append(document.source)
     queries: dict[str, Query] = {}
     for source, (query, rest) in chosen.items():
-        alike = by_title[" ".join(rest.title.split())] if query.kind == TITLE else [source]
+        answers = by_title[" ".join(rest.title.split())] if query.kind == TITLE else [source]
         # Two documents of one title are one query, which either answers.
-        queries.setdefault(query.text, replace(query, sources=tuple(alike)))
+        queries.setdefault(query.text, replace(query, sources=tuple(answers)))
     training = tuple(document for document in documents if document.source not in chosen)
     return _checked(Split(training, tuple(rest for _, rest in chosen.values()), tuple(queries.values())))
 
 
 def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roots: Sequence[str]) -> Split:
     assert options.questions is not None
-    asked = read_questions(Path(options.questions), [document.source for document in documents], roots)
-    if len(asked) < LEAST_QUERIES:
+    questions = read_questions(Path(options.questions), [document.source for document in documents], roots)
+    if len(questions) < LEAST_QUERIES:
         raise DataError(
-            f"{options.questions}: {len(asked)} different questions are too few to measure on; {LEAST_QUERIES} or more "
-            "are needed"
+            f"{options.questions}: {len(questions)} different questions are too few to measure on; {LEAST_QUERIES} or "
+            "more are needed"
         )
-
-    def place(item: tuple[str, tuple[str, ...]]) -> bytes:
-        return hashlib.blake2b(f"{options.seed}\0{item[0]}".encode(errors="replace"), digest_size=8).digest()
-
-    chosen = dict(sorted(asked.items(), key=place)[:MOST_QUERIES])
-    aside = {source for sources in chosen.values() for source in sources}
-    queries = [Query(" ".join(text.replace('"', " ").split()), sources, QUESTION) for text, sources in chosen.items()]
-    training = tuple(document for document in documents if document.source not in aside)
-    return _checked(
-        Split(training, tuple(document for document in documents if document.source in aside), tuple(queries))
-    )
+    chosen = sorted(questions, key=lambda question: _order(question, options.seed))[:MOST_QUERIES]
+    answers = {source for question in chosen for source in questions[question]}
+    queries = [Query(_unquoted(question), questions[question], QUESTION) for question in chosen]
+    training = tuple(document for document in documents if document.source not in answers)
+    held_out = tuple(document for document in documents if document.source in answers)
+    return _checked(Split(training, held_out, tuple(queries)))
 
 
-def _checked(found: Split) -> Split:
-    if len(found.training) < LEAST_DOCUMENTS:
+def _checked(split: Split) -> Split:
+    if len(split.training) < LEAST_DOCUMENTS:
         raise DataError(
-            f"{_count(len(found.training))} are left to train on when those of the queries are put aside; "
+            f"{_count(len(split.training))} are left to train on when those of the queries are held out; "
             f"{LEAST_DOCUMENTS} are needed: give more documents, or fewer questions"
         )
-    return found
+    return split
 
 
-def _count(number: int) -> str:
-    return f"{number:,} document{'' if number == 1 else 's'}"
+def _count(number: int, noun: str = "document") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
@@ -427,7 +405,7 @@ _CHUNKS = 4
 _TELLING = 24
 # Documents in which a sentence may stand and still be of one: what more of them have is a phrase of their kind.
 _VERSIONS = 5
-# Characters of what was put aside in which each text is searched for. In more of them that would take minutes, and only
+# Characters of what was held out in which each text is searched for. In more of them that would take minutes, and only
 # whole sentences are compared.
 _SEARCHED = 4 * 2**20
 # What one process mines in seconds; starting others takes longer.
@@ -436,19 +414,16 @@ _SMALL = 16 * 2**20
 
 @dataclass(frozen=True)
 class Pairs:
-    """What there is to train on.
-
-    Attributes:
-        sentences: pairs of sentences that share a long substring.
-        titles: pairs of a title, or a first sentence, with such a sentence.
-        chunks: pairs of a title or a first sentence with a chunk.
-        left_out: pairs that were dropped since the documents that were put aside have a sentence of theirs, too.
-    """
+    """What there is to train on."""
 
     sentences: int
+    """Pairs of sentences that share a long substring."""
     titles: int
+    """Pairs of a title, or a first sentence, with such a sentence."""
     chunks: int
+    """Pairs of a title or a first sentence with a chunk."""
     left_out: int
+    """Pairs that were dropped since the documents that were held out have a sentence of theirs, too."""
 
     @property
     def count(self) -> int:
@@ -469,7 +444,7 @@ class Pairs:
 
 
 def make_pairs(
-    found: Split,
+    split: Split,
     folder: Path,
     options: AdaptConfig,
     lm: "LanguageModel",
@@ -479,32 +454,32 @@ def make_pairs(
     """Write the pairs of the documents to train on, and these documents themselves."""
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(folder / TEXTS) as file:
-        for document in found.training:
+        for document in split.training:
             file.write(_line({"title": document.title, "text": document.text}))
     kinds = {
         "sentences": _mined(folder, "all", options, show),
         "titles": _mined(folder, "title", options, show),
-        "chunks": list(chunk_pairs(found.training, lm, options)),
+        "chunks": list(chunk_pairs(split.training, lm, options)),
     }
-    leaks = leak_finder(found, options.language)
+    leaks = leak_finder(split, options.language)
     counts, left_out = dict.fromkeys(kinds, 0), 0
     written: set[tuple[str, str]] = set()
     with atomic_file(folder / PAIRS) as file:
-        for kind, pairs in kinds.items():
-            for one, other in pairs:
-                if leaks(one) or leaks(other):
+        for kind, found in kinds.items():
+            for pair in found:
+                if any(map(leaks, pair)):
                     left_out += 1
-                elif (one, other) not in written:
-                    written.add((one, other))
-                    file.write(_line({"text_a": one, "text_b": other, "kind": kind}))
+                elif pair not in written:
+                    written.add(pair)
+                    file.write(_line({"text_a": pair[0], "text_b": pair[1], "kind": kind}))
                     counts[kind] += 1
-    pairs_found = Pairs(**counts, left_out=left_out)
-    if pairs_found.count < LEAST_PAIRS:
+    pairs = Pairs(**counts, left_out=left_out)
+    if pairs.count < LEAST_PAIRS:
         raise DataError(
-            f"{len(found.training):,} documents make {pairs_found.count} pairs, and {LEAST_PAIRS} are needed to train: "
+            f"{len(split.training):,} documents make {pairs.count} pairs, and {LEAST_PAIRS} are needed to train: "
             "give more documents, or longer ones"
         )
-    return pairs_found
+    return pairs
 
 
 def chunking_for(lm: "LanguageModel", language: str) -> Chunking:
@@ -521,44 +496,44 @@ def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: Ada
         if made is None:
             continue
         query, rest = made
-        chunks = [item.text for item in cut(rest, lm.tokenizer, chunking)]
+        chunks = [chunk.text for chunk in cut(rest, lm.tokenizer, chunking)]
         rng = np.random.default_rng(int.from_bytes(order_of(document, options.seed), "little"))
         # The first one always: it says most often what the document is about.
         others = (rng.permutation(max(len(chunks) - 1, 0))[: _CHUNKS - 1] + 1).tolist()
         yield from ((query.text, chunks[place]) for place in [0, *others][: len(chunks)])
 
 
-def texts_put_aside(found: Split, language: str) -> frozenset[str]:
-    """Return the queries and all sentences of the documents that were put aside, for comparison."""
-    texts = {plain(query.text) for query in found.queries}
-    for item in found.held_out:
-        texts |= _sentences(item.text, language)
-        texts |= {plain(item.text), plain(item.title)}
+def held_out_texts(split: Split, language: str) -> frozenset[str]:
+    """Return the queries and all sentences of the held-out documents, for comparison."""
+    texts = {plain(query.text) for query in split.queries}
+    for document in split.held_out:
+        texts |= _sentences(document.text, language) | {plain(document.text), plain(document.title)}
     return frozenset(texts - {""})
 
 
-def leak_finder(found: Split, language: str) -> Callable[[str], bool]:
-    """Return what says whether a text must not be trained on.
+def leak_finder(split: Split, language: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a text must not be trained on.
 
-    It must not where it is a query or a title of what was put aside, where it has a sentence of it, or where it is a
-    stretch of such a document or has all of one. Documents that are nearly the same would give the answers away. A
-    sentence that many documents have, such as a line on rights, gives nothing away.
+    It must not if it is a query or title of a held-out document, has a sentence of one, is a stretch of one or has all
+    of one. Documents that are nearly the same would give the answers away. A sentence that many documents have, such
+    as a line on rights, gives nothing away.
     """
-    whole = texts_put_aside(found, language)
-    telling = {text for text in whole if _is_telling(text)}
-    counts = Counter(sentence for item in found.training for sentence in telling & _sentences(item.text, language))
+    exact = held_out_texts(split, language)
+    telling = {text for text in exact if _is_telling(text)}
+    sentences = (telling & _sentences(document.text, language) for document in split.training)
+    counts = Counter(sentence for found in sentences for sentence in found)
     telling -= {sentence for sentence, count in counts.items() if count > _VERSIONS}
-    documents = sorted({plain(item.text) for item in found.held_out} & telling, key=len)
+    documents = sorted({plain(document.text) for document in split.held_out} & telling, key=len)
     joined = "\n".join(documents) if sum(map(len, documents)) <= _SEARCHED else ""
 
     @lru_cache(maxsize=2**16)
     def leaks(text: str) -> bool:
-        own = plain(text)
-        if own in whole or not telling.isdisjoint(_sentences(text, language)):
+        compared = plain(text)
+        if compared in exact or not telling.isdisjoint(_sentences(text, language)):
             return True
-        if _is_telling(own) and own in joined:
+        if _is_telling(compared) and compared in joined:
             return True
-        return any(item in own for item in takewhile(lambda item: len(item) <= len(own), documents))
+        return any(item in compared for item in takewhile(lambda item: len(item) <= len(compared), documents))
 
     return leaks
 
@@ -584,8 +559,10 @@ def plain(text: str) -> str:
 def _mined(folder: Path, pairs: str, options: AdaptConfig, show: bool | None) -> list[tuple[str, str]]:
     """Return what the miner finds; nothing where no two sentences share enough."""
     # Long stretches for two sentences of the body, which at 30 share only a common phrase.
-    own: dict[str, Any] = {"threshold": 60, "max_uses": 2, "per_document": 6} if pairs == "all" else {"per_document": 8}
-    config = MiningConfig(pairs=pairs, language=options.language, seed=options.seed, **own)
+    limits: dict[str, Any] = {"per_document": 8}
+    if pairs == "all":
+        limits = {"threshold": 60, "max_uses": 2, "per_document": 6}
+    config = MiningConfig(pairs=pairs, language=options.language, seed=options.seed, **limits)
     texts, output = folder / TEXTS, folder / f"mined-{pairs}.jsonl"
     workers = 1 if texts.stat().st_size < _SMALL else None
     try:

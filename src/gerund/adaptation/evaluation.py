@@ -21,7 +21,7 @@ from gerund.evaluation.task import Examples
 from gerund.jobs.files import write_atomic
 from gerund.progress import progress
 from gerund.reporting.rendering import bare_name, duration, versions, write_html
-from gerund.retrieval.hybrid_search import DEPTH, MODES, Mode
+from gerund.retrieval.hybrid_search import DEPTH, MODES, WEIGHT, Mode
 from gerund.retrieval.index import open_index
 from gerund.version import __version__
 
@@ -42,19 +42,16 @@ _SAMPLE = 48
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model finds.
-
-    Attributes:
-        values: for each way to search (``words``, ``vectors``, ``hybrid``) and measure one number a query, from 0 to 1.
-        documents: how many documents were searched.
-        chunks: how many chunks they were cut into.
-        weight: what the vectors count in ``hybrid``.
-    """
+    """What a model finds."""
 
     values: Mapping[str, Mapping[str, tuple[float, ...]]]
+    """For each way to search (``words``, ``vectors``, ``hybrid``) and measure one number a query, from 0 to 1."""
     documents: int
+    """How many documents were searched."""
     chunks: int
+    """How many chunks they were cut into."""
     weight: float
+    """What the vectors count in ``hybrid``."""
 
     def mean(self, mode: str, measure: str = MAIN) -> float:
         """Return the mean over all queries."""
@@ -74,41 +71,39 @@ class Measured:
 
 
 def measure(
-    lm: "LanguageModel", found: Split, language: str = "en", label: str = "measuring", *, show: bool | None = None
+    lm: "LanguageModel", split: Split, language: str = "en", label: str = "measuring", *, show: bool | None = None
 ) -> Measured:
     """Index all documents as ``gerund index`` would, in memory, and search them for every query.
 
     A document's place is that of its best chunk among the first 100.
     """
-    from gerund.retrieval import hybrid_search
-
     index = open_index(None, lm, chunking=chunking_for(lm, language))
-    corpus, chunks = found.corpus, 0
-    with progress(len(corpus) + len(found.queries), label, show=show) as advance:
+    corpus, chunks = split.corpus, 0
+    with progress(len(corpus) + len(split.queries), label, show=show) as advance:
         for first in range(0, len(corpus), _DOCUMENTS_AT_ONCE):
-            own = corpus[first : first + _DOCUMENTS_AT_ONCE]
-            chunks += index.add_documents(own).chunks
-            advance(len(own))
+            documents = corpus[first : first + _DOCUMENTS_AT_ONCE]
+            chunks += index.add_documents(documents).chunks
+            advance(len(documents))
         scores: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in MEASURES} for mode in MODES}
-        for first in range(0, len(found.queries), _QUERIES_AT_ONCE):
-            queries = found.queries[first : first + _QUERIES_AT_ONCE]
+        for first in range(0, len(split.queries), _QUERIES_AT_ONCE):
+            queries = split.queries[first : first + _QUERIES_AT_ONCE]
             texts = [query.text for query in queries]
             for mode in MODES:
                 _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
             advance(len(queries))
-    values = {mode: {name: tuple(item) for name, item in by.items()} for mode, by in scores.items()}
-    weight = hybrid_search.WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
+    values = {mode: {name: tuple(scores) for name, scores in by.items()} for mode, by in scores.items()}
+    weight = WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
     return Measured(values, len(corpus), chunks, weight)
 
 
-def measuring_seconds(lm: "LanguageModel", found: Split, language: str = "en") -> float:
+def measuring_seconds(lm: "LanguageModel", split: Split, language: str = "en") -> float:
     """Return about how long ``measure`` will take, by indexing some of the documents."""
-    step = max(1, len(found.corpus) // _SAMPLE)
-    sample = found.corpus[::step][:_SAMPLE]
+    step = max(1, len(split.corpus) // _SAMPLE)
+    sample = split.corpus[::step][:_SAMPLE]
     index = open_index(None, lm, chunking=chunking_for(lm, language))
     begin = time.perf_counter()
     index.add_documents(sample)
-    characters = [sum(len(item.text) for item in some) for some in (found.corpus, sample)]
+    characters = [sum(len(item.text) for item in some) for some in (split.corpus, sample)]
     return (time.perf_counter() - begin) * characters[0] / max(1, characters[1])
 
 
@@ -127,10 +122,10 @@ def scores_of(ranked: Sequence[str], relevant: Sequence[str]) -> tuple[float, fl
     >>> scores_of(["b"], ["a"])
     (0.0, 0.0, 0.0)
     """
-    places = [place for place, item in enumerate(ranked[:_CUT], start=1) if item in relevant]
-    best = sum(1 / math.log2(place + 1) for place in range(1, min(len(relevant), _CUT) + 1))
-    gain = sum(1 / math.log2(place + 1) for place in places)
-    return gain / best, len(places) / len(relevant), 1 / places[0] if places else 0.0
+    ranks = [rank for rank, source in enumerate(ranked[:_CUT], start=1) if source in relevant]
+    best = sum(1 / math.log2(rank + 1) for rank in range(1, min(len(relevant), _CUT) + 1))
+    gain = sum(1 / math.log2(rank + 1) for rank in ranks)
+    return gain / best, len(ranks) / len(relevant), 1 / ranks[0] if ranks else 0.0
 
 
 MODE_NAMES: Mapping[Mode, str] = {"words": "words (BM25)", "vectors": "vectors", "hybrid": "words and vectors"}
@@ -146,25 +141,22 @@ _POINT = 0.01
 
 @dataclass(frozen=True)
 class Compared:
-    """One way to search by one measure, before and after.
-
-    Attributes:
-        mode: the way to search.
-        measure: the measure.
-        before: its mean before.
-        before_interval: of that mean.
-        after: its mean after.
-        after_interval: of that mean.
-        change: how much it rose, and whether by more than chance; None where nothing was trained, for words alone.
-    """
+    """One way to search by one measure, before and after."""
 
     mode: Mode
+    """The way to search."""
     measure: str
+    """The measure."""
     before: float
+    """Its mean before."""
     before_interval: Interval
+    """Of that mean."""
     after: float
+    """Its mean after."""
     after_interval: Interval
+    """Of that mean."""
     change: Difference | None
+    """How much it rose, and whether by more than chance; None where nothing was trained, for words alone."""
 
     @property
     def outcome(self) -> Outcome:
@@ -194,13 +186,13 @@ def compare(before: Measured, after: Measured, seed: int = 0) -> list[Compared]:
     result = []
     for mode in MODE_NAMES:
         for measure in MEASURES:
-            one, other = (Examples.of_mean(item.values[mode][measure]) for item in (before, after))
-            intervals = [interval_of(item, seed=seed) for item in (one, other)]
-            assert intervals[0] is not None
-            assert intervals[1] is not None
-            change = None if mode == "words" else difference_of(other, one, seed=seed)
+            old, new = (Examples.of_mean(measured.values[mode][measure]) for measured in (before, after))
+            old_interval, new_interval = interval_of(old, seed=seed), interval_of(new, seed=seed)
+            assert old_interval is not None
+            assert new_interval is not None
+            change = None if mode == "words" else difference_of(new, old, seed=seed)
             means = before.mean(mode, measure), after.mean(mode, measure)
-            result.append(Compared(mode, measure, means[0], intervals[0], means[1], intervals[1], change))
+            result.append(Compared(mode, measure, means[0], old_interval, means[1], new_interval, change))
     return result
 
 
@@ -213,29 +205,29 @@ def verdict(compared: Sequence[Compared]) -> str:
     """Say in one sentence whether it helped."""
     vectors, both = main_of(compared, "vectors"), main_of(compared, "hybrid")
     text = {
-        "helped": "It helped: searched by vectors alone, the documents put aside are found better",
-        "hurt": "It did not help: searched by vectors alone, the documents put aside are found worse",
-        "no matter": "It did not help: searched by vectors alone, the documents put aside are found as before",
+        "helped": "It helped: searched by vectors alone, the held-out documents are found better",
+        "hurt": "It did not help: searched by vectors alone, the held-out documents are found worse",
+        "no matter": "It did not help: searched by vectors alone, the held-out documents are found as before",
         "unknown": "It cannot be told whether it helped: searched by vectors alone, the difference may be chance",
     }[vectors.outcome]
     too = " too" if vectors.outcome == "helped" else ""
-    beside = {
+    hybrid = {
         "helped": f"by words and vectors they are found better{too}",
         "hurt": "by words and vectors they are found worse",
         "no matter": "by words and vectors nothing changes",
         "unknown": "by words and vectors the difference may be chance",
     }[both.outcome]  # fmt: skip
-    return f"{text} ({shown(vectors)}); {beside} ({shown(both)})."
+    return f"{text} ({shown(vectors)}); {hybrid} ({shown(both)})."
 
 
-def shown(one: Compared) -> str:
+def shown(compared: Compared) -> str:
     """Return a comparison in figures, as percent."""
-    figures = f"{one.measure} {100 * one.before:.1f} before, {100 * one.after:.1f} after"
-    if one.change is None:
+    figures = f"{compared.measure} {100 * compared.before:.1f} before, {100 * compared.after:.1f} after"
+    if compared.change is None:
         return figures
-    low, high = one.change.interval.low, one.change.interval.high
-    p = "p < 0.001" if one.change.p < 0.001 else f"p = {one.change.p:.3f}"
-    return f"{figures}, {_signed(one.change.value)} [{_signed(low)} to {_signed(high)}], {p}"
+    low, high = compared.change.interval.low, compared.change.interval.high
+    p = "p < 0.001" if compared.change.p < 0.001 else f"p = {compared.change.p:.3f}"
+    return f"{figures}, {_signed(compared.change.value)} [{_signed(low)} to {_signed(high)}], {p}"
 
 
 def _signed(fraction: float) -> str:
@@ -243,12 +235,16 @@ def _signed(fraction: float) -> str:
 
 
 def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
-    """Return what to try next, a sentence each."""
+    """Return what to try next, a sentence each.
+
+    ``facts`` has the number of ``queries``, of ``verbatim`` ones, what decided the number of steps (``bound``), and
+    ``minutes``.
+    """
     vectors, both, words = (main_of(compared, mode) for mode in ("vectors", "hybrid", "words"))
     result = []
     if vectors.outcome == "unknown":
         result.append(
-            f"{facts['queries']} queries cannot tell a change of this size: put more documents aside (--held-out), or "
+            f"{facts['queries']} queries cannot tell a change of this size: hold out more documents (--held-out), or "
             "give your own questions (--questions)."
         )
     if vectors.outcome != "helped":
@@ -276,35 +272,32 @@ _EXAMPLES = 8
 
 @dataclass(frozen=True)
 class Adapted:
-    """What came of an adaptation.
-
-    Attributes:
-        model: what was adapted, as it was named.
-        folder: where everything lies.
-        collected: the documents.
-        split: which of them were put aside, and the queries.
-        pairs: what was trained on.
-        choice: the recipe, and why.
-        before: what the model found before.
-        after: what it found afterwards.
-        compared: both by every way to search and measure.
-        options: what was asked for.
-        parameters: of the model.
-        seconds: how long this run took.
-    """
+    """What came of an adaptation."""
 
     model: str
+    """What was adapted, as it was named."""
     folder: Path
+    """Where everything lies."""
     collected: Collected
+    """The documents."""
     split: Split
+    """Which of them were put aside, and the queries."""
     pairs: Pairs
+    """What was trained on."""
     choice: Choice
+    """The recipe, and why."""
     before: Measured
+    """What the model found before."""
     after: Measured
+    """What it found afterwards."""
     compared: tuple[Compared, ...]
+    """Both by every way to search and measure."""
     options: AdaptConfig
+    """What was asked for."""
     parameters: int
+    """Of the model."""
     seconds: float
+    """How long this run took."""
 
     @property
     def encoder(self) -> Path:
@@ -323,11 +316,7 @@ class Adapted:
 
     @property
     def advice(self) -> list[str]:
-        """What to try next.
-
-        ``facts`` has the number of ``queries``, of ``verbatim`` ones, what decided the number of steps (``bound``), and
-        ``minutes``.
-        """
+        """What to try next."""
         minutes = MINUTES if self.options.minutes is None else self.options.minutes
         asked = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
         facts = asked | {"bound": self.choice.bound, "minutes": minutes}
@@ -434,9 +423,9 @@ def _figure(mean: float, interval: Interval) -> str:
     return f"{100 * mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def _change(one: Compared) -> str:
-    assert one.change is not None
-    change, p = one.change, "p < 0.001" if one.change.p < 0.001 else f"p = {one.change.p:.3f}"
+def _change(compared: Compared) -> str:
+    assert compared.change is not None
+    change, p = compared.change, "p < 0.001" if compared.change.p < 0.001 else f"p = {compared.change.p:.3f}"
     return f"{100 * change.value:+.1f} [{100 * change.interval.low:+.1f}, {100 * change.interval.high:+.1f}], {p}"
 
 
@@ -464,9 +453,9 @@ def _facts(done: Adapted) -> list[tuple[str, str]]:
     return [
         ("Model", f"{bare_name(done.model)}, {done.parameters:,} parameters"),
         ("Documents", done.collected.summary),
-        ("Put aside", f"{done.split.summary}; sampled by a hash of their text, and never trained on"),
+        ("Held out", f"{done.split.summary}; sampled by a hash of their text, and never trained on"),
         ("Pairs", done.pairs.summary),
-        ("Pairs left out", f"{done.pairs.left_out:,}, which share a sentence with a document that was put aside"),
+        ("Pairs left out", f"{done.pairs.left_out:,}, which share a sentence with a held-out document"),
         ("Recipe", bare_name(str(done.options.recipe or "gur-adapt"))),
         ("Adapter", "the model's own, trained further" if lora is None else f"a new one of rank {lora.rank}"),
         ("Learning rate", f"{recipe.optimizer.learning_rate:g}"),

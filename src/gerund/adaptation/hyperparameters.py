@@ -27,38 +27,32 @@ _USUAL_MIB = 8192
 
 @dataclass(frozen=True)
 class Base:
-    """What a recipe depends on in the model.
-
-    Attributes:
-        name: folder or hub id, as it was given.
-        parameters: how many it has.
-        layers: how many layers.
-        width: numbers of a hidden state.
-        vocabulary: how many tokens.
-        adapter: whether it has an adapter for encoding, which is trained further.
-        longest: its context in tokens; None where it has no limit.
-    """
+    """What a recipe depends on in the model."""
 
     name: str
+    """Folder or hub id, as it was given."""
     parameters: int
+    """How many it has."""
     layers: int
+    """How many layers."""
     width: int
+    """Numbers of a hidden state."""
     vocabulary: int
+    """How many tokens."""
     adapter: bool
+    """Whether it has an adapter for encoding, which is trained further."""
     longest: int | None
+    """Its context in tokens; None where it has no limit."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a recipe depends on in the machine.
-
-    Attributes:
-        device: ``cuda`` or ``cpu``.
-        free_mib: memory that is free, in MiB: of the GPU where there is one.
-    """
+    """What a recipe depends on in the machine."""
 
     device: str
+    """``cuda`` or ``cpu``."""
     free_mib: int
+    """Memory that is free, in MiB: of the GPU where there is one."""
 
     @classmethod
     def this(cls) -> "Machine":
@@ -72,26 +66,26 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """A recipe as it will be carried out, and what it takes.
-
-    Attributes:
-        recipe: the recipe.
-        seconds: estimated seconds of the training; None where nobody measured it.
-        memory_mib: memory at the peak of a step, in MiB; None where nobody measured it.
-        bound: what decided the number of steps: ``minutes``, ``pairs``, ``steps`` or ``recipe``.
-        epochs: how often the pairs are read; None for a recipe that reads no pairs.
-    """
+    """A recipe as it will be carried out, and what it takes."""
 
     recipe: Recipe
+    """The recipe."""
     seconds: float | None
+    """Estimated seconds of the training; None where nobody measured it."""
     memory_mib: int | None
+    """Memory at the peak of a step, in MiB; None where nobody measured it."""
     bound: str
+    """What decided the number of steps: ``minutes``, ``pairs``, ``steps`` or ``recipe``."""
     epochs: float | None
+    """How often the pairs are read; None for a recipe that reads no pairs."""
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
-        own = {name: getattr(self, name) for name in ("seconds", "memory_mib", "bound", "epochs")}
-        return json.dumps({"steps": self.recipe.steps, **own, "recipe": self.recipe.model_dump(mode="json")})
+        return json.dumps({"steps": self.recipe.steps, **self.reasons(), "recipe": self.recipe.model_dump(mode="json")})
+
+    def reasons(self) -> dict[str, Any]:
+        """Return everything but the recipe, JSON-ready."""
+        return {name: getattr(self, name) for name in ("seconds", "memory_mib", "bound", "epochs")}
 
 
 def shape_of(base: Base, machine: Machine) -> dict[str, Any]:

@@ -1,20 +1,16 @@
-"""``gerund.adapt``: from documents to a model that was trained on them, measured before and after.
-
-Knows: models' folders, adapters, scorers. Does not know: documents, recipes.
+"""``gerund.adapt``: from documents to a model that was trained on them, evaluated before and after.
 
 ::
 
-    OUT/adapt.json      what was asked for; a resumed run compares it
+    OUT/adapt.json      the options; a resumed run compares them
     OUT/recipe.yaml     the recipe that was chosen, which gerund train takes too
-    OUT/choice.json     why it was chosen so
+    OUT/choice.json     why it was chosen
     OUT/data/           the documents to train on, and their pairs
     OUT/run/            the training: its log and checkpoints
     OUT/model/          the model with its new adapter
-    OUT/measured/       what was found before and after, query by query
+    OUT/measured/       evaluation before and after, query by query
     OUT/report.html     the report
     OUT/report.json     the same for programs
-
-Knows: the order of the steps, what is kept. Does not know: how any step is done.
 """
 
 import gc
@@ -28,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gerund.adaptation.config import AdaptConfig
-from gerund.adaptation.data import Collected, Pairs, Split, make_pairs, name_of, read_documents, split
+from gerund.adaptation.data import Collected, Pairs, Split, make_pairs, name_of, read_documents, split_documents
 from gerund.adaptation.evaluation import (
     Adapted,
     Measured,
@@ -60,8 +56,8 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
 
 
-def demand_adaptable(model: str) -> None:
-    """Refuse what cannot be adapted, before anything is read."""
+def check_adaptable(model: str) -> None:
+    """Raise ModelError for what can't be adapted: no model, or a T5."""
     try:
         source = find(model)
     except ModelError as error:
@@ -74,13 +70,13 @@ def demand_adaptable(model: str) -> None:
         )
 
 
-def said_of_encoder(spec: ModelSpec) -> dict[str, Any]:
-    """Return what a spec says about how the model is read, as a recipe writes it; empty where it says nothing."""
+def encoder_settings(spec: ModelSpec) -> dict[str, Any]:
+    """Return the encoder settings of a spec, as a recipe writes them."""
     return spec.model_dump(mode="json", include=set(EncoderSpec.model_fields), exclude_none=True)
 
 
 def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
-    """Load a model, and say what a recipe depends on in it."""
+    """Load a model, with what a recipe depends on in it."""
     lm = load(spec)
     lm.encoder.refuse_methods("training")
     base = Base(
@@ -96,10 +92,7 @@ def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
 
 
 def finish(model: str, trained: Path, target: Path) -> None:
-    """Write the model as it was, with the new adapter for encoding and for nothing else.
-
-    What fills gaps and scores continuations stays what it was, as generation does.
-    """
+    """Write the model with the new adapter, which only encodes: infilling, scoring and generation stay unchanged."""
     settings = loading.settings_folder(find(model))
     infill = model if "infill" in _adapters(model) else NO_ADAPTER
     scorer = model if settings is not None and has_scorer(settings) else None
@@ -108,7 +101,7 @@ def finish(model: str, trained: Path, target: Path) -> None:
 
 def _adapters(model: str) -> dict[str, Path]:
     settings = loading.settings_folder(find(model))
-    return {} if settings is None else {str(job): place for job, place in read_adapters(settings).items()}
+    return {} if settings is None else {str(job): path for job, path in read_adapters(settings).items()}
 
 
 FORMAT = 1
@@ -157,8 +150,7 @@ def adapt(
         KeyboardInterrupt: with a note that says what is kept.
     """
     options = replace(config or AdaptConfig(), **settings)
-    job = _Job(_spec(model), _paths(texts), place("output", output), options, show_progress, say or _silent)
-    job.limits = limits
+    job = _Job(model, texts, place("output", output), options, show=show_progress, say=say, limits=limits)
     return job.run(resume=resume)
 
 
@@ -178,13 +170,11 @@ def plan(
     """
     options = options or AdaptConfig()
     with TemporaryDirectory(prefix="gerund-") as folder:
-        job = _Job(_spec(model), _paths(texts), Path(folder) / "out", options, show_progress, say or _silent)
+        job = _Job(model, texts, Path(folder) / "out", options, show=show_progress, say=say, limits=limits)
         job.output.mkdir()
-        job.limits = limits
-        result, lm = job.read(None), job.open()
-        pairs = job.pairs(result, lm)
-        choice = job.choose(pairs.count, measured=True)
-        minutes = 2 * measuring_seconds(lm, result, options.language) / 60
+        split, lm = job.read(None), job.open()
+        choice = job.choose(job.pairs(split, lm).count, measured=True)
+        minutes = 2 * measuring_seconds(lm, split, options.language) / 60
         job.say(f"measuring before and after: about {max(minutes, 0.1):.1f} minutes more")
         return choice
 
@@ -194,41 +184,44 @@ class _Job:
 
     def __init__(
         self,
-        spec: ModelSpec,
-        texts: list[Path],
+        model: str | Path | ModelSpec | None,
+        texts: str | Path | Sequence[str | Path],
         output: Path,
         options: AdaptConfig,
+        *,
         show: bool | None,
-        say: Say,
+        say: Say | None,
+        limits: ReadLimits | None,
     ) -> None:
-        self.spec, self.texts, self.output, self.options = spec, texts, output, options
-        self.show, self.say = show, say
-        self.limits: ReadLimits | None = None
+        self.spec = _spec(model)
+        given = [texts] if isinstance(texts, str | Path) else list(texts)
+        self.texts, self.output, self.options = [place("texts", path) for path in given], output, options
+        self.show, self.say, self.limits = show, say or (lambda _: None), limits
         self.collected: Collected
 
     def run(self, *, resume: bool) -> Adapted:
         """Do what is not done yet."""
         require_statistics()
-        self._demand_place(resume)
+        self._check_output(resume)
         if self.options.recipe is not None:
             find_recipe(self.options.recipe)
-        demand_adaptable(self.spec.model)
+        check_adaptable(self.spec.model)
         begin = time.perf_counter()
-        result = self.read(self.output)
-        with lock_folder(self.output), resume_hint(self._how_to_go_on):
-            self._note(result)
-            opened, pairs, choice = self._prepared(result)
-            # Popped, so that nothing holds it any more: training loads the model anew, in fp32.
-            before = self._measured("before", result, opened.pop)
+        split = self.read(self.output)
+        with lock_folder(self.output), resume_hint(self._resume_hint):
+            self._write_options(split)
+            opened, pairs, choice = self._prepared(split)
+            # Popped, so that its memory is free: training loads the model again, in fp32.
+            before = self._measured("before", split, opened.pop)
             opened.clear()
             gc.collect()
             self._train(choice)
-            after = self._measured("after", result, self._load_adapted)
+            after = self._measured("after", split, self._load_adapted)
             done = Adapted(
                 model=self.spec.model,
                 folder=self.output,
                 collected=self.collected,
-                split=result,
+                split=split,
                 pairs=pairs,
                 choice=choice,
                 before=before,
@@ -248,22 +241,22 @@ class _Job:
         for item in self.collected.failed[:5]:
             self.say(f"warning: {item.reason}")
         roots = [name_of(path) for path in self.texts]
-        result = split(self.collected.documents, self.options, roots)
-        self.say(result.summary)
-        return result
+        split = split_documents(self.collected.documents, self.options, roots)
+        self.say(split.summary)
+        return split
 
     def open(self) -> "LanguageModel":
         """Load the model."""
-        demand_adaptable(self.spec.model)
+        check_adaptable(self.spec.model)
         lm, self.base = open_base(self.spec)
         return lm
 
     def _load_adapted(self) -> "LanguageModel":
         return load(self.output / "model", dtype=self.spec.dtype, device=self.spec.device)
 
-    def pairs(self, found: Split, lm: "LanguageModel") -> Pairs:
+    def pairs(self, split: Split, lm: "LanguageModel") -> Pairs:
         """Make the pairs."""
-        pairs = make_pairs(found, self.output / "data", self.options, lm, show=self.show)
+        pairs = make_pairs(split, self.output / "data", self.options, lm, show=self.show)
         self.say(pairs.summary)
         return pairs
 
@@ -273,88 +266,86 @@ class _Job:
         # Whole paths, so that a resumed run may be started from another folder.
         whole = self.output.resolve()
         settings = settings_for(self.base, machine, self.options, whole / "data", whole / "run")
-        if text := said_of_encoder(self.spec):
+        if text := encoder_settings(self.spec):
             settings["encoder"] = dict(settings.get("encoder") or {}) | text
         file = self.output / "recipe.yaml"
         try:
             choice = choose(settings, self.options, pairs, machine, file, measured=measured)
         except BaseException:
-            # A recipe that is there was chosen.
+            # A recipe file means that the choice is made.
             file.unlink(missing_ok=True)
             raise
-        self.say(told_choice(choice))
+        self.say(choice_summary(choice))
         return choice
 
-    def _demand_place(self, resume: bool) -> None:
+    def _check_output(self, resume: bool) -> None:
         if self.output.exists() and not self.output.is_dir():
             raise OutputExistsError(f"{self.output} is a file; an output is a folder")
-        there = [item for item in self.output.iterdir() if item.name != LOCK] if self.output.is_dir() else []
-        own = (self.output / "adapt.json").is_file()
-        if there and not own:
+        started = (self.output / "adapt.json").is_file()
+        if not started and self.output.is_dir() and any(path.name != LOCK for path in self.output.iterdir()):
             raise OutputExistsError(f"{self.output} exists already; choose another output")
-        if own and (self.output / "report.json").is_file():
+        if started and (self.output / "report.json").is_file():
             raise OutputExistsError(f"{self.output} is finished already; choose another output, or remove the folder")
-        if own and not resume:
+        if started and not resume:
             raise OutputExistsError(
                 f"{self.output} holds an unfinished run; go on with --resume or choose another output"
             )
 
-    def _prepared(self, found: Split) -> "tuple[list[LanguageModel], Pairs, Choice]":
-        """Return the model in a list, the pairs and the recipe; what cannot be leaves nothing behind."""
+    def _prepared(self, split: Split) -> "tuple[list[LanguageModel], Pairs, Choice]":
+        """Return the model in a list, the pairs and the recipe; an impossible setting leaves no files."""
         try:
             lm = self.open()
-            pairs = self._pairs_once(found, lm)
-            return [lm], pairs, self._chosen_once(pairs)
+            pairs = self._stored_pairs(split, lm)
+            return [lm], pairs, self._stored_choice(pairs)
         except (InputError, ModelError):
             if not (self.output / "choice.json").is_file():
                 shutil.rmtree(self.output / "data", ignore_errors=True)
                 (self.output / "adapt.json").unlink(missing_ok=True)
             raise
 
-    def _note(self, found: Split) -> None:
-        """Write down what is asked for, or compare it with what was."""
-        asked = {
+    def _write_options(self, split: Split) -> None:
+        """Write the options, or compare them with those of the run to resume."""
+        now = {
             "format": FORMAT,
             "model": self.spec.model,
-            "encoder": said_of_encoder(self.spec),
+            "encoder": encoder_settings(self.spec),
             "documents": self.collected.digest,
-            "queries": found.digest,
+            "queries": split.digest,
             "options": self.options.to_dict(),
         }
         path = self.output / "adapt.json"
         if path.is_file():
             before = read_json(path)
-            differing = [name for name in asked if before.get(name, {}) != asked[name]]
+            differing = [name for name in now if before.get(name, {}) != now[name]]
             if differing:
                 raise ConfigError(
                     f"{self.output} was begun with other {' and '.join(differing)}; go on as before, or choose another "
                     "output"
                 )
-        write_atomic(path, json.dumps(asked, indent=1) + "\n")
+        write_atomic(path, json.dumps(now, indent=1) + "\n")
 
-    def _pairs_once(self, found: Split, lm: "LanguageModel") -> Pairs:
+    def _stored_pairs(self, split: Split, lm: "LanguageModel") -> Pairs:
         path = self.output / "data" / "counts.json"
         if path.is_file():
             return Pairs(**read_json(path))
-        pairs = self.pairs(found, lm)
+        pairs = self.pairs(split, lm)
         write_atomic(path, json.dumps(asdict(pairs)))
         return pairs
 
-    def _chosen_once(self, pairs: Pairs) -> Choice:
+    def _stored_choice(self, pairs: Pairs) -> Choice:
         path = self.output / "choice.json"
         if path.is_file():
             return Choice(recipe=load_recipe(self.output / "recipe.yaml"), **read_json(path))
         choice = self.choose(pairs.count, measured=False)
-        kept = {name: getattr(choice, name) for name in ("seconds", "memory_mib", "bound", "epochs")}
-        write_atomic(path, json.dumps(kept))
+        write_atomic(path, json.dumps(choice.reasons()))
         return choice
 
-    def _measured(self, when: str, found: Split, model: "Callable[[], LanguageModel]") -> Measured:
+    def _measured(self, when: str, split: Split, model: "Callable[[], LanguageModel]") -> Measured:
         path = self.output / "measured" / f"{when}.json"
         if path.is_file():
             return Measured.from_dict(read_json(path))
-        self.say(f"measuring {when} training: {len(found.corpus):,} documents, {len(found.queries)} queries")
-        measured = measure(model(), found, self.options.language, f"measuring {when}", show=self.show)
+        self.say(f"measuring {when} training: {len(split.corpus):,} documents, {len(split.queries)} queries")
+        measured = measure(model(), split, self.options.language, f"measuring {when}", show=self.show)
         make_folder(path.parent)
         write_atomic(path, json.dumps(measured.to_dict()))
         return measured
@@ -370,15 +361,15 @@ class _Job:
             try:
                 train(choice.recipe, resume=True)
             except KeyboardInterrupt as stop:
-                # What training says of its own folder; what the whole keeps is told behind it.
+                # The hint of this run replaces that of its training.
                 stop.__notes__ = []
                 raise
         finish(self.spec.model, trained, target)
-        # The same weights once more.
+        # Both have the same weights.
         shutil.rmtree(trained, ignore_errors=True)
         shutil.rmtree(self.output / "run" / "checkpoints", ignore_errors=True)
 
-    def _how_to_go_on(self) -> str:
+    def _resume_hint(self) -> str:
         if not (self.output / "adapt.json").is_file():
             return ""
         kept = []
@@ -393,7 +384,7 @@ class _Job:
         return f"{self.output} keeps {what}: give --resume to go on from there"
 
 
-def told_choice(choice: Choice) -> str:
+def choice_summary(choice: Choice) -> str:
     """Say what will be trained, for how long, and in how much memory."""
     recipe = choice.recipe
     lora = recipe.model.lora
@@ -414,12 +405,3 @@ def _spec(model: Any) -> ModelSpec:
                 f"{name} is no setting of a model that is adapted; write it with lm.save, and adapt what was written"
             )
     return spec
-
-
-def _paths(texts: Any) -> list[Path]:
-    given = [texts] if isinstance(texts, str | Path) else list(texts)
-    return [place("texts", item) for item in given]
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""

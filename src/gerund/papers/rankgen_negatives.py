@@ -80,40 +80,34 @@ class NegativesConfig:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made.
-
-    Attributes:
-        documents: documents that were read.
-        short: documents that were too short for a passage, which were passed over.
-        passages: passages.
-        generated: generated continuations.
-        hard: hard stretches of documents.
-        errors: documents that could not be used.
-    """
+    """What was made."""
 
     documents: int
+    """Documents that were read."""
     short: int
+    """Documents that were too short for a passage, which were passed over."""
     passages: int
+    """Passages."""
     generated: int
+    """Generated continuations."""
     hard: int
+    """Hard stretches of documents."""
     errors: int = 0
+    """Documents that could not be used."""
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Who makes passages, where it is not this process.
-
-    Attributes:
-        engine: gives out the parts.
-        load: loads the model and the scorer in each worker; can be sent there.
-        gpus: GPUs that a worker needs for itself.
-        threads: cores that it needs.
-    """
+    """Who makes passages, where it is not this process."""
 
     engine: JobEngine
+    """Gives out the parts."""
     load: Callable[[], tuple[LanguageModel | None, Scorer | None]]
+    """Loads the model and the scorer in each worker; can be sent there."""
     gpus: float = 0.0
+    """GPUs that a worker needs for itself."""
     threads: int = 1
+    """Cores that it needs."""
 
     def work(self, config: NegativesConfig, batch_size: int) -> StatefulWork["DocumentPart", Made]:
         """Return what a worker does."""
@@ -122,15 +116,12 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """Some documents, and where what is made of them goes.
-
-    Attributes:
-        path: the part.
-        documents: their numbers in the corpus, and their texts as they were read.
-    """
+    """Some documents, and where what is made of them goes."""
 
     path: Path
+    """The part."""
     documents: list[tuple[int, str]]
+    """Their numbers in the corpus, and their texts as they were read."""
 
 
 class PassageMaker:

@@ -316,17 +316,14 @@ def heavy_pairs(
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pairs of about one length, which make batches of their own (GUR, section IV-A).
-
-    Attributes:
-        examples: The pairs.
-        length: Longest text in tokens.
-        factor: A batch has so many times the objective's batch size.
-    """
+    """Pairs of about one length, which make batches of their own (GUR, section IV-A)."""
 
     examples: Examples
+    """The pairs."""
     length: int
+    """Longest text in tokens."""
     factor: int = 1
+    """A batch has so many times the objective's batch size."""
 
 
 class Buckets:

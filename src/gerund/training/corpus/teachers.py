@@ -253,17 +253,14 @@ def _make(teacher: Teacher, texts: Sequence[str], path: Path) -> None:
 
 @dataclass(frozen=True)
 class KnownVectors:
-    """Texts with their teacher's vectors, from a file that ``gerund embed --keep-text`` wrote.
-
-    Attributes:
-        texts: the texts.
-        vectors: ``(n, dimensions)`` float32.
-        space: the fingerprint of the encoder that made them.
-    """
+    """Texts with their teacher's vectors, from a file that ``gerund embed --keep-text`` wrote."""
 
     texts: list[str]
+    """The texts."""
     vectors: np.ndarray
+    """``(n, dimensions)`` float32."""
     space: str
+    """The fingerprint of the encoder that made them."""
 
     @property
     def dimensions(self) -> int:
