@@ -27,7 +27,7 @@ from gerund import Chunking, Document
 from gerund.evaluation.beir import collection_files, read_collection
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
-from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, found_by_both, joined, rrf
+from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, hybrid_rankings, rrf, to_hits
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import IndexMetadata, Match
 from gerund.scoring.names import RELEVANCE_MEASURES
@@ -146,7 +146,7 @@ def sides_of(store: LanceStore, encoder: Encoder, own: Set) -> dict[str, Sides]:
     """Return what words and vectors find for each query that is scored."""
     vectors_ND = encoder.queries([own.queries[one] for one in own.judgements])
     return {
-        one: found_by_both(store, [own.queries[one]], vector_D[None], DEPTH, None)
+        one: hybrid_rankings(store, [own.queries[one]], vector_D[None], DEPTH, None)
         for one, vector_D in zip(own.judgements, vectors_ND, strict=True)
     }
 
@@ -271,7 +271,7 @@ def reranked(options: Any) -> Table:
 
 def _in_order(lm: Any, query: str, sides: Sides, measure: str, count: int) -> dict[str, float]:
     """Return the documents' scores: minus the place of the first chunk of each."""
-    hits = joined(*sides, "hybrid", WEIGHT)
+    hits = to_hits(*sides, "hybrid", WEIGHT)
     if measure != AS_FOUND:
         order = lm.rerank(query, [one.text for one in hits[:count]], by=measure).indices
         hits = [*(hits[place] for place in order), *hits[count:]]

@@ -209,7 +209,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["ask", "my.index", "x", "--generate", "--max-new-tokens", 0], "writes nothing"),
         (["ask", "my.index", "x", "--temperature", "-1"], "temperature must be at least 0"),
         (["ask", "--document", "nowhere.txt", "x"], "nowhere.txt: no such file"),
-        (["ask", "--document", "notes", "x"], "notes: a folder, and one document is wanted"),
+        (["ask", "--document", "notes", "x"], "notes: a folder, not a document"),
         (["ask", "--document", "notes/rail.txt", "x", "--cache-size", "much"], "a size is a number with a unit"),
         (["ask", "my.index", "-"], "standard input has no question"),
         (["ask", "nowhere", "x"], "no such index"),

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow.parquet  # noqa: F401  (imported once here rather than in every child)
 
-from gerund.retrieval import indexing, lance_store, migrating, reading
+from gerund.retrieval import document_reader, indexing, lance_store
 from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
 from gerund.retrieval.store import IndexMetadata
 from tests.retrieval import helpers
@@ -124,16 +123,9 @@ def all_chunks(store: lance_store.LanceStore) -> list[Chunk]:
 
 def migrate(place: Path) -> None:
     """Migrate as ``gerund index --migrate`` does, with stand-ins for what a model does."""
-    migrating.about_of = lambda _lm, _chunking: OTHER  # type: ignore[assignment]
-    migrating.Embedder = lambda _lm, _chunking: None  # type: ignore[assignment,misc]
-    migrating.cut = lambda document, _tokenizer, _chunking: cut_nowhere(document)  # type: ignore[assignment]
-    migrating.DOCUMENTS_AT_ONCE = 3
-    migrating.migrate_index(
-        lance_store.LanceStore(place),
-        SimpleNamespace(tokenizer=None),  # type: ignore[arg-type]
-        show_progress=False,
-        embed=lambda documents: -helpers.embed(documents),
-    )
+    indexing.DOCUMENTS_AT_ONCE = 3
+    store = lance_store.LanceStore(place)
+    indexing.replace_index(store, OTHER, cut_nowhere, lambda documents: -helpers.embed(documents), show_progress=False)
 
 
 def cut_nowhere(document: Document) -> list[Chunk]:
@@ -146,8 +138,8 @@ def cut_nowhere(document: Document) -> list[Chunk]:
 def expected(texts: Path) -> list[Chunk]:
     """Return what an uninterrupted run stores, without a store."""
     chunks = []
-    for path in reading.find_files([texts]):
-        for one in reading.read_file(path):
+    for path in document_reader.find_files([texts]):
+        for one in document_reader.read_file(path):
             file = f"{texts.name}/{path.name}"
             source, title = (f"{file}#{one.key}", "") if one.key else (file, path.stem)
             chunks += helpers.cut_lines(Document(source, one.text, one.title or title, one.sections, file))

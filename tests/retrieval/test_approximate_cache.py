@@ -8,7 +8,7 @@ import gerund
 from gerund import Chunking, ConfigError, Document
 from gerund.inference.generate.session import TENSORS
 from gerund.jobs.disk_cache import DiskCache
-from gerund.retrieval.question_answering import Asked
+from gerund.retrieval.question_answering import Question
 from tests.cli.helpers import run_cli
 from tests.retrieval.test_asking import QUESTION, TURNS, chat_model
 from tests.retrieval.test_index import NOTES
@@ -62,9 +62,9 @@ def test_chunks_are_read_once(index, lm, tmp_path, passes, history):
 
 
 def test_the_prompt_has_the_same_tokens_as_without_it(index, lm, tmp_path):
-    asked = Asked.of(QUESTION, 3, {**ASKED, "approximate_cache": tmp_path / "cache"})
-    exact = Asked.of(QUESTION, 3, ASKED)
-    assert index._prepared(asked).prompt.ids == index._prepared(exact).prompt.ids
+    asked = Question.of(QUESTION, 3, {**ASKED, "approximate_cache": tmp_path / "cache"})
+    exact = Question.of(QUESTION, 3, ASKED)
+    assert index._prepare(asked).prompt.ids == index._prepare(exact).prompt.ids
 
 
 def test_sources_that_do_not_fit_are_left_out(index, tmp_path):
@@ -86,7 +86,7 @@ def test_what_is_damaged_is_read_anew(index, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_a_warning(index, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="what was read of a chunk is not kept"):
+    with pytest.warns(UserWarning, match="could not cache a chunk"):
         answer = index.ask(QUESTION, 2, **ASKED, approximate_cache=tmp_path / "file")
     assert answer.found
 
@@ -95,7 +95,7 @@ def test_where_there_is_nothing_to_keep_it_is_refused(index, lm, tmp_path):
     with pytest.raises(ConfigError, match="a quoted answer reads nothing"):
         index.ask(QUESTION, method="extractive", approximate_cache=tmp_path)
     (tmp_path / "rail.txt").write_text("The railway opened in 1825.")
-    with pytest.raises(ConfigError, match="kept as it is"):
+    with pytest.raises(ConfigError, match="is for an index"):
         gerund.open_document(tmp_path / "rail.txt", lm).ask(QUESTION, **ASKED, approximate_cache=tmp_path / "cache")
     with pytest.raises(ConfigError, match="the cache"):
         index.ask(QUESTION, approximate_cache=3)

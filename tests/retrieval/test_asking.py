@@ -13,7 +13,7 @@ from gerund import Answer, Chunking, ConfigError, Document, EncoderConfig, Sourc
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
-from gerund.retrieval.question_answering import NOTHING, SILENT, Asked, Written, extractive_answer
+from gerund.retrieval.question_answering import NOTHING, SILENT, PendingAnswer, Question, extractive_answer
 from gerund.retrieval.store import IndexMetadata
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer
@@ -77,7 +77,7 @@ class Script:
 def scripted(index, monkeypatch, text, **more):
     script = Script(text, **more)
     answer_prompt = AnswerPrompt([1], SOURCES[:3], 50)
-    monkeypatch.setattr(index, "_prepared", lambda asked: Written(asked, script, answer_prompt))
+    monkeypatch.setattr(index, "_prepare", lambda asked: PendingAnswer(asked, script, answer_prompt))
     return script
 
 
@@ -164,8 +164,8 @@ def test_nothing_relevant_is_said_and_nothing_written(index, monkeypatch):
 def test_a_follow_up_is_searched_with_the_question_before(index):
     question = "And what of salt?"
     history = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "In 1825."}]
-    asked = Asked.of("And to where did it go?", 8, {"history": history})
-    assert asked.searched == f"{QUESTION} And to where did it go?"
+    asked = Question.of("And to where did it go?", 8, {"history": history})
+    assert asked.search_query == f"{QUESTION} And to where did it go?"
     alone = index.ask("And to whom is it?", method="extractive")
     assert index.ask("And to whom is it?", method="extractive", history=history).found >= alone.found
     written = index.ask(question, history=history, max_new_tokens=4)
@@ -190,7 +190,7 @@ def test_the_prompt_always_leaves_room_for_the_answer(context, chats):
             whole = [one for one in answer_prompt.sources if one.text == SOURCES[one.number - 1].text]
             if len(whole) == len(answer_prompt.sources) < len(SOURCES) and not history:
                 more = prompter.prompt("Why?", SOURCES[: len(whole) + 1], [])
-                assert prompter.fitting(more, room) is None  # not one more would fit
+                assert prompter.ids_that_fit(more, room) is None  # not one more would fit
 
 
 def test_a_question_that_is_too_long_is_told(lm):
@@ -236,7 +236,7 @@ def test_what_a_source_spells_is_text(lm):
 
 
 def test_the_instructions_are_read_once(index, lm, monkeypatch):
-    index._writer_of_answers = None
+    index._generator = None
     read = []
     plain = type(lm).read
     monkeypatch.setattr(type(lm), "read", lambda self, ids: read.append(ids) or plain(self, ids))
@@ -250,8 +250,8 @@ def test_the_instructions_are_read_once(index, lm, monkeypatch):
     ("settings", "error", "words"),
     [
         ({"method": "guess"}, ConfigError, "extractive"), ({"max_new_tokens": 0}, ConfigError, "writes nothing"),
-        ({"history": "x"}, TextError, "list of messages"), ({"history": [{}]}, TextError, "is no text of the user"),
-        ({"history": TURNS[1:]}, TextError, "is no text of the user"), ({"colour": 1}, ConfigError, "colour"),
+        ({"history": "x"}, TextError, "list of messages"), ({"history": [{}]}, TextError, "is not a text of the user"),
+        ({"history": TURNS[1:]}, TextError, "is not a text of the user"), ({"colour": 1}, ConfigError, "colour"),
         ({"history": TURNS[:1]}, TextError, "ends with a question"), ({"k": 0}, ConfigError, "k=0"),
         ({"rerank": 1, "rerank_by": "magic"}, ConfigError, "magic"),
     ],

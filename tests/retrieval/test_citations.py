@@ -4,7 +4,12 @@ import random
 
 import pytest
 
-from gerund.retrieval.question_answering import Citations, checked
+from gerund.retrieval.question_answering import Citations
+
+
+def checked(text, count):
+    citations = Citations(count)
+    return citations.put(text) + citations.end(), citations.cited, citations.dropped
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_coverage_is_that_of_one_chunk():
 def test_questions_that_are_none(index, bad):
     for ask in (index.search, index.ask):
         with pytest.raises(
-            TextError, match=r"the (query|question) (is empty|is not valid)|a (query|question) is a text"
+            TextError, match=r"the (query|question) (is empty|is not valid)|a (query|question) must be a string"
         ):
             ask(bad)
     with pytest.raises(TextError, match="query 1 is"):
@@ -293,13 +293,13 @@ def test_what_is_no_index_model_or_document(tiny, tmp_path):
         index.add(tmp_path / "broken.pdf")
     with pytest.raises(ConfigError, match="NUL"):
         gerund.open_index("a\0b", tiny)
-    with pytest.raises(ConfigError, match="the index is a folder, a store or None, not 5"):
+    with pytest.raises(ConfigError, match="`where` must be a folder, a store or None, got 5"):
         gerund.open_index(5, tiny)
-    with pytest.raises(ConfigError, match="lm is a model of"):
+    with pytest.raises(ConfigError, match="`lm` must be a model of"):
         gerund.open_index(None, 5)
-    with pytest.raises(ConfigError, match="chunking is a Chunking"):
+    with pytest.raises(ConfigError, match="`chunking` must be a Chunking"):
         gerund.open_index(None, tiny, chunking=64)
-    with pytest.raises(ConfigError, match="a document is a Document"):
+    with pytest.raises(ConfigError, match="`documents` must be Documents"):
         gerund.open_index(None, tiny, chunking=SMALL).add_documents(["text"])
     with pytest.raises(ConfigError, match="chunks of 128 tokens do not fit"):
         gerund.open_index(tmp_path / "other.index", tiny).add_documents([Document("a", "One.")])

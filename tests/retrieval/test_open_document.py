@@ -87,7 +87,7 @@ def test_another_document_and_another_model_are_other_entries(lm, path, tmp_path
 def test_a_cache_that_cannot_be_written_costs_a_warning_and_no_answer(lm, path, tmp_path):
     (tmp_path / "file").write_text("")
     document = gerund.open_document(path, lm, cache=tmp_path / "file")
-    with pytest.warns(UserWarning, match="is not kept: the cache .* cannot be written"):
+    with pytest.warns(UserWarning, match="could not cache .*: the cache .* cannot be written"):
         answer = document.ask(QUESTION, max_new_tokens=4)
     assert answer == gerund.open_document(path, lm).ask(QUESTION, max_new_tokens=4)
     small = DiskCache(tmp_path / "small", most_bytes=10)
@@ -108,7 +108,7 @@ def test_a_model_without_a_template_quotes_and_writes_on_request(bundled, path, 
 
 
 def test_documents_that_cannot_be_asked(lm, path, tmp_path):
-    with pytest.raises(ConfigError, match="nothing searched"):
+    with pytest.raises(ConfigError, match="read completely, without a search"):
         gerund.open_document(path, lm).ask(QUESTION, filter="tokens > 1")
     path.write_text(TEXT * 20)
     with pytest.raises(TextError, match=r"does not fit: the model's context has 1400 tokens.*gerund index"):

@@ -10,7 +10,7 @@ import pytest
 
 from gerund.errors import ConfigError
 from gerund.retrieval.documents import Chunking
-from gerund.retrieval.hybrid_search import found_by_both, with_phrases
+from gerund.retrieval.hybrid_search import hybrid_rankings, with_phrases
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
@@ -262,10 +262,10 @@ def test_words_come_with_the_cosines_of_their_chunks(filled):
 
 def test_what_words_alone_find_is_joined_with_its_cosine(filled):
     query = vector_of(TEXTS["bread"])
-    words, both = found_by_both(filled, ["steam locomotives"], query[None], 1, None)
+    words, both = hybrid_rankings(filled, ["steam locomotives"], query[None], 1, None)
     assert (sources(words), sources(both)) == (["rail"], ["bread", "rail"])
     assert [score for _, score in both] == pytest.approx([1.0, float(vector_of(TEXTS["rail"]) @ query)], abs=1e-6)
-    assert found_by_both(filled, ["steam locomotives"], 0 * query[None], 1, None) == (words, [])
+    assert hybrid_rankings(filled, ["steam locomotives"], 0 * query[None], 1, None) == (words, [])
 
 
 def test_vectors_are_ranked_by_their_cosine(filled):
@@ -395,7 +395,7 @@ def test_threads_that_share_a_store_write_one_after_the_other(store):
 def test_phrases_hold_for_what_vectors_found(filled):
     found = filled.vectors(vector_of("steam"), 4)
     assert len(found) == 4
-    kept = partial(with_phrases, filled, found=found)
+    kept = partial(with_phrases, filled, matches=found)
     assert sources(kept("steam", where=None)) == sources(found)
     assert sources(kept('steam "public railway"', where=None)) == ["rail"]
     assert sources(kept('"public railway"', where="source <> 'rail'")) == []

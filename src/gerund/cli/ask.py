@@ -9,7 +9,7 @@ from gerund.cli import index_view, options, text_io
 
 if TYPE_CHECKING:
     from gerund.retrieval.document_reader import ReadLimits
-    from gerund.retrieval.question_answering import Asking
+    from gerund.retrieval.question_answering import QuestionAnswering
     from gerund.settings.model_spec import ModelSpec
     from gerund.types import Answer
 
@@ -172,14 +172,14 @@ def _demand_there(where: str, document: Path | None) -> None:
 
 def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:
     """Refuse what cannot be asked, before any model is loaded."""
-    from gerund.retrieval.question_answering import Asked
+    from gerund.retrieval.question_answering import Question
 
-    Asked.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
+    Question.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
 
 
 def _document(
     path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int, language: str | None, limits: "ReadLimits"
-) -> "Asking":
+) -> "QuestionAnswering":
     from gerund.retrieval.open_document import open_document, usual_cache
 
     kept = usual_cache(cache, most_bytes) if most_bytes else None
@@ -199,7 +199,7 @@ def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> 
     return usual_cache(cache, most_bytes)
 
 
-def _warn(reader: "Asking", method: str | None) -> None:
+def _warn(reader: "QuestionAnswering", method: str | None) -> None:
     """Say that an answer may be made up, where a model writes it that was not trained to answer."""
     if method == "generate" and not reader.lm.tokenizer.chat_template:
         typer.echo(
@@ -209,7 +209,7 @@ def _warn(reader: "Asking", method: str | None) -> None:
         )
 
 
-def _answered(reader: "Asking", question: str, k: int, asked: dict[str, Any], *, every: bool) -> "Answer":
+def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[str, Any], *, every: bool) -> "Answer":
     """Print the answer as it comes, and its sources behind it."""
     stream = reader.stream(question, k, **asked)
     for piece in stream:
@@ -246,7 +246,7 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
             console.print(Text("    ").append_text(index_view.highlighted(one.text, answer.question, language)))
 
 
-def _talk(reader: "Asking", k: int, asked: dict[str, Any], *, every: bool) -> None:
+def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool) -> None:
     """Answer one question after the other until the user ends it; one that cannot be answered is told and left out."""
     from gerund.errors import TextError
 

@@ -1,11 +1,8 @@
-"""``Index``: one's own documents, ready to be searched and asked, with one model.
-
-Knows: which part does what. Does not know: how any of it is done.
-"""
+"""``gerund.open_index`` and ``Index``: add documents, search them and ask questions, with one model."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -16,18 +13,25 @@ from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.filters import check_filter
-from gerund.retrieval.hybrid_search import MODES, RERANK_BY, Mode, check_query, joined, reranked, sides
-from gerund.retrieval.indexing import Embed, IndexSummary, Writer, about_of, all_failed, difference, migrate_index
+from gerund.retrieval.hybrid_search import MODES, RERANK_BY, Mode, check_query, rankings, reranked, to_hits
+from gerund.retrieval.indexing import (
+    Embed,
+    IndexSummary,
+    Writer,
+    all_failed,
+    difference,
+    metadata_for,
+    migrate_index,
+)
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.question_answering import (
     GENERATE,
-    Asked,
-    Asking,
-    Written,
+    PendingAnswer,
+    Question,
+    QuestionAnswering,
     extractive_answer,
     is_relevant,
-    method_of,
     no_answer,
     sources_of,
 )
@@ -39,23 +43,23 @@ from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
-    from gerund.retrieval.answer_generation import AnswerWriter
+    from gerund.retrieval.answer_generation import AnswerGenerator
     from gerund.retrieval.embedding import Embedder
 
 
-# What needs torch is imported where it is needed: a search for words takes no model and no second to start.
+# Modules that need torch are imported where they are used: a keyword search needs no model and starts in a second.
 MOST_HITS = 10_000
-_MACHINE = ("dtype", "device")
+_MACHINE_SETTINGS = ("dtype", "device")
 
 
-class Index(Asking):
-    """Documents that are cut, embedded and stored, to be searched and asked.
+class Index(QuestionAnswering):
+    """Documents that are split into chunks, embedded and stored, to be searched and asked.
 
-    Made by ``gerund.open_index``. Several processes may search one index, and several may add to it.
+    Created by ``gerund.open_index``. Several processes can search an index, and several can add to it.
 
     Attributes:
-        store: where chunks are kept.
-        elsewhere: what embeds chunks in the place of this process, and with how many workers; see ``workers``.
+        store: stores the chunks.
+        elsewhere: embeds chunks instead of this process, and with how many workers; see ``embedding.embedded_by``.
     """
 
     def __init__(
@@ -66,26 +70,19 @@ class Index(Asking):
         chunking: Chunking | None = None,
         root: Path | None = None,
     ) -> None:
-        """Open what a store holds; see ``open_index``.
-
-        Args:
-            store: the store.
-            lm: the model.
-            chunking: how documents are cut.
-            root: what the names of files are relative to, where they lie below it; None leaves them whole.
-        """
+        """Open a store; see ``open_index``. File names are relative to ``root`` if they are below it."""
         self.store = store
         self._given = lm
-        self._lm: LanguageModel | None = None if lm is None or isinstance(lm, ModelSpec | str | Path) else _checked(lm)
+        self._lm: LanguageModel | None = None if _is_spec(lm) else _checked(lm)
         self._root = root
         self._about = store.about()
         self._chunking = chunking
         self._embedder: Embedder | None = None
-        self._writer_of_answers: AnswerWriter | None = None
+        self._generator: AnswerGenerator | None = None
         self.elsewhere: tuple[Embed, int] | None = None
         if self._about is not None:
             if self._lm is not None:
-                self._demand_encoder(self._lm)
+                self._require_encoder(self._lm)
             if chunking is not None and chunking != self._about.chunking:
                 raise ConfigError(
                     f"{store.name} is cut into chunks of {self._about.chunking}, not {chunking}; leave these "
@@ -93,26 +90,26 @@ class Index(Asking):
                 )
 
     def __len__(self) -> int:
-        """Return how many chunks there are."""
+        """Return the number of chunks."""
         return self.store.count()
 
     @property
     def about(self) -> IndexMetadata | None:
-        """What the index says about itself; None where there is none yet."""
+        """The index's metadata; None where there is no index yet."""
         return self._about
 
     @property
     def chunking(self) -> Chunking:
-        """How documents are cut and embedded."""
+        """How documents are split and embedded."""
         return self._about.chunking if self._about is not None else self._chunking or Chunking()
 
     @property
     def lm(self) -> "LanguageModel":
-        """The model, loaded when it is first needed.
+        """The model, loaded on first use.
 
         Raises:
-            FingerprintError: it is no longer the one that the index was made with.
-            ConfigError: the index was made with a model that nothing can load again.
+            FingerprintError: it is no longer the model that the index was made with.
+            ConfigError: the index was made with a model in memory, which cannot be loaded again.
         """
         if self._lm is None:
             given = self._given
@@ -126,7 +123,7 @@ class Index(Asking):
                 raise ModelError(
                     f"the model of {self.store.name} cannot be loaded: {error}; name it where it is now (-m, lm=)"
                 ) from error
-            self._demand_encoder(lm)
+            self._require_encoder(lm)
             self._lm = lm
         return self._lm
 
@@ -142,34 +139,33 @@ class Index(Asking):
         show_progress: bool | None = None,
         limits: ReadLimits | None = None,
     ) -> IndexSummary:
-        """Index files and folders: what is unchanged is passed over, what has changed is replaced.
+        """Index files and folders: unchanged files are skipped, changed ones replaced.
 
-        A document is called by its file's way from the folder that the index lies in; a row of a table by the file,
-        ``#`` and its id (``id`` or ``_id``), or else its line.
+        A document's name is its file's path relative to the folder that contains the index; that of a row of a table is
+        the file, ``#`` and its id (``id`` or ``_id``), or else its line number.
 
         Args:
             paths: files, and folders of files.
-            prune: also remove the documents of files in these paths that are no longer there.
+            prune: also remove the documents of files in these paths that no longer exist.
             show_progress: None shows a bar on a terminal.
-            limits: what reading a document may take; None for the usual limits.
+            limits: time and memory for reading a document; None for the default limits.
 
         Returns:
-            What was done. Files that could not be read, or have no text, are in ``failed``; all others were indexed. Of
-            a file without text, what was stored before is removed.
+            A summary. Files that could not be read, or have no text, are in ``failed``; all others were indexed. For a
+            file without text, the stored documents are removed.
 
         Raises:
-            DataError: a path is not there, or no file in there can be read.
+            DataError: a path does not exist, or none of its files can be read.
             FingerprintError: the index was made with another encoder.
             ResourceError: memory or disk ran out; what was stored is kept.
         """
-        listed = [paths] if isinstance(paths, str | Path) else list(paths)
-        wanted = [place("what is indexed", one) for one in listed]
-        if self._about is None:  # what is not there makes no index
-            for path in wanted:
+        listed = [place("what is indexed", path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+        if self._about is None:  # a mistyped path creates no index
+            for path in listed:
                 if not path.exists():
                     raise DataError(f"{path}: no such file or folder")
         writer = self._writer(limits)
-        writer.add_files(wanted, prune=flag("prune", prune), show_progress=show_progress)
+        writer.add_files(listed, prune=flag("prune", prune), show_progress=show_progress)
         if error := all_failed(writer.summary):
             raise error
         return writer.tidied()
@@ -179,13 +175,13 @@ class Index(Asking):
 
         Raises:
             FingerprintError: the index was made with another encoder.
-            ConfigError: something in there is no ``Document``.
+            ConfigError: an element is not a ``Document``.
         """
         listed = list(documents)
-        for one in listed:
-            if not isinstance(one, Document):
-                raise ConfigError(f"a document is a Document, such as Document('name', 'text'), not {one!r}")
-            check_unicode(f"the document {one.source!r}", one.text + one.title)
+        for document in listed:
+            if not isinstance(document, Document):
+                raise ConfigError(f"`documents` must be Documents, such as Document('name', 'text'), got {document!r}")
+            check_unicode(f"the document {document.source!r}", document.text + document.title)
         writer = self._writer()
         writer.add_documents(listed)
         return writer.tidied()
@@ -201,17 +197,17 @@ class Index(Asking):
         return writer.tidied()
 
     def migrate(self, show_progress: bool | None = None, *, chunking: Chunking | None = None) -> int:
-        """Embed every document anew with this index's model, beside the old vectors, and swap in one step.
+        """Re-embed every document with this index's model, and atomically replace the old vectors.
 
-        Texts come from the index, so files that are gone are kept. Who searches meanwhile finds what was there before.
-        An interrupted migration goes on where it was.
+        Texts come from the index, so documents whose files were deleted are kept. Searches during the migration use
+        the old vectors. An interrupted migration resumes.
 
         Args:
             show_progress: None shows a bar on a terminal.
-            chunking: how documents are cut from now on; None leaves it.
+            chunking: the new chunking; None leaves it unchanged.
 
         Returns:
-            How many documents were embedded; 0 where nothing was to be done.
+            The number of re-embedded documents; 0 where nothing has changed.
 
         Raises:
             DataError: there is no index yet.
@@ -219,7 +215,7 @@ class Index(Asking):
         lm = self._lm or _loaded(self._given)
         count = migrate_index(self.store, lm, chunking, show_progress)
         self._about, self._lm = self.store.about(), lm
-        self._embedder = self._writer_of_answers = None
+        self._embedder = self._generator = None
         return count
 
     @takes_aliases
@@ -236,28 +232,28 @@ class Index(Asking):
         rerank_by: str | None = None,
         **aliases: Unpack[TopK],
     ) -> list[Hit]:
-        """Find the chunks that fit a query best.
+        """Find the chunks that match a query best.
 
         Args:
-            query: what is sought; what stands in double quotes must stand so in the chunk, but for ``vectors``.
-            k: how many chunks at most.
-            mode: ``words`` (BM25, which needs no model), ``vectors``, or ``hybrid``: the first 100 of each, joined.
+            query: the query; text in double quotes must occur unchanged in the chunk, except in mode ``vectors``.
+            k: maximum number of chunks.
+            mode: ``words`` (BM25, which needs no model), ``vectors``, or ``hybrid``: the first 100 of each, fused.
             filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
                 and ``tokens``: comparisons, ``IN``, ``BETWEEN``, ``LIKE``, ``ILIKE``, ``IS NULL``, sums, ``lower``,
                 ``upper``, ``length``, ``starts_with``, ``ends_with`` and ``contains``.
-            weight: what the vectors count in ``hybrid``, from 0 to 1; None for what the encoder was tuned to
+            weight: weight of the vectors in ``hybrid``, from 0 to 1; None for the encoder's tuned weight
                 (``gerund tune --fusion``), else 0.5.
-            expand: how many other ways to ask, written by the model, join the query (``lm.expand``).
-            rerank: how many of the first hits the model puts into a new order.
-            rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query behind the chunk, which None is too;
-                ``model``, the model's own scorer; or ``vectors``.
+            expand: number of query expansions that the model generates (``lm.expand``).
+            rerank: number of the first hits that the model re-ranks.
+            rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query after the chunk (the default),
+                ``model``, the model's trained scorer, or ``vectors``.
             aliases: ``top_k`` is another name for ``k``.
 
         Returns:
             The hits, best first.
 
         Raises:
-            TextError: the query is empty or no text.
+            TextError: the query is empty or not a string.
             ConfigError: an unknown mode, a filter that cannot be used, an impossible number.
             DataError: there is no index yet.
         """
@@ -281,7 +277,7 @@ class Index(Asking):
         rerank_by: str | None = None,
         **aliases: Unpack[TopK],
     ) -> list[list[Hit]]:
-        """Find the chunks that fit each of several queries best; they are encoded together.
+        """Find the chunks that match each of several queries best; the queries are encoded together.
 
         Settings and errors are those of ``search``.
 
@@ -299,60 +295,63 @@ class Index(Asking):
         weight = self._weight(mode, weight)
         if self._about is None:
             raise DataError(f"{self.store.name}: there is no index yet; add documents first")
-        asked = [[one, *(self.lm.expand(one, expand) if expand else [])] for one in checked]
+        expanded = [[query, *(self.lm.expand(query, expand) if expand else [])] for query in checked]
         limit = max(k, rerank, hybrid_search.DEPTH)
-        vectors_ND: Sequence[np.ndarray | None] = [None] * len(asked)
+        vectors_ND: Sequence[np.ndarray | None] = [None] * len(expanded)
         if mode != "words":
-            encoded = self._demand_embedder().queries([text for one in asked for text in one])
-            vectors_ND = np.split(encoded, np.cumsum([len(one) for one in asked])[:-1])
-        pairs = zip(asked, vectors_ND, strict=True)
-        found = [joined(*sides(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
+            encoded_ND = self._require_embedder().queries([text for texts in expanded for text in texts])
+            vectors_ND = np.split(encoded_ND, np.cumsum([len(texts) for texts in expanded])[:-1])
+        pairs = zip(expanded, vectors_ND, strict=True)
+        hits = [to_hits(*rankings(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
         if rerank:
             by = rerank_by or RERANK_BY
-            found = [reranked(one, hits, rerank, self.lm, by) for one, hits in zip(checked, found, strict=True)]
-        return [hits[:k] for hits in found]
+            hits = [
+                reranked(query, of_query, rerank, self.lm, by) for query, of_query in zip(checked, hits, strict=True)
+            ]
+        return [of_query[:k] for of_query in hits]
 
-    def _prepared(self, asked: Asked) -> Answer | Written:
-        settings = {"filter": asked.filter, "weight": asked.weight}
-        more = {"rerank": asked.rerank, "rerank_by": asked.rerank_by}
-        hits = self.search(asked.searched, asked.k, **settings, **more)  # type: ignore[arg-type]
+    def _prepare(self, question: Question) -> Answer | PendingAnswer:
+        settings = {"filter": question.filter, "weight": question.weight}
+        more = {"rerank": question.rerank, "rerank_by": question.rerank_by}
+        hits = self.search(question.search_query, question.k, **settings, **more)  # type: ignore[arg-type]
         assert self._about is not None
-        method, language = method_of(asked, self.lm), self._about.chunking.language
-        if not any(is_relevant(one, hits, language) for one in dict.fromkeys((asked.question, asked.searched))):
-            return no_answer(asked.question, method)
+        method, language = question.method_for(self.lm), self._about.chunking.language
+        if not any(is_relevant(text, hits, language) for text in {question.question, question.search_query}):
+            return no_answer(question.question, method)
         if method == GENERATE:
-            from gerund.retrieval.answer_generation import AnswerWriter
+            from gerund.retrieval.answer_generation import AnswerGenerator
 
-            if self._writer_of_answers is None:
-                self._writer_of_answers = AnswerWriter(self.lm)
-            return self._writer_of_answers.written(asked, sources_of(hits))
-        if asked.approximate_cache is not None:
+            if self._generator is None:
+                self._generator = AnswerGenerator(self.lm)
+            return self._generator.prepare(question, sources_of(hits))
+        if question.approximate_cache is not None:
             raise ConfigError(
                 "a quoted answer reads nothing that could be kept: --approximate-cache is for answers that are written "
                 "(--generate, or a model that chats)"
             )
-        embedder = self._demand_embedder()
+        embedder = self._require_embedder()
 
         def encode(texts: Sequence[str]) -> np.ndarray:
             return np.concatenate([embedder.queries(texts[:1]), embedder.sentences(texts[1:])])
 
-        return extractive_answer(asked.question, hits, encode, self._about, self._weight("hybrid", asked.weight))
+        return extractive_answer(question.question, hits, encode, self._about, self._weight("hybrid", question.weight))
 
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
             return hybrid_search.check_weight(weight)
-        if mode != "hybrid" or self._about is None:
+        if mode != "hybrid" or self._about is None or self.lm.encoder.fusion is None:
             return hybrid_search.WEIGHT
-        return hybrid_search.WEIGHT if self.lm.encoder.fusion is None else self.lm.encoder.fusion
+        return self.lm.encoder.fusion
 
-    def _demand_embedder(self) -> "Embedder":
+    def _require_embedder(self) -> "Embedder":
         from gerund.retrieval.embedding import Embedder
 
         if self._embedder is None:
             self._embedder = Embedder(self.lm, self.chunking)
         return self._embedder
 
-    def _demand_encoder(self, lm: "LanguageModel") -> None:
+    def _require_encoder(self, lm: "LanguageModel") -> None:
+        """Refuse a model whose vectors cannot be compared with the stored ones."""
         about = self._about
         if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
             return
@@ -361,8 +360,8 @@ class Index(Asking):
             f"{difference(about, lm)}; open it with that model, or migrate it (gerund index --migrate)"
         )
 
-    def _demand_own_encoder(self, lm: "LanguageModel") -> None:
-        """Refuse to write with another encoder, were its vectors in the same space: near is not the same."""
+    def _require_own_encoder(self, lm: "LanguageModel") -> None:
+        """Refuse to embed documents with another encoder, even if its vectors are in the same space."""
         about = self._about
         if about is None or lm.fingerprint() == about.fingerprint:
             return
@@ -372,32 +371,31 @@ class Index(Asking):
         )
 
     def _writer(self, limits: ReadLimits | None = None) -> Writer:
-        """Return what writes into the index, which is made if need be; the model is loaded when it is needed."""
+        """Return a writer, which creates the index if needed; the model is loaded when the writer needs it."""
+        embed, workers = self.elsewhere or (lambda chunks: self._require_embedder().chunks(chunks), 1)
+        make = None
         if self._about is None:
-            about = about_of(self.lm, self._demand_embedder().chunking)
-        elif not self._is_its_own():
-            self._demand_own_encoder(self.lm)
-        embed, workers = self.elsewhere or (lambda chunks: self._demand_embedder().chunks(chunks), 1)
+            about = metadata_for(self.lm, self._require_embedder().chunking)
 
-        def make() -> None:
-            self.store.create(about)
-            self._about = self.store.about()
-            self._demand_own_encoder(self.lm)  # another process may have made it meanwhile
+            def make() -> None:
+                self.store.create(about)
+                self._about = self.store.about()
+                self._require_own_encoder(self.lm)  # another process may have created it in the meantime
 
-        make_index = make if self._about is None else None
-        return Writer(self.store, self._cut, embed, self._root, workers, make=make_index, limits=limits)
+        elif not self._is_own_model():
+            self._require_own_encoder(self.lm)
+        return Writer(self.store, self._cut, embed, self._root, workers, make=make, limits=limits)
 
-    def _is_its_own(self) -> bool:
-        """Whether the model that was named is, by its name and settings, the one that the index was made with.
-
-        Then nothing has to be loaded as long as nothing is embedded.
-        """
+    def _is_own_model(self) -> bool:
+        """Whether the given model is, by name and settings, that of the index, so it is only loaded for embedding."""
         if self._given is None:
             return True
         if self._about is None or self._about.spec is None or not isinstance(self._given, ModelSpec | str | Path):
             return False
-        said = found_from_anywhere(ModelSpec.of(self._given)).model_dump(exclude_unset=True, exclude_none=True)
-        return all(self._about.spec.get(name) == value for name, value in said.items() if name not in _MACHINE)
+        given = found_from_anywhere(ModelSpec.of(self._given)).model_dump(exclude_unset=True, exclude_none=True)
+        return all(
+            self._about.spec.get(name) == value for name, value in given.items() if name not in _MACHINE_SETTINGS
+        )
 
     def _cut(self, document: Document) -> list[Chunk]:
         from gerund.retrieval.chunking import cut
@@ -405,16 +403,21 @@ class Index(Asking):
         return cut(document, self.lm.tokenizer, self.chunking)
 
 
-def _checked(lm: "LanguageModel") -> "LanguageModel":
+def _is_spec(lm: object) -> bool:
+    """Whether a model is yet to be loaded."""
+    return lm is None or isinstance(lm, ModelSpec | str | Path)
+
+
+def _checked(lm: Any) -> "LanguageModel":
     if not callable(getattr(lm, "encode_spans", None)):
-        raise ConfigError(f"lm is a model of gerund.load, a ModelSpec, or a name, not {lm!r}")
+        raise ConfigError(f"`lm` must be a model of gerund.load, a ModelSpec or a name, got {lm!r}")
     return lm
 
 
-def _loaded(given: "LanguageModel | ModelSpec | str | Path | None") -> "LanguageModel":
+def _loaded(lm: Any) -> "LanguageModel":
     from gerund.entry import load
 
-    return load(given) if given is None or isinstance(given, ModelSpec | str | Path) else given
+    return load(lm) if _is_spec(lm) else lm
 
 
 def open_index(
@@ -423,20 +426,19 @@ def open_index(
     *,
     chunking: Chunking | None = None,
 ) -> "Index":
-    """Open an index of documents; where there is none yet, the first ``add`` makes it.
+    """Open an index of documents; the first ``add`` creates it.
 
     Args:
         where: a folder; the path of an object store, such as ``s3://bucket/my.index``; a store; or None for an index in
             memory.
-        lm: the model, in memory or as ``gerund.load`` takes it; None loads the one that the index was made with when it
-            is needed, for a new index the bundled one.
-        chunking: how documents are cut and embedded; None leaves it as the index has it, and takes the defaults for a
-            new one.
+        lm: the model, in memory or as ``gerund.load`` takes it; None loads the index's model when it is needed, and
+            the bundled model for a new index.
+        chunking: how documents are split and embedded; None for the index's chunking, and the defaults for a new index.
 
     Raises:
         FingerprintError: the index was made with another encoder.
-        ConfigError: it was cut in another way, or ``where`` is no path.
-        DataError: there is something else.
+        ConfigError: it has another chunking, or ``where`` is not a path.
+        DataError: the folder is not an index.
         MissingDependencyError: LanceDB is not installed.
 
     >>> index = gerund.open_index(None, gerund.load())
@@ -447,9 +449,9 @@ def open_index(
     ('bread', 'Bread is made of flour.')
     """
     if chunking is not None and not isinstance(chunking, Chunking):
-        raise ConfigError(f"chunking is a Chunking, such as Chunking(tokens=128), not {chunking!r}")
+        raise ConfigError(f"`chunking` must be a Chunking, such as Chunking(tokens=128), got {chunking!r}")
     if not (where is None or isinstance(where, str | Path) or callable(getattr(where, "vectors", None))):
-        raise ConfigError(f"the index is a folder, a store or None, not {where!r}")
+        raise ConfigError(f"`where` must be a folder, a store or None, got {where!r}")
     root = None
     if where is None:
         root = Path.cwd()
@@ -460,15 +462,7 @@ def open_index(
 
 
 def demand_index(where: str, *, opened: bool = True) -> None:
-    """Refuse a place where there is no index.
-
-    Args:
-        where: a folder, or the path of an object store.
-        opened: whether the index is opened too, for which LanceDB is imported; without, its folder is looked at.
-
-    Raises:
-        DataError: there is none, with the command that makes one.
-    """
+    """Refuse a place without an index; with ``opened`` False only its folder is checked, without importing LanceDB."""
     if not is_remote(where) and not Path(where).exists():
         raise DataError(f"{where}: no such index; gerund index PATHS -o {where} makes one")
     store = LanceStore(where)
@@ -477,12 +471,7 @@ def demand_index(where: str, *, opened: bool = True) -> None:
 
 
 def store_at(where: str | Path | None) -> VectorStore:
-    """Return the store at a place: a folder, the path of an object store, or None for one in memory.
-
-    Raises:
-        ConfigError: it is no path.
-        DataError: there is something else.
-    """
+    """Return the store at a place: a folder, the path of an object store, or None for a store in memory."""
     if where is None:
         return MemoryStore()
     return LanceStore(where if is_remote(str(where)) else place("the index", where))

@@ -1,10 +1,8 @@
-"""Files and documents into a store: what is unchanged is passed over, what has changed is replaced, nothing is halved.
+"""Index files and documents in a store: skip what is unchanged, atomically replace what has changed.
 
-A document is stored with all of its chunks in one step. A file counts as done when all of its documents are stored; who
-is killed before that finds them unchanged by their hashes the next time, and goes on behind them. So the same command,
+A document is stored with all of its chunks in one commit. A file counts as done when all of its documents are stored;
+after a kill, the next run recognizes stored documents by their hashes and continues after them. So the same command,
 however often it is killed and repeated, leaves the same rows.
-
-Knows: files, hashes, the order of steps. Does not know: what embeds, what stores.
 """
 
 import posixpath
@@ -12,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +36,11 @@ from gerund.retrieval.store import DocumentState, IndexMetadata, VectorStore
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
 
-# What is embedded and stored at once: what an interruption costs at most.
+# What is embedded and stored per batch, and lost at most by an interruption.
 CHUNKS_AT_ONCE = 1024
 DOCUMENTS_AT_ONCE = 256
 _REASONS = 100
+_NO_VECTORS = np.zeros((0, 0), dtype=np.float32)
 
 Cut = Callable[[Document], list[Chunk]]
 Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray]
@@ -48,58 +48,60 @@ Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray]
 
 @dataclass(frozen=True)
 class Failure:
-    """A file that could not be indexed, or not all of it.
-
-    Attributes:
-        file: the file.
-        reason: why, in a sentence; of several rows that could not be read, the first one's.
-        rows: how many of its rows could not be read; 0 where it is the file itself.
-        more: why the other rows could not, a hundred of them at most.
-    """
+    """A file that could not be indexed, or not completely."""
 
     file: str
+
     reason: str
+    """Why; where several rows could not be read, the first row's."""
+
     rows: int = 0
+    """How many rows could not be read; 0 where it is the file itself."""
+
     more: tuple[str, ...] = ()
+    """The reasons of the other rows, at most 100."""
 
 
 @dataclass
 class IndexSummary:
-    """How indexing went.
-
-    Attributes:
-        files: files that were looked at.
-        unchanged: those of them that were passed over, since nothing in them has changed.
-        documents: documents that were stored, anew or for the first time.
-        chunks: their chunks.
-        removed: documents that were removed.
-        failed: files that could not be read, or not all of them.
-        completed: whether an earlier run was ended before its last step, the indices of words and vectors, and this one
-            did it.
-        seconds: how long it took, without loading the model.
-    """
+    """What an indexing run did."""
 
     files: int = 0
+    """Files that were checked."""
+
     unchanged: int = 0
+    """Files that were skipped, since they have not changed."""
+
     documents: int = 0
+    """Documents that were stored, new or changed."""
+
     chunks: int = 0
+    """Their chunks."""
+
     removed: int = 0
+    """Documents that were removed."""
+
     failed: list[Failure] = field(default_factory=list)
+    """Files that could not be read, or not completely."""
+
     completed: bool = False
+    """Whether this run updated the indices of words and vectors for an earlier run that was killed."""
+
     seconds: float = 0.0
+    """Duration, without loading the model."""
 
 
 class Writer:
-    """Puts documents into a store, many at a time.
+    """Writes documents to a store, in batches.
 
     Args:
-        store: where they go.
-        cut: cuts a document.
+        store: the store.
+        cut: splits a document into chunks.
         embed: embeds the chunks of documents.
-        root: what the names of files are relative to; None leaves them whole.
-        workers: how many embed at a time: so many times as much is embedded and stored at once.
-        make: makes the index, which is done when there is something to store; None where it is there.
-        limits: what reading a document may take; None for the usual limits.
+        root: file names are relative to it; None leaves them absolute.
+        workers: number of processes that embed: a batch is larger by this factor.
+        make: creates the index, called when there is something to store; None where it exists.
+        limits: time and memory for reading a document; None for the default limits.
     """
 
     def __init__(
@@ -116,29 +118,19 @@ class Writer:
         self.store, self.summary = store, IndexSummary()
         self._workers, self._make, self._limits = workers, make, limits
         self._cut, self._embed, self._root = cut, embed, root
-        self._known: dict[str, DocumentState] = store.documents()
-        self._by_file: dict[str, set[str]] = {}
-        for source, state in self._known.items():
-            self._by_file.setdefault(state.file, set()).add(source)
-        self._waiting: dict[str, tuple[Document, list[Chunk]]] = {}
-        self._finished: dict[str, str | None] = {}
-        self._gone: dict[str, None] = {}
+        self._states: dict[str, DocumentState] = store.documents()
+        self._sources_of: dict[str, set[str]] = {}
+        for source, state in self._states.items():
+            self._sources_of.setdefault(state.file, set()).add(source)
+        self._pending: dict[str, tuple[Document, list[Chunk]]] = {}
+        self._pending_files: dict[str, str | None] = {}
+        self._pending_removals: dict[str, None] = {}
 
     def add_files(self, paths: Sequence[Path], *, prune: bool = False, show_progress: bool | None = None) -> None:
-        """Index files and folders.
-
-        Args:
-            paths: files, and folders of files.
-            prune: remove the documents of files that are in the index, belong to these paths and are no longer there.
-            show_progress: None shows a bar on a terminal.
-
-        Raises:
-            DataError: a path is not there, or there is no file at all that can be read.
-        """
-        known = self.store.files()
-        places = self._places(known) if prune else {}
-        there = [path for path in paths if path.exists() or not _below([path], places)]
-        files = find_files(there)
+        """Index files and folders; ``prune`` removes the documents of files in these paths that no longer exist."""
+        digests = self.store.files()
+        places = self._places(digests) if prune else {}
+        files = find_files([path for path in paths if path.exists() or not _below([path], places)])
         if not files and not prune:
             raise DataError(
                 f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
@@ -150,93 +142,86 @@ class Writer:
             self._flushing(),
         ):
             for path in files:
-                self._add_file(path, known, reader)
+                self._add_file(path, digests, reader)
                 advance(1)
             for file in sorted(_below(paths, places) - {self.name_of(path) for path in files}):
-                self._forget(file, known)
+                self._forget(file, digests)
 
     def add_documents(self, documents: Iterable[Document]) -> None:
-        """Index documents that come from no file; one that has no text is removed."""
+        """Index documents that come from no file; a document without text is removed."""
         with self._flushing():
-            for one in documents:
-                self._add(one)
+            for document in documents:
+                self._add(document)
 
     def remove(self, sources: Iterable[str]) -> None:
-        """Remove documents.
-
-        Raises:
-            DataError: the index has no such document.
-        """
-        wanted = list(dict.fromkeys(sources))
-        for source in wanted:
-            if source not in self._known:
+        """Remove documents, all of which must exist."""
+        unique = list(dict.fromkeys(sources))
+        for source in unique:
+            if source not in self._states:
                 raise DataError(f"{self.store.name} has no document {source!r}")
         with self._flushing():
-            self._remove(wanted)
+            self._remove(unique)
 
     def name_of(self, path: Path) -> str:
-        """Return what a file is called in the index: by its way from the index's own folder where it lies below it.
+        """Return a file's name in the index: its path relative to the index's folder if it is below that.
 
-        So the name does not depend on where a command is run, and holds when both are moved together.
+        So the name does not depend on the working folder, and stays valid when both are moved together.
         """
-        whole = path.resolve()
-        if self._root is not None and whole.is_relative_to(self._root):
-            whole = whole.relative_to(self._root)
-        return shown_path(whole.as_posix())
+        resolved = path.resolve()
+        if self._root is not None and resolved.is_relative_to(self._root):
+            resolved = resolved.relative_to(self._root)
+        return shown_path(resolved.as_posix())
 
-    def _add_file(self, path: Path, known: dict[str, str], reader: DocumentReader) -> None:
+    def _add_file(self, path: Path, digests: dict[str, str], reader: DocumentReader) -> None:
         file = self.name_of(path)
         self.summary.files += 1
-        bad: list[str] = []
-        found: set[str] = set()
+        bad_rows: list[str] = []
+        sources: set[str] = set()
         try:
             digest = digest_of(path)
-            if known.get(file) == digest:
+            if digests.get(file) == digest:
                 self.summary.unchanged += 1
                 return
-            for parsed in reader.read(path, lambda error: bad.append(str(error))):
+            for parsed in reader.read(path, lambda error: bad_rows.append(str(error))):
                 source = f"{file}#{parsed.key}" if parsed.key else file
-                if source in found:
-                    bad.append(f"{path}: the id {parsed.key!r} is there twice")
+                if source in sources:
+                    bad_rows.append(f"{path}: the id {parsed.key!r} is there twice")
                     continue
-                found.add(source)
+                sources.add(source)
                 self._add(_document(parsed, source, file, path))
         except (DataError, MissingDependencyError) as error:
             self.summary.failed.append(Failure(shown_path(path), str(error)))
             if isinstance(error, NoTextError):
-                self._forget(file, known)
+                self._forget(file, digests)
             return
-        if bad:
-            # The documents of these rows, if there are any in the index, stay as they are, and the file is not done.
-            self.summary.failed.append(Failure(shown_path(path), bad[0], len(bad), tuple(bad[1 : _REASONS + 1])))
-            if file in known:  # else it would be passed over were it put back as it was, without the rows of before
-                self._finished[file] = None
+        if bad_rows:
+            # The stored documents of these rows stay, and the file is not done.
+            reason, *more = bad_rows
+            self.summary.failed.append(Failure(shown_path(path), reason, len(bad_rows), tuple(more[:_REASONS])))
+            if file in digests:  # else it would be skipped if it were restored, without its earlier rows
+                self._pending_files[file] = None
             return
-        self._remove(self._by_file.get(file, set()) - found)
-        self._finished[file] = digest
+        self._remove(self._sources_of.get(file, set()) - sources)
+        self._pending_files[file] = digest
 
     def _add(self, document: Document) -> None:
-        """Take a document in, unless it is there as it is; one that comes twice counts as it came last."""
-        self._waiting.pop(document.source, None)
-        self._gone.pop(document.source, None)
-        state = self._known.get(document.source)
+        """Add a document, unless it is unchanged; if it comes twice, the last one counts."""
+        self._pending.pop(document.source, None)
+        self._pending_removals.pop(document.source, None)
+        state = self._states.get(document.source)
         if state is not None and state.digest == document.digest and state.file == document.file:
             return
         chunks = self._cut(document)
         if not chunks:
             self._remove([document.source] if state is not None else [])
             return
-        self._waiting[document.source] = (document, chunks)
-        waiting = sum(len(own) for _, own in self._waiting.values())
-        if waiting >= CHUNKS_AT_ONCE * self._workers or len(self._waiting) >= DOCUMENTS_AT_ONCE * self._workers:
+        self._pending[document.source] = (document, chunks)
+        n_chunks = sum(len(chunks) for _, chunks in self._pending.values())
+        if n_chunks >= CHUNKS_AT_ONCE * self._workers or len(self._pending) >= DOCUMENTS_AT_ONCE * self._workers:
             self._flush()
 
     def tidied(self) -> IndexSummary:
-        """Let the store be tidied where this run, or an earlier one that was ended too early, has changed something.
-
-        Returns:
-            What was done.
-        """
+        """Tidy the store if this run, or an earlier one that was killed, has changed something; return the summary."""
         begin = time.perf_counter()
         has_changed = bool(self.summary.documents or self.summary.removed)
         if not has_changed:
@@ -247,22 +232,22 @@ class Writer:
         return self.summary
 
     def _remove(self, sources: Iterable[str]) -> None:
-        self._gone |= dict.fromkeys(sorted(sources))
+        self._pending_removals |= dict.fromkeys(sorted(sources))
 
-    def _forget(self, file: str, known: dict[str, str]) -> None:
-        """Remove a file's documents, and its hash, by which it would be passed over were its text put back."""
-        self._remove(self._by_file.get(file, set()))
-        if file in known:
-            self._finished[file] = None
+    def _forget(self, file: str, digests: dict[str, str]) -> None:
+        """Remove a file's documents and its hash, so that it is not skipped if its text is restored."""
+        self._remove(self._sources_of.get(file, set()))
+        if file in digests:
+            self._pending_files[file] = None
 
-    def _places(self, known: dict[str, str]) -> dict[str, str]:
-        """Return where each file of the index is: its name may be relative to the index's folder, or be whole."""
-        own = "" if self._root is None else shown_path(self._root.as_posix())
-        return {file: _whole(file, own) for file in {*known, *self._by_file} if file}
+    def _places(self, digests: dict[str, str]) -> dict[str, str]:
+        """Return the absolute path of each file of the index, whose name may be relative to the index's folder."""
+        root = "" if self._root is None else shown_path(self._root.as_posix())
+        return {file: _absolute(file, root) for file in {*digests, *self._sources_of} if file}
 
     @contextmanager
     def _flushing(self) -> Iterator[None]:
-        """Store what waits at the end of the block; who interrupts it is told what is kept."""
+        """Store what is pending at the end of the block; an interruption gets a note about what is stored."""
         begin = time.perf_counter()
         try:
             yield
@@ -278,59 +263,61 @@ class Writer:
             self.summary.seconds += time.perf_counter() - begin
 
     def _flush(self) -> None:
-        """Embed and store what waits, then note the files that are done with it."""
-        if self._waiting:
-            documents = [chunks for _, chunks in self._waiting.values()]
+        """Embed and store what is pending, then mark files as done."""
+        if self._pending:
+            documents = [chunks for _, chunks in self._pending.values()]
             vectors_ND = self._embed(documents)
             if self._make is not None:
                 self._make()
                 self._make = None
-            self.store.replace(list(self._waiting), [one for own in documents for one in own], vectors_ND)
-            for source, (document, chunks) in self._waiting.items():
-                self._known[source] = DocumentState(document.digest, document.file)
-                self._by_file.setdefault(document.file, set()).add(source)
+            self.store.replace(list(self._pending), list(chain.from_iterable(documents)), vectors_ND)
+            for source, (document, chunks) in self._pending.items():
+                self._states[source] = DocumentState(document.digest, document.file)
+                self._sources_of.setdefault(document.file, set()).add(source)
                 self.summary.documents += 1
                 self.summary.chunks += len(chunks)
-            self._waiting.clear()
-        if self._gone:
-            none = np.zeros((0, 0), dtype=np.float32)
-            gone = list(self._gone)
-            for first in range(0, len(gone), DOCUMENTS_AT_ONCE):
-                self.store.replace(gone[first : first + DOCUMENTS_AT_ONCE], [], none)
-            for source in gone:
-                state = self._known.pop(source, None)
-                self._by_file.get(state.file if state else "", set()).discard(source)
-            self.summary.removed += len(gone)
-            self._gone.clear()
-        if self._finished:
+            self._pending.clear()
+        if self._pending_removals:
+            removals = list(self._pending_removals)
+            for first in range(0, len(removals), DOCUMENTS_AT_ONCE):
+                self.store.replace(removals[first : first + DOCUMENTS_AT_ONCE], [], _NO_VECTORS)
+            for source in removals:
+                state = self._states.pop(source, None)
+                self._sources_of.get(state.file if state else "", set()).discard(source)
+            self.summary.removed += len(removals)
+            self._pending_removals.clear()
+        if self._pending_files:
             if self._make is None:
-                self.store.note_files(self._finished)
-            self._finished.clear()
+                self.store.note_files(self._pending_files)
+            self._pending_files.clear()
 
 
 def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Document:
-    """Return a document; a file that says no title is called by its name."""
+    """Return a document; a file without a title gets its name as the title."""
     title = parsed.title or ("" if parsed.key else shown_path(stem_of(path)))
     return Document(source, parsed.text, title, parsed.sections, file)
 
 
-def _whole(file: str, folder: str) -> str:
-    """Return the path of a file in an index; what has a scheme, such as ``s3://``, lies in no folder."""
+def _absolute(file: str, folder: str) -> str:
+    """Return the path of a file in an index; a file with a scheme, such as ``s3://``, is in no folder."""
     return file if Path(file).is_absolute() or "://" in file else posixpath.join(folder, file)
 
 
 def _below(paths: Sequence[Path], places: Mapping[str, str]) -> set[str]:
-    """Return the files that are these or lie in these folders."""
+    """Return the files that are these paths or below them."""
     roots = tuple(posixpath.join(shown_path(path.resolve().as_posix()), "") for path in paths)
     return {file for file, place in places.items() if f"{place}/".startswith(roots)}
 
 
 def all_failed(summary: IndexSummary) -> GerundError | None:
-    """Return the error for a run in which no file at all could be read; None where there was one."""
-    if not summary.failed or len(summary.failed) < summary.files or any(one.rows for one in summary.failed):
+    """Return the error for a run in which no file could be read; None where at least one could."""
+    if not summary.failed or len(summary.failed) < summary.files or any(failure.rows for failure in summary.failed):
         return None
     more = f" (and {len(summary.failed) - 1} more files)" if len(summary.failed) > 1 else ""
     return DataError(f"no file could be read: {summary.failed[0].reason}{more}")
+
+
+# Migration: another encoder, or another chunking, for documents that are already indexed
 
 
 def migrate_index(
@@ -341,50 +328,58 @@ def migrate_index(
     *,
     embed: Embed | None = None,
 ) -> int:
-    """Embed every document of a store anew; see ``Index.migrate``. ``embed`` does it in the place of this process."""
+    """Re-embed every document of a store; see ``Index.migrate``. ``embed`` replaces this process's encoder."""
     from gerund.retrieval.chunking import cut
     from gerund.retrieval.embedding import Embedder
 
     old = store.about()
     if old is None:
         raise DataError(f"{store.name}: there is no index yet, so nothing to migrate")
-    about = about_of(lm, chunking or old.chunking)
-    if about.key == old.key:
-        with store.locked():
-            store.drop_others()
-        return 0
+    about = metadata_for(lm, chunking or old.chunking)
     embedder = Embedder(lm, about.chunking)
+    return replace_index(
+        store,
+        about,
+        lambda document: cut(document, lm.tokenizer, about.chunking),
+        embed or embedder.chunks,
+        show_progress,
+    )
 
-    def cut_anew(document: Document) -> list[Chunk]:
-        return cut(document, lm.tokenizer, about.chunking)
 
+def replace_index(
+    store: VectorStore, about: IndexMetadata, cut: Cut, embed: Embed, show_progress: bool | None = None
+) -> int:
+    """Fill a second set of tables from the stored texts, then atomically replace the first; return the documents."""
+    old = store.about()
     with store.locked():
-        other = store.create_successor(about)
-        count = refill(store, other, cut_anew, embed or embedder.chunks, show_progress)
-        other.tidy()
-        store.swap(other)
+        if old is not None and about.key == old.key:
+            store.drop_others()
+            return 0
+        successor = store.create_successor(about)
+        count = refill(store, successor, cut, embed, show_progress)
+        successor.tidy()
+        store.swap(successor)
     return count
 
 
-def about_of(lm: "LanguageModel", chunking: Chunking) -> IndexMetadata:
-    """Return what an index says about itself that is made with a model."""
+def metadata_for(lm: "LanguageModel", chunking: Chunking) -> IndexMetadata:
+    """Return the metadata of an index that is created with a model."""
     try:
         spec = found_from_anywhere(lm.spec).model_dump(exclude_none=True)
-    except ConfigError:  # made in memory
+    except ConfigError:  # a model that was created in memory
         spec = None
-    fingerprint, space = lm.fingerprint(), lm.space
-    own = "" if space == fingerprint else space
-    return IndexMetadata(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, own)
+    fingerprint, space = lm.fingerprint(), "" if lm.space == lm.fingerprint() else lm.space
+    return IndexMetadata(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, space)
 
 
 def difference(about: IndexMetadata, lm: "LanguageModel") -> str:
-    """Return what a model is that did not make an index: the settings that differ, or else another model's name."""
-    own, before = dict(about_of(lm, about.chunking).spec or {}), dict(about.spec or {})
-    names = [name for name in sorted({*own, *before}) if own.get(name) != before.get(name)]
-    if not own or not names or "model" in names:
+    """Describe how a model differs from that of an index: by settings, or else by its name."""
+    spec, stored = dict(metadata_for(lm, about.chunking).spec or {}), dict(about.spec or {})
+    names = [name for name in sorted({*spec, *stored}) if spec.get(name) != stored.get(name)]
+    if not spec or not names or "model" in names:
         return f", not with {lm.name} ({describe_encoder(lm)}, {lm.fingerprint()})"
-    said = [f"{name} {before.get(name, 'as usual')}, not {own.get(name, 'as usual')}" for name in names]
-    return f": {'; '.join(said)}"
+    pairs = [f"{name} {stored.get(name, 'as usual')}, not {spec.get(name, 'as usual')}" for name in names]
+    return f": {'; '.join(pairs)}"
 
 
 def describe_encoder(lm: "LanguageModel") -> str:
@@ -395,38 +390,27 @@ def describe_encoder(lm: "LanguageModel") -> str:
 
 
 def refill(old: VectorStore, new: VectorStore, cut: Cut, embed: Embed, show_progress: bool | None = None) -> int:
-    """Cut and embed every document of a store anew into another, from the texts that are stored.
+    """Split and embed every document of a store for another, from the stored texts; return the number of documents.
 
-    What an interrupted migration left in the other one is not embedded again.
-
-    Args:
-        old: the store that there is.
-        new: what took shape beside it.
-        cut: cuts a document.
-        embed: embeds the chunks of documents.
-        show_progress: None shows a bar on a terminal.
-
-    Returns:
-        How many documents were embedded.
+    What an interrupted migration left in ``new`` is not embedded again.
     """
     documents, done = old.documents(), new.documents()
-    left = [source for source, state in documents.items() if done.get(source) != state]
+    missing = [source for source, state in documents.items() if done.get(source) != state]
     with progress(len(documents), "embedding anew", show=show_progress) as advance:
-        advance(len(documents) - len(left))
-        for first in range(0, len(left), DOCUMENTS_AT_ONCE):
-            sources = left[first : first + DOCUMENTS_AT_ONCE]
+        advance(len(documents) - len(missing))
+        for first in range(0, len(missing), DOCUMENTS_AT_ONCE):
+            sources = missing[first : first + DOCUMENTS_AT_ONCE]
             by_source: dict[str, list[Chunk]] = {}
             for chunk in old.chunks_of(sources):
                 by_source.setdefault(chunk.source, []).append(chunk)
             for batch in _batches(by_source, cut):
-                # The hash is that of the document as it was read, by which the next run knows it.
-                own = [[replace(one, digest=documents[one.source].digest) for one in chunks] for chunks in batch]
-                new.replace([chunks[0].source for chunks in own], [one for chunks in own for one in chunks], embed(own))
+                # The hash of the document as it was read, by which the next run recognizes it.
+                stored = [[replace(one, digest=documents[one.source].digest) for one in chunks] for chunks in batch]
+                new.replace([chunks[0].source for chunks in stored], list(chain.from_iterable(stored)), embed(stored))
             advance(len(sources))
-    stale = [source for source in done if source not in documents]
-    new.replace(stale, [], np.zeros((0, 0), dtype=np.float32))
+    new.replace([source for source in done if source not in documents], [], _NO_VECTORS)
     new.note_files({**dict.fromkeys(new.files().keys() - old.files().keys()), **old.files()})
-    return len(left)
+    return len(missing)
 
 
 def _batches(by_source: dict[str, list[Chunk]], cut: Cut) -> Iterator[list[list[Chunk]]]:

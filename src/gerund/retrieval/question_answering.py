@@ -1,12 +1,12 @@
-"""What is asked of documents: settings, an answer while it is written, and the verbs that an index has for it.
+"""Answer questions from search hits: settings, streams, extractive answers and citations.
 
-Knows: settings, steps, streams. Does not know: how chunks are found, how a sentence is chosen, how a model writes.
+``answer_generation`` has the part that needs a model to generate the answer.
 """
 
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
@@ -34,102 +34,27 @@ if TYPE_CHECKING:
     from gerund.retrieval.answer_generation import AnswerPrompt
     from gerund.types import Generation
 
-
-_NUMBER = r"[0-9]{1,3}"
-_ITEM = rf"{_NUMBER}(?:\s?[-\u2013]\s?{_NUMBER})?"
-_CITATION = re.compile(rf"[ \t]*\[\s?({_ITEM}(?:\s?[,;]\s?{_ITEM})*)\s?\]")
-# What may still become one: white space at the end, or a bracket that is not closed.
-_BEGUN = re.compile(r"[ \t]*\[[0-9\s,;\u2013-]*\Z|[ \t]+\Z")
-
-
-class Citations:
-    """Takes out the numbers that no source has, while a text comes; remembers those that stay.
-
-    Args:
-        count: how many sources there are; they are numbered from 1.
-
-    Attributes:
-        cited: the numbers that stay, each once, in the order in which they came.
-        dropped: the numbers that were taken out.
-
-    >>> found = Citations(3)
-    >>> found.put("In 1825 [1, 7]. So ") + found.put("it was [") + found.put("2][9].") + found.end()
-    'In 1825 [1]. So it was [2].'
-    >>> found.cited, found.dropped
-    ([1, 2], [7, 9])
-    """
-
-    def __init__(self, count: int) -> None:
-        self.cited: list[int] = []
-        self.dropped: list[int] = []
-        self._count = count
-        self._held = ""
-
-    def put(self, text: str) -> str:
-        """Take more of the text; return what of it is certain."""
-        text = self._held + text
-        begun = _BEGUN.search(text)
-        first = len(text) if begun is None else begun.start()
-        self._held = text[first:]
-        return self._checked(text[:first])
-
-    def end(self) -> str:
-        """Return what was held back: the text has come to its end."""
-        rest, self._held = self._held, ""
-        return self._checked(rest)
-
-    def _checked(self, text: str) -> str:
-        return _CITATION.sub(self._kept, text)
-
-    def _kept(self, found: re.Match[str]) -> str:
-        numbers = [number for item in re.split(r"[,;]", found[1]) for number in _numbers(item)]
-        good = [number for number in numbers if 1 <= number <= self._count]
-        self.cited += [number for number in dict.fromkeys(good) if number not in self.cited]
-        bad = [number for number in dict.fromkeys(numbers) if number not in good]
-        self.dropped += [number for number in bad if number not in self.dropped]
-        if len(good) == len(numbers):
-            return found[0]
-        space = found[0][: len(found[0]) - len(found[0].lstrip())]
-        return f"{space}[{', '.join(map(str, good))}]" if good else ""
-
-
-def checked(text: str, count: int) -> tuple[str, list[int], list[int]]:
-    """Return a text without the numbers that no source has, those that stay, and those that were taken out.
-
-    >>> checked("It rises [1-3] by yeast [4].", 3)
-    ('It rises [1-3] by yeast.', [1, 2, 3], [4])
-    """
-    citations = Citations(count)
-    kept = citations.put(text) + citations.end()
-    return kept, citations.cited, citations.dropped
-
-
-def _numbers(item: str) -> list[int]:
-    """Return the numbers of an item: one, or all from one to another."""
-    ends = [int(part) for part in re.split(r"[-\u2013]", item)]
-    return list(range(ends[0], ends[-1] + 1)) or ends
-
-
 Method = Literal["extractive", "generate"]
 METHODS: tuple[Method, ...] = get_args(Method)
 EXTRACTIVE, GENERATE = METHODS
 
 ANSWER_HITS = 8
-"""Chunks that are read for an answer."""
+"""Default number of chunks that an answer is based on."""
 
 MAX_NEW_TOKENS = 256
-"""How much a written answer may have at most."""
+"""Default maximum tokens of a generated answer."""
 
+NOTHING = "Nothing in the index is about this question."
 SILENT = "The model wrote no answer; the sources are what it read."
 
 
 class AskKeywords(TopK, total=False):
-    """What may be said of a question beside ``k``, or ``top_k``; all of it has defaults."""
+    """Settings of a question in addition to ``k``, or ``top_k``; all have defaults."""
 
     method: Method | None
-    """``generate``: the model writes the answer from the chunks, and cites them by their numbers. ``extractive``: the
-    answer is the best sentence of the chunks, as it stands there. None: ``generate`` where the model has a chat
-    template, since it was then trained to answer, else ``extractive``."""
+    """``generate``: the model generates the answer from the chunks and cites them by number. ``extractive``: the answer
+    is the best sentence of the chunks, unchanged. None: ``generate`` where the model has a chat template, since it was
+    then trained to answer, else ``extractive``."""
 
     filter: str | None
     """As in ``search``."""
@@ -144,25 +69,25 @@ class AskKeywords(TopK, total=False):
     """As in ``search``."""
 
     history: Sequence[Mapping[str, Any]]
-    """The turns before, as messages of the user and the assistant, so that a question may refer to them."""
+    """Earlier turns, as messages of the user and the assistant, so that a question can refer to them."""
 
     max_new_tokens: int
-    """How much a written answer may have at most; of a small context never more than half. 256."""
+    """Maximum tokens of a generated answer, and at most half of the model's context. 256."""
 
     sampling: Sampling | None
-    """How the tokens of a written answer are chosen; None is greedy."""
+    """How the tokens of a generated answer are sampled; None is greedy."""
 
     approximate_cache: "DiskCache | str | Path | None"
-    """A folder, or a cache with a limit of its own, where what a model has read of each chunk is kept, so that the next
-    question that finds the chunk starts sooner. Chunks are then read apart, each as if it were the only one: the answer
-    is not the one that reading them together gives. None, the default, reads them together."""
+    """A folder, or a cache with its own limit, for the keys and values of each chunk, so that the next question that
+    finds the chunk starts sooner. Chunks are then read separately, as if each were the only one, so the answer differs
+    from that of reading them together. None, the default, reads them together."""
 
 
 _OPTIONS = names_of(AskKeywords)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A question with its settings, checked."""
 
     question: str
@@ -179,122 +104,183 @@ class Asked:
 
     @classmethod
     def of(cls, question: str, k: int, options: AskKeywords) -> Self:
-        """Return a checked question.
-
-        Raises:
-            TextError: the question is empty or no text, or the history is no conversation.
-            ConfigError: a setting is impossible.
-        """
+        """Return a checked question."""
         for name in options:
             if name not in _OPTIONS:
                 raise unknown_name("setting", name, _OPTIONS)
         check_query(question, "question")
-        given = cls(question, k, **options)  # type: ignore[arg-type, misc]
-        if given.method is not None:
-            one_of("method", given.method, METHODS)
-        require_new_tokens(given.max_new_tokens)
-        if given.approximate_cache is not None and not isinstance(given.approximate_cache, DiskCache):
-            place("the cache", given.approximate_cache)
-        if given.history == ():
-            return given
+        asked = cls(question, k, **options)  # type: ignore[arg-type, misc]
+        if asked.method is not None:
+            one_of("method", asked.method, METHODS)
+        require_new_tokens(asked.max_new_tokens)
+        if asked.approximate_cache is not None and not isinstance(asked.approximate_cache, DiskCache):
+            place("the cache", asked.approximate_cache)
+        if asked.history == ():
+            return asked
         from gerund.retrieval.answer_generation import check_history  # which imports torch
 
-        return replace(given, history=check_history(given.history))
+        return replace(asked, history=check_history(asked.history))
 
     @property
-    def searched(self) -> str:
-        """What is searched for: the question, behind the one before, to which it may refer."""
+    def search_query(self) -> str:
+        """The question, after the one before it, to which it may refer."""
         return f"{self.history[-2]['content'].strip()} {self.question}" if self.history else self.question
+
+    def method_for(self, lm: "LanguageModel") -> Method:
+        """Return the method: as requested, else ``generate`` for a model with a chat template."""
+        if self.method is not None:
+            return self.method
+        return GENERATE if lm.tokenizer.chat_template else EXTRACTIVE
+
+
+# Citations
+
+_NUMBER = r"[0-9]{1,3}"
+_ITEM = rf"{_NUMBER}(?:\s?[-\u2013]\s?{_NUMBER})?"
+_CITATION = re.compile(rf"[ \t]*\[\s?({_ITEM}(?:\s?[,;]\s?{_ITEM})*)\s?\]")
+# What may still become a citation: white space at the end, or an open bracket.
+_PARTIAL = re.compile(r"[ \t]*\[[0-9\s,;\u2013-]*\Z|[ \t]+\Z")
+
+
+class Citations:
+    """Removes citations of sources that do not exist from a streamed text; sources have the numbers 1 to ``count``.
+
+    ``cited`` has the numbers that stay, each once, in order; ``dropped`` those that were removed.
+
+    >>> citations = Citations(3)
+    >>> citations.put("In 1825 [1, 7]. So ") + citations.put("it was [") + citations.put("2][9].") + citations.end()
+    'In 1825 [1]. So it was [2].'
+    >>> citations.cited, citations.dropped
+    ([1, 2], [7, 9])
+    """
+
+    def __init__(self, count: int) -> None:
+        self.cited: list[int] = []
+        self.dropped: list[int] = []
+        self._count = count
+        self._pending = ""
+
+    def put(self, text: str) -> str:
+        """Add text; return what can no longer become part of a citation."""
+        text = self._pending + text
+        partial = _PARTIAL.search(text)
+        complete = len(text) if partial is None else partial.start()
+        self._pending = text[complete:]
+        return _CITATION.sub(self._valid_part, text[:complete])
+
+    def end(self) -> str:
+        """Return the rest of the text, which is complete."""
+        rest, self._pending = self._pending, ""
+        return _CITATION.sub(self._valid_part, rest)
+
+    def _valid_part(self, citation: re.Match[str]) -> str:
+        numbers = [number for item in re.split(r"[,;]", citation[1]) for number in _numbers(item)]
+        valid = [number for number in numbers if 1 <= number <= self._count]
+        self.cited = list(dict.fromkeys([*self.cited, *valid]))
+        self.dropped = list(dict.fromkeys([*self.dropped, *(number for number in numbers if number not in valid)]))
+        if len(valid) == len(numbers):
+            return citation[0]
+        space = citation[0][: len(citation[0]) - len(citation[0].lstrip())]
+        return f"{space}[{', '.join(map(str, valid))}]" if valid else ""
+
+
+def _numbers(item: str) -> list[int]:
+    """Return the numbers of an item: a number or a range."""
+    ends = [int(part) for part in re.split(r"[-\u2013]", item)]
+    return list(range(ends[0], ends[-1] + 1)) or ends
+
+
+# Answers and streams
 
 
 @dataclass(frozen=True)
-class Written:
-    """An answer that a model is about to write.
+class PendingAnswer:
+    """An answer that a model is about to generate."""
 
-    Attributes:
-        asked: the question.
-        lm: the model.
-        prompt: what it reads.
-        known: what of it has been read already; None for nothing.
-        cites: whether the answer cites sources by numbers; where not, it rests on all of them.
-    """
-
-    asked: Asked
+    question: Question
     lm: "LanguageModel"
     prompt: "AnswerPrompt"
-    known: "Session | None" = None
+
+    session: "Session | None" = None
+    """Has the beginning of the prompt; None for nothing."""
+
     cites: bool = True
+    """Whether the answer cites sources by numbers; otherwise it is based on all of them."""
 
     def stream(self) -> Any:
-        """Return the text in pieces, as they come."""
-        model, prompt, settings = self._continued()
-        return model.stream(*prompt, self.prompt.max_new_tokens, self.asked.sampling, **settings)
+        """Return the text piece by piece."""
+        model, prompt, settings = self._continuation()
+        return model.stream(*prompt, self.prompt.max_new_tokens, self.question.sampling, **settings)
 
     def astream(self) -> Any:
-        """Return the text in pieces, for ``async for``."""
-        model, prompt, settings = self._continued()
-        return model.astream(*prompt, self.prompt.max_new_tokens, self.asked.sampling, **settings)
+        """Return the text piece by piece, for ``async for``."""
+        model, prompt, settings = self._continuation()
+        return model.astream(*prompt, self.prompt.max_new_tokens, self.question.sampling, **settings)
 
     def answer(self, generation: "Generation") -> Answer:
-        """Return what a model wrote as an answer."""
-        text, cited, dropped = checked(generation.text, len(self.prompt.sources) if self.cites else 0)
+        """Return a generated text as an answer."""
+        citations = self.citations()
+        text = citations.put(generation.text) + citations.end()
         return Answer(
-            self.asked.question,
+            self.question.question,
             text.strip() or SILENT,
             found=True,
             sources=self.prompt.sources,
-            cited=cited if self.cites else [one.number for one in self.prompt.sources],
+            cited=citations.cited if self.cites else [source.number for source in self.prompt.sources],
             method=GENERATE,
-            dropped=dropped,
+            dropped=citations.dropped,
             finished=generation.finished,
             usage=generation.usage,
         )
 
-    def _continued(self) -> tuple[Any, list[Any], dict[str, Any]]:
-        """Return what writes, behind which prompt: the model, or a session that has read the beginning already."""
+    def citations(self) -> Citations:
+        """Return what removes citations of sources that do not exist."""
+        return Citations(len(self.prompt.sources) if self.cites else 0)
+
+    def _continuation(self) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return what generates, after which prompt: the model, or a session with the beginning of the prompt."""
         ids, settings = self.prompt.ids, {"stop": list(self.prompt.stop) or None}
-        if self.known is None:
+        if self.session is None:
             return self.lm, [ids], settings
-        rest = ids[len(self.known.token_ids) :]
-        return (self.known.read(rest) if rest else self.known), [], settings
+        rest = ids[len(self.session.token_ids) :]
+        return (self.session.read(rest) if rest else self.session), [], settings
 
 
-Prepare = Callable[[], Answer | Written]
+Prepare = Callable[[], Answer | PendingAnswer]
 
 
 class AnswerStream(Iterator[str]):
-    """An answer in pieces, as they come: of one that is no model's, the whole.
+    """An answer, piece by piece; an extractive answer is one piece.
 
-    Numbers in brackets that no source has never come. To stop iterating, or ``close``, stops the model.
+    Citations of sources that do not exist are removed. Stopping the iteration, or ``close``, stops the model.
 
     Attributes:
-        result: the answer with its sources, once the last piece has come.
+        result: the answer with its sources, after the last piece.
     """
 
     def __init__(self, prepare: Prepare) -> None:
         self.result: Answer | None = None
-        self._prepare = prepare
-        self._pieces = self._read()
+        self._pieces = self._generate(prepare)
 
     def __next__(self) -> str:
         return next(self._pieces)
 
-    def _read(self) -> Any:
-        found = self._prepare()
-        if isinstance(found, Answer):
-            yield found.text
-            self.result = found
+    def _generate(self, prepare: Prepare) -> Generator[str]:
+        pending = prepare()
+        if isinstance(pending, Answer):
+            yield pending.text
+            self.result = pending
             return
-        stream = found.stream()
+        stream = pending.stream()
         try:
-            pieces = _Checked(found)
+            pieces = _CleanPieces(pending)
             for piece in stream:
                 if text := pieces.put(piece):
                     yield text
             if text := pieces.end():
                 yield text
-            self.result = found.answer(stream.result)
-            if not pieces.said:
+            self.result = pending.answer(stream.result)
+            if pieces.is_empty:
                 yield self.result.text
         finally:
             stream.close()
@@ -305,36 +291,35 @@ class AnswerStream(Iterator[str]):
 
 
 class AsyncAnswerStream(AsyncIterator[str]):
-    """An answer in pieces, for ``async for``; the other of ``AnswerStream``.
+    """An answer, piece by piece, for ``async for``; see ``AnswerStream``.
 
     Attributes:
-        result: the answer with its sources, once the last piece has come.
+        result: the answer with its sources, after the last piece.
     """
 
     def __init__(self, prepare: Prepare) -> None:
         self.result: Answer | None = None
-        self._prepare = prepare
-        self._pieces = self._read()
+        self._pieces = self._generate(prepare)
 
     async def __anext__(self) -> str:
-        return str(await anext(self._pieces))
+        return await anext(self._pieces)
 
-    async def _read(self) -> Any:
-        found = await asyncio.to_thread(self._prepare)
-        if isinstance(found, Answer):
-            yield found.text
-            self.result = found
+    async def _generate(self, prepare: Prepare) -> AsyncGenerator[str]:
+        pending = await asyncio.to_thread(prepare)
+        if isinstance(pending, Answer):
+            yield pending.text
+            self.result = pending
             return
-        stream = await asyncio.to_thread(found.astream)
+        stream = await asyncio.to_thread(pending.astream)
         try:
-            pieces = _Checked(found)
+            pieces = _CleanPieces(pending)
             async for piece in stream:
                 if text := pieces.put(piece):
                     yield text
             if text := pieces.end():
                 yield text
-            self.result = found.answer(stream.result)
-            if not pieces.said:
+            self.result = pending.answer(stream.result)
+            if pieces.is_empty:
                 yield self.result.text
         finally:
             await stream.aclose()
@@ -344,12 +329,12 @@ class AsyncAnswerStream(AsyncIterator[str]):
         await self._pieces.aclose()
 
 
-class _Checked:
-    """Pieces of an answer, without white space around it and without numbers that no source has."""
+class _CleanPieces:
+    """Pieces of an answer without surrounding white space, and without citations of sources that do not exist."""
 
-    def __init__(self, written: Written) -> None:
-        self.said = False
-        self._citations = Citations(len(written.prompt.sources) if written.cites else 0)
+    def __init__(self, pending: PendingAnswer) -> None:
+        self.is_empty = True
+        self._citations = pending.citations()
         self._space = ""
 
     def put(self, piece: str) -> str:
@@ -359,16 +344,16 @@ class _Checked:
         return self._stripped(self._citations.end())
 
     def _stripped(self, text: str) -> str:
-        """Hold white space back until something follows it."""
-        text = self._space + text if self.said else (self._space + text).lstrip()
-        kept = text.rstrip()
-        self._space = text[len(kept) :]
-        self.said = self.said or bool(kept)
-        return kept
+        """Delay white space until text follows it."""
+        text = (self._space + text).lstrip() if self.is_empty else self._space + text
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        self.is_empty = self.is_empty and not stripped
+        return stripped
 
 
-class Asking(ABC):
-    """What answers questions out of documents, at once or piece by piece."""
+class QuestionAnswering(ABC):
+    """What answers questions from documents, at once or piece by piece."""
 
     @property
     @abstractmethod
@@ -377,29 +362,29 @@ class Asking(ABC):
 
     @property
     @abstractmethod
-    def chunking(self) -> "Chunking":
-        """How documents are cut, and what they are written in."""
+    def chunking(self) -> Chunking:
+        """How documents are split, and their language."""
 
     @abstractmethod
-    def _prepared(self, asked: Asked) -> Answer | Written:
-        """Return the answer, or what a model is to write it from."""
+    def _prepare(self, question: Question) -> Answer | PendingAnswer:
+        """Return the answer, or what a model generates it from."""
 
     @takes_aliases
     def ask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
-        """Answer a question from the chunks that fit it best.
+        """Answer a question from the chunks that match it best.
 
         Args:
-            question: what is asked.
-            k: how many chunks are read at most; fewer where the model's context has no room for them.
+            question: the question.
+            k: maximum number of chunks; fewer where the model's context has no room for them.
             options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens``,
                 ``sampling`` and ``approximate_cache``; see ``AskKeywords``. ``top_k`` is another name for ``k``.
 
         Returns:
             The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
-            False. Numbers that a model cited and no source has are taken out of the text, and stand in ``dropped``.
+            False. Citations of sources that do not exist are removed from the text, and listed in ``dropped``.
 
         Raises:
-            TextError: the question is empty, no text, or too long for the model.
+            TextError: the question is empty, not a string, or too long for the model.
             ConfigError: an unknown method, a filter that cannot be used, an impossible number.
             DataError: there is no index yet.
 
@@ -425,12 +410,12 @@ class Asking(ABC):
         >>> "".join(stream) == stream.result.text
         True
         """
-        asked = Asked.of(question, k, options)
-        return AnswerStream(lambda: self._prepared(asked))
+        asked = Question.of(question, k, options)
+        return AnswerStream(lambda: self._prepare(asked))
 
     @takes_aliases
     async def aask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
-        """Answer a question as ``ask`` does, while the event loop goes on; cancelling it stops the model."""
+        """Answer a question as ``ask`` does, without blocking the event loop; canceling it stops the model."""
         stream = self.astream(question, k, **options)
         try:
             async for _ in stream:
@@ -442,78 +427,67 @@ class Asking(ABC):
 
     @takes_aliases
     def astream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> AsyncAnswerStream:
-        """Answer a question as ``stream`` does, for ``async for``; to cancel the task stops the model."""
-        asked = Asked.of(question, k, options)
-        return AsyncAnswerStream(lambda: self._prepared(asked))
+        """Answer a question as ``stream`` does, for ``async for``; canceling the task stops the model."""
+        asked = Question.of(question, k, options)
+        return AsyncAnswerStream(lambda: self._prepare(asked))
 
 
-def sources_of(hits: Sequence[Any]) -> list[Source]:
+def sources_of(hits: Sequence[Hit]) -> list[Source]:
     """Return hits as numbered sources."""
     return [
-        Source(number, one.source, one.start, one.end, one.text, one.title, one.heading)
-        for number, one in enumerate(hits, start=1)
+        Source(number, hit.source, hit.start, hit.end, hit.text, hit.title, hit.heading)
+        for number, hit in enumerate(hits, start=1)
     ]
 
 
-def method_of(asked: Asked, lm: "LanguageModel") -> Method:
-    """Return how a question is answered: as it says, else as the model was trained to."""
-    if asked.method is not None:
-        return asked.method
-    return GENERATE if lm.tokenizer.chat_template else EXTRACTIVE
-
-
-NOTHING = "Nothing in the index is about this question."
+# Extractive answers
 
 COVERAGE = 0.34
-"""Fraction of a question's words that one chunk must have for anything to be relevant: more than a third.
+"""Minimum fraction of a question's words in a single chunk for any hit to be relevant: more than a third.
 
 Chosen on Medline, Cranfield and CISI, each asked its own queries and those of the other two, by the first 8 chunks that
-words find: 77% of its own pass and 14% of the others'. At 0.3 these are 83% and 23%, at 0.5 55% and 5%.
+BM25 finds: 77% of its own queries pass and 14% of the others'. At 0.3 these are 83% and 23%, at 0.5 55% and 5%.
 """
 
-
-# Chunk and sentence score 1 at most, each: what is no sentence is quoted where there is nothing else.
-_NO_SENTENCE, _NO_END = 2.0, 0.5
-# A sentence ends so, perhaps in quotation marks or brackets.
-_ENDED = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
-# What begins so is the rest of a sentence that was divided at a sign that ends none, in a span of code for instance.
-_REST = re.compile(r"(?:\.\s|[!?,;:)\]}\u201d\u00bb])")
-# What only programs begin with: fences, prompts, keywords; and what only their lines have that end as no sentence does.
-_CODE_BEGINS = re.compile(r"(?:```|~~~|>>>|\.\.\. |\$ |import |from [\w.]+ import |def |class |return |@\w)")
-_CODE_HOLDS = re.compile(r"\w\(.*\)|[{};]\s*\Z|\w\s*[-+*/]?=\s*\S|</?\w[^>]*>|\w::\w|->")
+# Chunk and sentence score at most 1 each, so text that is not a sentence is quoted only where there is nothing else.
+_NOT_A_SENTENCE, _NO_END = 2.0, 0.5
+# The end of a sentence, perhaps in quotation marks or brackets.
+_SENTENCE_END = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
+# The rest of a sentence that was split at a sign that does not end it, for example in a span of code.
+_SENTENCE_REST = re.compile(r"(?:\.\s|[!?,;:)\]}\u201d\u00bb])")
+# Code by its beginning (fences, prompts, keywords), and by its contents where it does not end as a sentence does.
+_CODE_START = re.compile(r"(?:```|~~~|>>>|\.\.\. |\$ |import |from [\w.]+ import |def |class |return |@\w)")
+_CODE = re.compile(r"\w\(.*\)|[{};]\s*\Z|\w\s*[-+*/]?=\s*\S|</?\w[^>]*>|\w::\w|->")
 
 
 def coverage(question: str, hits: Sequence[Hit], language: str) -> float:
-    """Return which fraction of a question's words one of the hits has at most; 0 for no hits.
+    """Return the largest fraction of a question's words that a single hit contains; 0 for no hits.
 
-    Words are compared as a search compares them. A question of stop words alone is covered by any hit.
+    Words are compared as in a keyword search. A question of stop words only is covered by any hit.
 
     >>> hit = Hit("a", 0, 30, "The railways opened in 1825.", 1.0, 1)
     >>> coverage("When was the first railway opened?", [hit], "en")
     0.6666666666666666
     """
     analyzer = Analyzer(language)
-    asked = analyzer.content(question)
-    if not hits or not asked:
+    words = analyzer.content(question)
+    if not hits or not words:
         return float(bool(hits))
-    return max(len(asked.intersection(analyzer.document(_whole_text(one)))) for one in hits) / len(asked)
-
-
-def _whole_text(hit: Hit) -> str:
-    return f"{hit.title}\n{hit.heading}\n{hit.text}"
+    texts = (f"{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits)
+    return max(len(words.intersection(analyzer.document(text))) for text in texts) / len(words)
 
 
 def is_relevant(question: str, hits: Sequence[Hit], language: str) -> bool:
-    """Whether anything that was found is about a question at all.
+    """Whether any hit is about a question at all.
 
-    Scores of a search compare hits of one query, and say nothing of that. So it is judged by the question's words: one
-    chunk must have more than a third of those that are no stop words.
+    Search scores compare the hits of one query, so they cannot tell. The question's words can: a single chunk must have
+    more than a third of them, stop words excluded.
     """
     return coverage(question, hits, language) >= COVERAGE
 
 
 def no_answer(question: str, method: str) -> Answer:
-    """Return the answer to a question that nothing that was found is about."""
+    """Return the answer to a question for which nothing relevant was found."""
     return Answer(question, NOTHING, found=False, sources=[], cited=[], method=method)
 
 
@@ -524,17 +498,11 @@ def extractive_answer(
     about: IndexMetadata,
     weight: float,
 ) -> Answer:
-    """Return the sentence of the hits that fits the question best, as it stands there.
+    """Return the sentence of the hits, best first and at least one, that matches the question best, unchanged.
 
-    Sentences are ranked as chunks are, by words and vectors, and the chunk's own score counts as much as the
-    sentence's. Headings, code and lines that do not end as a sentence does stand behind them.
-
-    Args:
-        question: what is asked.
-        hits: what a search found for it, best first; at least one.
-        encode: turns texts into vectors of length 1; the question's first.
-        about: what the index says about itself.
-        weight: what the vectors count.
+    Sentences are ranked as chunks are, by BM25 and vectors, and the chunk's score counts as much as the sentence's.
+    Headings, code and lines without the end of a sentence rank after sentences. ``encode`` takes the question and then
+    sentences, and returns vectors of length 1; ``weight`` is that of the vectors.
     """
     sources = sources_of(hits)
     sentences = [
@@ -545,36 +513,32 @@ def extractive_answer(
     vectors_ND = encode([question, *(text for _, text in sentences)])
     store = MemoryStore()
     store.create(about)
-    chunks = [_chunk(place, text) for place, (_, text) in enumerate(sentences)]
-    store.replace([one.source for one in chunks], chunks, vectors_ND[1:])
-    words = {int(one.source): score for one, score in store.words(KeywordQuery.of(question), len(chunks))}
-    vectors = {int(one.source): score for one, score in store.vectors(vectors_ND[0], len(chunks))}
+    chunks = [Chunk(str(index), 0, len(text), text, 0, 0, "", "", "", "") for index, (_, text) in enumerate(sentences)]
+    store.replace([chunk.source for chunk in chunks], chunks, vectors_ND[1:])
+    words = {int(chunk.source): score for chunk, score in store.words(KeywordQuery.of(question), len(chunks))}
+    vectors = {int(chunk.source): score for chunk, score in store.vectors(vectors_ND[0], len(chunks))}
     scores = convex(words, vectors, weight)
-    lesser = [_handicap(text, hits[number - 1]) for number, text in sentences]
-    best = max(scores, key=lambda place: scores[place] + hits[sentences[place][0] - 1].score - lesser[place])
+    penalties = [_penalty(text, hits[number - 1]) for number, text in sentences]
+    best = max(scores, key=lambda index: scores[index] + hits[sentences[index][0] - 1].score - penalties[index])
     number, text = sentences[best]
     return Answer(question, " ".join(text.split()), found=True, sources=sources, cited=[number], method=EXTRACTIVE)
 
 
-def _handicap(text: str, hit: Hit) -> float:
-    """Return what is taken off the score of something that may be no sentence.
+def _penalty(text: str, hit: Hit) -> float:
+    """Return what is subtracted from the score of a text that may not be a sentence.
 
-    A heading often has all words of a question and answers none; a line of a list may still be the answer.
+    A heading often has all words of a question and does not answer it; a line of a list may be the answer.
 
     >>> hit = Hit("a", 0, 30, "...", 1.0, 1, heading="Opening hours")
-    >>> [_handicap(one, hit) for one in ("It opens at 9.", "- open: 9 to 5", "## Hours", "Opening hours", "x = f(9)")]
+    >>> [_penalty(one, hit) for one in ("It opens at 9.", "- open: 9 to 5", "## Hours", "Opening hours", "x = f(9)")]
     [0.0, 0.5, 2.0, 2.0, 2.0]
-    >>> _handicap("? ` gets a full stop.", hit)
+    >>> _penalty("? ` gets a full stop.", hit)
     2.0
     """
     line = text.strip()
-    named = {one.strip().casefold() for one in (hit.title, *hit.heading.split(PATH_SIGN))}
-    if line.startswith("#") or line.casefold() in named or _CODE_BEGINS.match(line) or _REST.match(line):
-        return _NO_SENTENCE
-    if _ENDED.search(line):
+    headings = {heading.strip().casefold() for heading in (hit.title, *hit.heading.split(PATH_SIGN))}
+    if line.startswith("#") or line.casefold() in headings or _CODE_START.match(line) or _SENTENCE_REST.match(line):
+        return _NOT_A_SENTENCE
+    if _SENTENCE_END.search(line):
         return 0.0
-    return _NO_SENTENCE if _CODE_HOLDS.search(line) else _NO_END
-
-
-def _chunk(place: int, text: str) -> Chunk:
-    return Chunk(str(place), 0, len(text), text, 0, 0, "", "", "", "")
+    return _NOT_A_SENTENCE if _CODE.search(line) else _NO_END
