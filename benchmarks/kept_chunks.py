@@ -19,7 +19,7 @@ import harness
 from gerund import Session
 from gerund.attention.cache_names import CACHE
 from gerund.data.corpus import read_documents
-from gerund.inference.generate.session import load_session_state, save_session_state
+from gerund.inference.generate.session import load_cached_text
 from inputs import random_llama, save, size_of
 from results import Column, Table
 
@@ -95,12 +95,12 @@ def seconds(options: Any) -> Table:
         begun = lm.read(begin)
         for number, chunk in enumerate(chunks):
             (folder / str(number)).mkdir()
-            save_session_state(begun.read(chunk).tail(len(begin)), folder / str(number))
+            begun.read(chunk).tail(len(begin)).save_into(folder / str(number))
 
         def kept() -> Session:
             session = begun
             for number in range(_CHUNKS):
-                session = session.with_tail(load_session_state(folder / str(number), lm), len(begin))
+                session = session.with_tail(load_cached_text(folder / str(number), lm), len(begin))
             return session.read(question)
 
         whole = [*(one for chunk in chunks for one in chunk), *question]

@@ -124,13 +124,13 @@ def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeyp
     lm = gerund.load(bundled.spec, dtype="float32")
     prompt, settings = "the old man and the sea of the night " * 30, GenerationConfig.of(6, None, {"logprobs": 0})
     endless = GenerationConfig.of(40, None, {"regex": "[a-e]{90,}"})
-    own, read = Slots.read, []
+    own, read = Slots.prefill, []
 
     def note(slots, ids, known=0):
         read.append((known, len(ids)))
         return own(slots, ids, known)
 
-    monkeypatch.setattr(Slots, "read", note)
+    monkeypatch.setattr(Slots, "prefill", note)
     found = []
     for others in (0, 1):
         with Engine(lm, EngineConfig(slots=2, read_tokens=64, prefix_tokens=0)) as engine:
@@ -154,7 +154,7 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
     settings = GenerationConfig.of(5, None, {"logprobs": 0})
     prompts = [f"{'the old man and the sea of the night ' * count}and {count}" for count in (2, 5, 3, 8, 4, 2)]
     prompts.insert(3, "in")  # too short: few rows are computed another way
-    own, together = Slots.read_together, []
+    own, together = Slots.prefill_together, []
 
     def note(slots, given, known):
         together.append([len(ids) for ids in given])
@@ -163,7 +163,7 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
     with Engine(lm, EngineConfig(slots=7, prefix_tokens=0)) as engine:
         if engine.state().promise == "none":
             pytest.skip(engine.state().why)
-        monkeypatch.setattr(Slots, "read_together", note)
+        monkeypatch.setattr(Slots, "prefill_together", note)
         by_themselves = [rows_of(engine.submit_generate(prompt, settings).result(60)) for prompt in prompts]
         one_by_one = [lengths for [lengths] in together]
         del together[:]
@@ -179,7 +179,7 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
 def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(bundled, monkeypatch) -> None:
     lm = gerund.load(bundled.spec, dtype="float32")
     settings, prompt = GenerationConfig.of(3, None, {}), "the old man and the sea of the night " * 3
-    own, failed = Slots.read_together, []
+    own, failed = Slots.prefill_together, []
 
     def fail_once(slots, given, known):
         if len(given) > 1 and not failed:
@@ -190,7 +190,7 @@ def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(b
     with Engine(lm, EngineConfig(slots=4, prefix_tokens=0)) as engine:
         if engine.state().promise == "none":
             pytest.skip(engine.state().why)
-        monkeypatch.setattr(Slots, "read_together", fail_once)
+        monkeypatch.setattr(Slots, "prefill_together", fail_once)
         with held(engine):
             futures = [engine.submit_generate(prompt, settings) for _ in range(2)]
         for future in futures:

@@ -115,9 +115,9 @@ def test_searched_texts_are_those_of_texts_alone(lm) -> None:
 def test_texts_of_one_side_alone_are_written_in_slots(lm, longest, monkeypatch) -> None:
     monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 1)
     rooms = []
-    plain = batch_decoder._write
+    plain = batch_decoder._decode
     monkeypatch.setattr(
-        batch_decoder, "_write", lambda writers, *rest: (rooms.append(writers.slots.room), plain(writers, *rest))
+        batch_decoder, "_decode", lambda decoder, *rest: (rooms.append(decoder.slots.room), plain(decoder, *rest))
     )
     prompts = ["a" * 19, "q" * 10, "s" * 7, "zebu"]
     settings = GenerationConfig.of(longest, None, {})

@@ -57,7 +57,7 @@ def test_a_schema_that_is_defined_by_itself_alone(live: Running, schema: dict[st
     pytest.importorskip("llguidance")
     found = live.post("/v1/completions", prompt="the", max_tokens=40, guided_json=schema)
     assert found.status_code == 400, found.text
-    assert "defined by itself alone" in found.json()["error"]["message"]
+    assert "defined only by itself" in found.json()["error"]["message"]
     assert found.json()["error"]["param"] == "guided_json"
 
 

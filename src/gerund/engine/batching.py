@@ -26,9 +26,8 @@ from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import Emit, Piece, SequenceState
 from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
-from gerund.inference.tokens import Tokens, context_length
+from gerund.inference.tokens import Tokens
 from gerund.language_model import LanguageModel
-from gerund.models.architectures import is_encoder_decoder
 
 # Seconds per step, after which the work in the second thread is interrupted between two layers.
 _PATIENCE = 0.02
@@ -173,12 +172,11 @@ class Request:
     def of(cls, lm: LanguageModel, prompt: Prompt, settings: GenerationConfig, on_text: Emit | None) -> "Request":
         """Validate a request without running the model."""
         ids = prompt_ids(lm.model, lm.tokenizer, prompt)
-        writing = generation.request_settings(lm.model, lm.tokenizer, settings)
-        limit = None if is_encoder_decoder(lm.model) else context_length(lm.model.config, lm.tokenizer)
-        room = generation.room_after(len(ids), settings.max_new_tokens, limit)
+        resolved = generation.request_settings(lm.model, lm.tokenizer, settings)
         [seed] = request_seeds(settings.sampling, 1)
         callback = None if on_text is None else _contained(on_text)
-        return cls(ids, settings, generation.new_sequences(lm.model, writing, ids, room, seed, emit=callback), room)
+        rows = generation.new_sequences(lm.model, resolved, ids, seed, emit=callback)
+        return cls(ids, settings, rows, rows[0].room)
 
     @property
     def tokens(self) -> int:
@@ -243,7 +241,7 @@ class GenerationQueue:
     @property
     def live(self) -> int:
         """The number of sequences that are being decoded."""
-        in_slots = 0 if self._writers is None else len(self._writers.rows)
+        in_slots = 0 if self._writers is None else len(self._writers.sequences)
         return in_slots + sum(len(job.request.rows) for job, _ in self._loops)
 
     @property
@@ -273,8 +271,8 @@ class GenerationQueue:
     def step(self) -> None:
         """Decode one token of every sequence."""
         self._drop_ended()
-        if self._writers is not None and self._writers.rows:
-            rows = list(self._writers.rows)
+        if self._writers is not None and self._writers.sequences:
+            rows = list(self._writers.sequences)
             try:
                 done = self._writers.step(self._fail)
             except Exception as error:
@@ -295,7 +293,7 @@ class GenerationQueue:
     def _drop_ended(self) -> None:
         """Free the slots of requests that are over."""
         if self._writers is not None:
-            for row in list(self._writers.rows):
+            for row in list(self._writers.sequences):
                 if self._job_of[id(row)].is_over:
                     self._writers.drop(row)
                     del self._job_of[id(row)]
@@ -307,7 +305,7 @@ class GenerationQueue:
     def _forget(self, rows: Sequence[SequenceState]) -> None:
         """Forget the sequences that failed and have left their slots."""
         assert self._writers is not None
-        live = {id(row) for row in self._writers.rows}
+        live = {id(row) for row in self._writers.sequences}
         for row in rows:
             if id(row) not in live:
                 self._job_of.pop(id(row), None)
@@ -341,7 +339,7 @@ class GenerationQueue:
     def _prefill(self, writers: BatchDecoder, budget: int) -> int:
         """Read the next prompt, and others with it; return the number of tokens."""
         self._waiting = deque(job for job in self._waiting if not job.is_over)
-        count = writers.together((len(job.request.ids) for job in self._waiting), budget)
+        count = writers.prefill_count((len(job.request.ids) for job in self._waiting), budget)
         jobs = [self._waiting.popleft() for _ in range(count)]
         if not jobs:
             return 0
@@ -350,7 +348,7 @@ class GenerationQueue:
         self._prefills.extend(_Prefill(job, reader) for reader, job in enumerate(jobs))
         spent = 0
         try:
-            results = writers.read([job.request.ids for job in jobs])
+            results = writers.prefill([job.request.ids for job in jobs])
             for prefill, (logits_V, reused) in zip(self._prefills, results, strict=True):
                 prefill.logits_V = logits_V
                 tokens = len(prefill.job.request.ids) - reused
@@ -375,7 +373,7 @@ class GenerationQueue:
                 row = job.todo.popleft()
                 self._job_of[id(row)] = job
                 try:
-                    writers.begin(row, len(job.request.ids), prefill.logits_V, self._fail, reader=prefill.reader)
+                    writers.begin(row, prefill.logits_V, self._fail, reader=prefill.reader)
                 except Exception as error:
                     job.fail(error)
                 self._count("tokens_written", 1)
@@ -393,8 +391,7 @@ class GenerationQueue:
         request, lm = job.request, self._lm
 
         def work(cancelled: CancelFlag) -> None:
-            prompts = [(request.ids, request.room)] * len(request.rows)
-            generation.decode_in_batches(lm.model, lm.tokenizer, prompts, request.rows, cancelled=cancelled)
+            generation.decode_in_batches(lm.model, lm.tokenizer, request.rows, cancelled=cancelled)
 
         self._loops.append((job, Stepwise(work)))
 
@@ -417,7 +414,7 @@ class GenerationQueue:
         for queue in (self._loops, self._waiting, self._waiting_for_loop, self._prefills):
             queue.clear()
         if self._writers is not None:
-            for row in list(self._writers.rows):
+            for row in list(self._writers.sequences):
                 self._writers.drop(row)
         self._job_of.clear()
 

@@ -17,14 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.checks import check_unicode, is_listing
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
 from gerund.inference.generate.prompts import Message, Prompt, is_message, prompt_ids
-from gerund.inference.generate.session import cache_key, load_session_state, save_session_state
+from gerund.inference.generate.session import CachedText, cache_key, load_cached_text
 from gerund.inference.tokens import context_length
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import PendingAnswer, Question
 from gerund.types import Source
 
 if TYPE_CHECKING:
-    from gerund.inference.generate.session import Kept, Session
+    from gerund.inference.generate.session import Session
     from gerund.language_model import LanguageModel
 
 
@@ -274,14 +274,14 @@ class ChunkCache:
             session = session.with_tail(self._chunk_state(ids), start)
         return session
 
-    def _chunk_state(self, ids: list[int]) -> "Kept":
+    def _chunk_state(self, ids: list[int]) -> CachedText:
         """Return a chunk's keys and values after the instructions."""
         before = self.instructions
         key = cache_key(self.lm, before.token_ids, ids)
-        state = cached(self.cache, key, ids, lambda folder: load_session_state(folder, self.lm))
+        state = cached(self.cache, key, ids, lambda folder: load_cached_text(folder, self.lm))
         if state is None:
             state = before.read(ids).tail(len(before.token_ids))
-            save_cached(self.cache, key, state, save_session_state, "a chunk")
+            save_cached(self.cache, key, state, CachedText.save_into, "a chunk")
         return state
 
 

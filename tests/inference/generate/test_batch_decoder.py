@@ -29,7 +29,7 @@ def _anything_is_worthwhile(monkeypatch):
 def steps(monkeypatch):
     """How many rows each step of slots had, without the check's."""
     seen: list[int] = []
-    plain, write = Slots.step, batch_decoder._write
+    plain, write = Slots.step, batch_decoder._decode
 
     def noted(self, tokens):
         seen.append(len(tokens))
@@ -40,7 +40,7 @@ def steps(monkeypatch):
             noting.setattr(Slots, "step", noted)
             write(*args)
 
-    monkeypatch.setattr(batch_decoder, "_write", writing)
+    monkeypatch.setattr(batch_decoder, "_decode", writing)
     return seen
 
 

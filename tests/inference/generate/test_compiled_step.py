@@ -26,7 +26,7 @@ def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
     assert found.promise == ("same text under any load" if steady else "none")
     assert slots.live == 0
     prompt = tokenizer("the cat")["input_ids"]
-    slots.read(prompt)
+    slots.prefill(prompt)
     slots.join(len(prompt))
     assert slots.step([5]).shape == (1, 300)
 
@@ -41,13 +41,13 @@ def test_a_step_in_parts_writes_what_all_rows_at_once_do(
     plain, parts = Slots(model, 9, 40), Slots(model, 9, 40, compiled=(2, 4))
     for slots in (plain, parts):
         for row in range(live):
-            slots.read([5 + row] * (3 + row))
+            slots.prefill([5 + row] * (3 + row))
             slots.join(3 + row)
     whole = Slots._one_pass
     monkeypatch.setattr(
         Slots, "_one_pass", lambda self, ids_B1, *more: passed.append(len(ids_B1)) or whole(self, ids_B1, *more)
     )
-    parts._compiled = parts._one_pass
+    parts._compiled_pass = parts._one_pass
     for token in (7, 8, 9):
         passed.clear()
         torch.testing.assert_close(parts.step([token] * live), plain.step([token] * live), atol=2e-4, rtol=1e-3)
@@ -69,7 +69,7 @@ def test_code_is_compiled_once_for_all_lengths_and_numbers_of_rows_and_writes_wh
             for slots in (plain, quick):
                 slots.lengths = []
                 for row in range(live):
-                    slots.read([5 + row] * length)
+                    slots.prefill([5 + row] * length)
                     slots.join(length)
                 found.append(slots.step(list(range(5, 5 + live))))
             torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
@@ -85,7 +85,7 @@ def test_a_compiled_step_follows_weights_that_are_changed_in_place() -> None:
             found = []
             for slots in made:
                 slots.lengths = []
-                slots.read([5, 6, 7])
+                slots.prefill([5, 6, 7])
                 slots.join(3)
                 found.append(slots.step([8]))
             torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
@@ -106,7 +106,7 @@ def test_a_compiled_step_in_half_precision_attends_in_either_way(
         found = []
         for slots in (plain, quick):
             for row in range(3):
-                slots.read([5 + row] * (8 + row))
+                slots.prefill([5 + row] * (8 + row))
                 slots.join(8 + row)
             found.append(slots.step([5, 6, 7]))
     torch.testing.assert_close(*found, atol=6e-2, rtol=2e-2)
@@ -123,7 +123,7 @@ def test_compiled_steps_of_one_model_with_other_room_do_not_share_code() -> None
                 for slots in pair:
                     slots.lengths = []
                     for row in range(live):
-                        slots.read([5 + row] * (8 + row))
+                        slots.prefill([5 + row] * (8 + row))
                         slots.join(8 + row)
                     found.append(slots.step(list(range(5, 5 + live))))
                 torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)
@@ -141,7 +141,7 @@ def test_steps_that_look_at_no_weights_before_they_run_are_not_shared_by_models(
         found = []
         with compiled_step.quiet_compiler():
             for slots in (Slots(model, 2, 64), Slots(model, 2, 64, compiled=(2, 2))):
-                slots.read([5, 6, 7])
+                slots.prefill([5, 6, 7])
                 slots.join(3)
                 found.append(slots.step([8]))
         torch.testing.assert_close(*found, atol=2e-4, rtol=1e-3)

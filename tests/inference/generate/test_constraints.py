@@ -188,7 +188,7 @@ def test_limits_and_a_form_hold_together(lm: LanguageModel) -> None:
     token = lm.tokenizer("c", add_special_tokens=False).input_ids[0]
     [cut] = lm.generate("x", 30, regex="abcd", stop_token_ids=[token])
     assert (cut.text, cut.stop) == ("ab", token)
-    with pytest.raises(ConfigError, match="bad_words and the form of the text leave no token"):
+    with pytest.raises(ConfigError, match="No token can come next under `bad_words` and"):
         lm.generate("x", 30, choice=["ab"], bad_words=["b"])
 
 
@@ -200,16 +200,16 @@ def test_limits_and_a_form_hold_together(lm: LanguageModel) -> None:
         ({"min_tokens": 1.5}, "min_tokens is a whole number"),
         ({"stop_token_ids": [5, -1]}, "stop_token_ids has the token id -1"),
         ({"stop_token_ids": 5}, "stop_token_ids is a list of token ids"),
-        ({"stop_token_ids": [10**9]}, "stop_token_ids names the token 1000000000"),
+        ({"stop_token_ids": [10**9]}, "`stop_token_ids` has the token 1000000000"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"allowed_token_ids": ["a"]}, "a token id of allowed_token_ids is a whole number"),
-        ({"allowed_token_ids": [10**9]}, "allowed_token_ids names the token 1000000000"),
+        ({"allowed_token_ids": [10**9]}, "`allowed_token_ids` has the token 1000000000"),
         ({"bad_words": ["a", ""]}, "bad_words has an empty string"),
         ({"bad_words": [5]}, "bad_words is a text or a list of texts"),
         ({"ignore_eos": "yes"}, "ignore_eos is True or False"),
         ({"ignore_eos": True, "choice": ["a"]}, "ignore_eos contradicts choice"),
-        ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids and min_tokens leave no token"),
-        ({"allowed_token_ids": [70], "bad_words": ["d"]}, "allowed_token_ids and bad_words leave no token"),
+        ({"allowed_token_ids": [2], "min_tokens": 1}, "under `allowed_token_ids` and `min_tokens`"),
+        ({"allowed_token_ids": [70], "bad_words": ["d"]}, "under `allowed_token_ids` and `bad_words`"),
     ],
 )
 def test_impossible_limits(lm: LanguageModel, given: dict[str, Any], said: str) -> None:

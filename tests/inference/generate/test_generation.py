@@ -213,7 +213,7 @@ def test_bad_input():
     lm = build()
     with pytest.raises(ConfigError, match="writes nothing"):
         lm.generate("x", 0)
-    for size, words in ((0, "batch_size=0 leaves no room for a prompt"), (2.5, "batch_size is a whole number")):
+    for size, words in ((0, "`batch_size` must be at least 1, got 0"), (2.5, "batch_size is a whole number")):
         with pytest.raises(ConfigError, match=words):
             lm.generate("x", batch_size=size)
     with pytest.raises(TextError, match="text 0 is not a string"):

@@ -216,9 +216,9 @@ class TestForms:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"regex": "("}, "regex cannot be followed"),
+            ({"regex": "("}, "`regex` is invalid"),
             ({"regex": ""}, "regex is a regular expression"),
-            ({"schema": {"type": "nonsense"}}, "schema cannot be followed"),
+            ({"schema": {"type": "nonsense"}}, "`schema` is invalid"),
             ({"schema": "{"}, "schema is not valid JSON"),
             ({"schema": [1]}, "schema is a JSON schema"),
             ({"choice": []}, "choice is a list of texts"),
@@ -295,7 +295,7 @@ def test_impossible_options(lm, options, words):
 
 
 def test_a_bias_for_a_token_that_is_not_there(lm):
-    with pytest.raises(ConfigError, match="logit_bias names the token 999999"):
+    with pytest.raises(ConfigError, match="`logit_bias` has the token 999999"):
         lm.generate("a", 2, Sampling(logit_bias={999999: 1}))
 
 

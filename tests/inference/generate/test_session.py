@@ -171,9 +171,9 @@ def test_the_context_ends_the_text():
 def test_texts_that_cannot_be_kept():
     lm = build(append_eos=True, max_length=20)
     for text, says in [
-        ("", "the text is empty, so there is nothing to encode"),
-        (" \n", "the text is empty"),
-        ("x" * 19, "the text has 21 tokens and there is room for 20; shorten it"),
+        ("", "The text is empty"),
+        (" \n", "The text is empty"),
+        ("x" * 19, "The text has 21 tokens; the limit is 20. Shorten it"),
         ("a\udcff", "the text is not valid Unicode"),
         (3, "text 0 is not a string but int"),
     ]:
@@ -187,17 +187,17 @@ def test_texts_that_cannot_be_kept():
 @pytest.mark.parametrize("plan", [name for name in gerund.PLAN_NAMES if name not in ("causal", "hybrid", "echo")])
 def test_plans_that_are_not_causal(plan):
     lm = build("llama", attention=AttentionPlan(plan))
-    with pytest.raises(ConfigError, match=r"the plan '.*' is not causal alone, .* the plan 'causal' and no skips"):
+    with pytest.raises(ConfigError, match=r"The plan '.*' is not causal, .* attention='causal' and no skips"):
         lm.encode_and_keep(TEXT)
     skipping = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal", skips=3)))
-    with pytest.raises(ConfigError, match="the plan 'causal skips=3' is not causal alone"):
+    with pytest.raises(ConfigError, match="The plan 'causal skips=3' is not causal"):
         skipping.encode_and_keep(TEXT)
     again = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal")))
     assert [again.encode_and_keep(TEXT)[1].generate(3)] == lm.generate([TEXT], 3)
 
 
 def test_echo():
-    with pytest.raises(ConfigError, match="the plan 'echo' reads the text twice; load the model"):
+    with pytest.raises(ConfigError, match="The plan 'echo' reads the text twice"):
         build(attention=AttentionPlan("echo")).encode_and_keep(TEXT)
 
 
@@ -232,7 +232,7 @@ def test_what_is_read_on_stands_in_the_text_with_its_first_space(stories_folder)
 def test_only_token_ids_are_read_on(given):
     lm = build()
     _, session = lm.encode_and_keep(TEXT)
-    with pytest.raises(TextError, match="read takes token ids"):
+    with pytest.raises(TextError, match="`read` takes token ids"):
         session.read(given)
 
 
@@ -289,14 +289,14 @@ def test_read_takes_what_generate_takes_and_streams_say_the_same(lm):
         session.read([300])
     with pytest.raises(TextError, match="context ends at 64"):
         session.read([5] * 64)
-    with pytest.raises(ConfigError, match="n=2"):
+    with pytest.raises(ConfigError, match="`n` must be 1, got 2"):
         session.stream(6, Sampling(temperature=1.0), n=2)
 
 
 def test_another_model_is_refused(lm, kept):
     other = seeded(seed=1)
     other.model.get_input_embeddings().weight.data[0, 0] += 1
-    with pytest.raises(FingerprintError, match="written by another model"):
+    with pytest.raises(FingerprintError, match="saved by another model"):
         Session.load(kept, other)
     with pytest.raises(FingerprintError, match="bfloat16"):
         Session.load(kept, LanguageModel(tiny("llama", vocab_size=300).bfloat16(), byte_tokenizer(), EncoderConfig()))
@@ -337,20 +337,20 @@ def flip(place):
 def test_what_is_damaged_is_an_error_and_never_wrong(lm, kept, name, change):
     Session.load(kept, lm)
     damaged(kept, name, change)
-    with pytest.raises(DataError, match="read the text anew"):
+    with pytest.raises(DataError, match="Read the text again"):
         Session.load(kept, lm)
 
 
 def test_what_is_no_session(lm, kept, tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(DataError, match="holds no session"):
+        with pytest.raises(DataError, match="contains no session"):
             Session.load(folder, lm)
     (kept / TENSORS).unlink()
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="Could not read"):
         Session.load(kept, lm)
     said = json.loads((kept / SETTINGS).read_text())
     (kept / SETTINGS).write_text(json.dumps({**said, "format": 99}))
-    with pytest.raises(DataError, match="is no session of this version"):
+    with pytest.raises(DataError, match="is not a session of this version"):
         Session.load(kept, lm)
     with pytest.raises(OutputExistsError):
         lm.read("a").save(kept)
@@ -365,7 +365,7 @@ def test_recurrent_states_are_neither_saved_nor_read_on_from(tmp_path):
     with pytest.raises(ConfigError, match="more than keys and values"):
         session.save(tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
-    with pytest.raises(ConfigError, match="neither saved nor read on from"):
+    with pytest.raises(ConfigError, match="neither saved nor extended"):
         session.read([5])
 
 

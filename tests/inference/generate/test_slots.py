@@ -47,7 +47,7 @@ def test_rows_that_join_and_leave_get_what_a_pass_over_their_text_gives(kind, al
         torch.testing.assert_close(logits_V, logits_alone(model, ids), atol=2e-4, rtol=1e-3)
 
     def join(ids: list[int]) -> None:
-        check(slots.read(ids), ids)
+        check(slots.prefill(ids), ids)
         assert slots.join(len(ids)) == len(live)
         live.append(list(ids))
 
@@ -82,8 +82,8 @@ def test_prompts_that_are_read_by_blocks_get_what_a_pass_over_them_gives(kind, e
     expected = logits_alone(model, ids)
     for start in range(0, end, BLOCK):
         if start:
-            slots.read(ids[:start])
-        torch.testing.assert_close(slots.read(ids, start), expected, atol=2e-4, rtol=1e-3)
+            slots.prefill(ids[:start])
+        torch.testing.assert_close(slots.prefill(ids, start), expected, atol=2e-4, rtol=1e-3)
 
 
 def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bundled) -> None:
@@ -95,14 +95,14 @@ def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bu
     ids = [5 + 17 * place % 8000 for place in range(max(lengths))]
     for first in lengths:
         kept = PrefixCache(room, reproducibility.LEAST_READ)
-        slots.read(ids[:first])
-        kept.keep(slots, ids[:first])
+        slots.prefill(ids[:first])
+        kept.store(slots, ids[:first])
         for second in lengths:
             other = ids[: min(first, second) - 20] + ids[::-1][: second - min(first, second) + 20]
-            fresh = slots.read(other)
-            known = kept.recall(slots, other)
+            fresh = slots.prefill(other)
+            known = kept.restore(slots, other)
             assert known >= 64
-            assert torch.equal(slots.read(other, known), fresh), f"{known} tokens of {first}, in {second}"
+            assert torch.equal(slots.prefill(other, known), fresh), f"{known} tokens of {first}, in {second}"
 
 
 def test_activations_that_compute_the_end_of_a_text_otherwise_are_found_out() -> None:
@@ -137,10 +137,10 @@ def test_what_is_promised_holds(dtype) -> None:
     logits = []
     for beside in ([], [[7, 8, 9] * 9], [[3], [4, 5] * 12, [6] * 30]):
         slots = found.slots(model, 4, 64)
-        logits_V = slots.read([5, 6, 7, 8])
+        logits_V = slots.prefill([5, 6, 7, 8])
         slots.join(4)
         for ids in beside:
-            slots.read(ids)
+            slots.prefill(ids)
             slots.join(len(ids))
         logits.append(torch.stack([logits_V, *(slots.step([20 + k] * slots.live)[0] for k in range(6))]))
     assert all(torch.equal(one, logits[0]) for one in logits)
@@ -166,7 +166,7 @@ def test_the_check_finds_out_that_slots_give_something_else(monkeypatch) -> None
 def test_a_proof_is_made_once(monkeypatch) -> None:
     model = model_of("llama")
     first = check_batching(model, byte_tokenizer(), 2, 64)
-    monkeypatch.setattr(reproducibility, "_checked", None)
+    monkeypatch.setattr(reproducibility, "_check", None)
     assert check_batching(model, byte_tokenizer(), 2, 64) is first
 
 
@@ -198,20 +198,20 @@ def test_beginnings_are_shared_by_blocks_and_the_least_useful_go() -> None:
     kept = PrefixCache(4 * BLOCK, least=4)
     first = [3 + number % 50 for number in range(3 * BLOCK + 5)]
     other = [*first[: 2 * BLOCK], *([7] * 20)]
-    whole_V = slots.read(first)
-    kept.keep(slots, first)
+    whole_V = slots.prefill(first)
+    kept.store(slots, first)
     assert len(kept) == 3 * BLOCK
-    assert kept.recall(slots, other) == 2 * BLOCK
-    torch.testing.assert_close(slots.read(other, 2 * BLOCK), logits_alone(model, other), atol=2e-4, rtol=1e-3)
-    assert kept.recall(slots, first) == 3 * BLOCK
-    torch.testing.assert_close(slots.read(first, 3 * BLOCK), whole_V, atol=2e-4, rtol=1e-3)
-    assert kept.recall(slots, first[: 3 * BLOCK]) == 2 * BLOCK, "some of a prompt is always read"
-    assert kept.recall(slots, [9, *first]) == 0
+    assert kept.restore(slots, other) == 2 * BLOCK
+    torch.testing.assert_close(slots.prefill(other, 2 * BLOCK), logits_alone(model, other), atol=2e-4, rtol=1e-3)
+    assert kept.restore(slots, first) == 3 * BLOCK
+    torch.testing.assert_close(slots.prefill(first, 3 * BLOCK), whole_V, atol=2e-4, rtol=1e-3)
+    assert kept.restore(slots, first[: 3 * BLOCK]) == 2 * BLOCK, "some of a prompt is always read"
+    assert kept.restore(slots, [9, *first]) == 0
     third = [60] * (2 * BLOCK + 1)
-    slots.read(third)
-    kept.keep(slots, third)
+    slots.prefill(third)
+    kept.store(slots, third)
     assert len(kept) == 4 * BLOCK
-    assert kept.recall(slots, [*first, 5]) == 2 * BLOCK, "the end of a beginning goes before what it stands on"
+    assert kept.restore(slots, [*first, 5]) == 2 * BLOCK, "the end of a beginning goes before what it stands on"
 
 
 # ------------------------------------------------------------------------------------------------------------- pauses
@@ -298,7 +298,7 @@ def test_a_check_leaves_no_memory_behind(monkeypatch) -> None:
 def test_room_that_no_text_fills_takes_no_memory() -> None:
     slots = Slots(model_of("llama"), 8, 16_384)
     before = resident_pages()
-    slots.read([5, 6, 7])
+    slots.prefill([5, 6, 7])
     slots.join(3)
     slots.step([4])
     assert slots.bytes > 64 * 2**20

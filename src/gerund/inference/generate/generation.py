@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from gerund.models.architectures import is_encoder_decoder
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation
 
+T = TypeVar("T")
+
 
 def generate(
     model: PreTrainedModel,
@@ -40,45 +42,41 @@ def generate(
     emit: Emit | None = None,
     cancelled: CancelFlag | None = None,
 ) -> list[Generation]:
-    """Continue each prompt."""
+    """Return ``settings.n`` continuations of each prompt, in the order of the prompts.
+
+    A continuation depends on its prompt, its seed and its number, never on its batch. Pieces go to ``emit``, in this
+    thread. Raises ``Cancelled`` within a token after ``cancelled`` was set.
+    """
     if whole_number("batch_size", batch_size) < 1:
-        raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
+        raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
-    writing = request_settings(model, tokenizer, settings)
-    limit = None if is_encoder_decoder(model) else context_length(model.config, tokenizer)
-    rows: list[SequenceState] = []
-    read: list[tuple[list[int], int]] = []
-    for own, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
-        room = room_after(len(own), settings.max_new_tokens, limit)
-        rows += new_sequences(model, writing, own, room, seed, index=len(rows), emit=emit)
-        read += [(own, room)] * settings.n
-    if not decode_continuously(model, tokenizer, read, rows, batch_size, cancelled):
-        decode_in_batches(model, tokenizer, read, rows, batch_size=batch_size, cancelled=cancelled)
-    return [row.result() for row in rows]
+    request = request_settings(model, tokenizer, settings)
+    sequences: list[SequenceState] = []
+    for prompt, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
+        sequences += new_sequences(model, request, prompt, seed, index=len(sequences), emit=emit)
+    if not decode_continuously(model, tokenizer, sequences, batch_size, cancelled):
+        decode_in_batches(model, tokenizer, sequences, batch_size=batch_size, cancelled=cancelled)
+    return [sequence.result() for sequence in sequences]
 
 
 def decode_in_batches(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    read: Sequence[tuple[list[int], int]],
-    rows: Sequence[SequenceState],
+    sequences: Sequence[SequenceState],
     *,
     batch_size: int = 16,
     cancelled: CancelFlag | None = None,
 ) -> None:
-    """Write rows to their ends through transformers' own loop, those of about the same length together."""
-    order = sorted(range(len(rows)), key=lambda number: len(read[number][0]))
+    """Generate sequences to their ends through transformers' own loop, those of similar length together."""
     limit = rotary_limit(model.config)
-    alike = [(room, rotary_side(len(ids), room, limit)) for ids, room in read]
-    for numbers in _batches(order, alike, batch_size):
-        _run(
-            *(model, tokenizer, [read[number][0] for number in numbers], [rows[number] for number in numbers]),
-            room=read[numbers[0]][1],
-            cancelled=cancelled,
-        )
+    order = sorted(sequences, key=lambda sequence: len(sequence.ids))
+    # A prompt near the end of the context, or beyond the rotary limit, would change others: it runs in another batch.
+    for _, alike in groupby(order, key=lambda own: (own.room, rotary_side(len(own.ids), own.room, limit))):
+        for batch in _chunks(list(alike), batch_size):
+            _decode(model, tokenizer, batch, cancelled)
 
 
-def continue_read(
+def continue_from_cache(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
@@ -86,107 +84,103 @@ def continue_read(
     settings: GenerationConfig,
     *,
     emit: Emit | None = None,
-    cancelled: threading.Event | None = None,
+    cancelled: CancelFlag | None = None,
 ) -> Generation:
-    """Continue one prompt that the model has read already; the result is that of ``generate``."""
-    room = room_after(len(ids), settings.max_new_tokens, context_length(model.config, tokenizer))
+    """Continue one prompt that the model has read already; the result is that of ``generate``.
+
+    ``decode`` replaces transformers' own loop (``custom_generate``), which would read the prompt again.
+    """
     [seed] = request_seeds(settings.sampling, 1)
-    [row] = new_sequences(model, request_settings(model, tokenizer, settings), ids, room, seed, emit=emit)
-    _run(model, tokenizer, [ids], [row], room=room, cancelled=cancelled, decode=decode)
-    return row.result()
+    [sequence] = new_sequences(model, request_settings(model, tokenizer, settings), ids, seed, emit=emit)
+    _decode(model, tokenizer, [sequence], cancelled, decode)
+    return sequence.result()
 
 
 def request_settings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig
 ) -> RequestSettings:
-    """Return settings, read for this model."""
+    """Resolve settings for a model."""
     head = model.get_output_embeddings()
-    # A model without a head says so when it is asked for its first token.
+    # A model without a head raises its error later, at its first token.
     size = int((head if hasattr(head, "weight") else model.get_input_embeddings()).weight.shape[0])
     return RequestSettings(Vocabulary(tokenizer, size, tuple(end_ids(model, tokenizer))), settings)
 
 
 def new_sequences(
     model: PreTrainedModel,
-    writing: RequestSettings,
+    request: RequestSettings,
     ids: list[int],
-    room: int,
     seed: int,
     *,
     index: int = 0,
     emit: Emit | None = None,
 ) -> list[SequenceState]:
-    """Return the continuations of a prompt before anything is written, as many as ``settings.n`` says."""
-    # A decoder with an encoder beside it begins with a token of its own instead of the prompt.
-    before = [] if is_encoder_decoder(model) else ids
-    generators = (torch.Generator().manual_seed(sample_seed(seed, sample)) for sample in range(writing.settings.n))
+    """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
+    # A decoder with an encoder begins with a token of its own instead of the prompt.
+    decodes_prompt = not is_encoder_decoder(model)
+    limit = context_length(model.config, request.vocabulary.tokenizer) if decodes_prompt else None
+    room = room_after(len(ids), request.settings.max_new_tokens, limit)
+    generators = (torch.Generator().manual_seed(sample_seed(seed, sample)) for sample in range(request.settings.n))
     return [
-        SequenceState(writing, before, room, generator, prompt_tokens=len(ids), index=index + sample, emit=emit)
+        SequenceState(request, ids, room, generator, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
         for sample, generator in enumerate(generators)
     ]
 
 
-def _run(
+def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:
+    """Return how many tokens may follow a prompt, given the context length."""
+    return max_new_tokens if limit is None else min(max_new_tokens, limit - tokens)
+
+
+def _chunks(items: list[T], size: int) -> Iterator[list[T]]:
+    yield from (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: list[list[int]],
-    rows: list[SequenceState],
-    *,
-    room: int,
-    cancelled: CancelFlag | None = None,
+    batch: Sequence[SequenceState],
+    cancelled: CancelFlag | None,
     decode: Callable[..., Tensor] | None = None,
 ) -> None:
-    """Write rows to their ends, all in one batch."""
-    stop = _Done(rows, cancelled or threading.Event())
+    stop = _Done(batch, cancelled or threading.Event())
     transformers_loop(
-        *(model, tokenizer, prompts, _Chooser(rows), stop),
-        room=room,
+        *(model, tokenizer, [sequence.ids for sequence in batch], _Chooser(batch), stop),
+        room=batch[0].room,
         decode=decode,
-        ignore_eos=any(row.writing.settings.ignore_eos for row in rows),
+        ignore_eos=any(sequence.request.settings.ignore_eos for sequence in batch),
     )
     if stop.cancelled.is_set():
         raise Cancelled
 
 
 class _Chooser(LogitsProcessor):
-    """Lets rows choose, and leaves of the scores what they chose."""
+    """Let sequences choose their tokens, and leave only those possible."""
 
-    def __init__(self, rows: Sequence[SequenceState]) -> None:
-        self.rows = rows
+    def __init__(self, batch: Sequence[SequenceState]) -> None:
+        self.batch = batch
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         del input_ids
-        going = [place for place, row in enumerate(self.rows) if not row.is_done]
-        chosen_B1 = torch.zeros((len(self.rows), 1), dtype=torch.long, device=scores.device)
-        if going:
-            own_BV = scores if len(going) == len(self.rows) else scores[going]
-            tokens = advance([self.rows[place] for place in going], own_BV)
-            chosen_B1[going, 0] = torch.tensor(tokens, device=scores.device)
+        live = [row for row, sequence in enumerate(self.batch) if not sequence.is_done]
+        chosen_B1 = torch.zeros((len(self.batch), 1), dtype=torch.long, device=scores.device)
+        if live:
+            live_BV = scores if len(live) == len(self.batch) else scores[live]
+            tokens = advance([self.batch[row] for row in live], live_BV)
+            chosen_B1[live, 0] = torch.tensor(tokens, device=scores.device)
         return torch.full_like(scores, float("-inf")).scatter(1, chosen_B1, 0.0)
 
 
 class _Done(StoppingCriteria):
-    """Ends rows where they end themselves, and all of them when nobody waits for them any more."""
+    """End sequences that are done, and all of them once the work is cancelled."""
 
-    def __init__(self, rows: Sequence[SequenceState], cancelled: CancelFlag) -> None:
-        self.rows, self.cancelled = rows, cancelled
+    def __init__(self, batch: Sequence[SequenceState], cancelled: CancelFlag) -> None:
+        self.batch, self.cancelled = batch, cancelled
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         del scores, kwargs
-        is_over = self.cancelled.is_set()
-        return torch.tensor([is_over or row.is_done for row in self.rows], device=input_ids.device)
-
-
-def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:
-    """Return how many tokens can follow so many of a prompt."""
-    return max_new_tokens if limit is None else min(max_new_tokens, limit - tokens)
-
-
-def _batches(order: Sequence[int], kinds: Sequence[object], batch_size: int) -> Iterator[list[int]]:
-    """Yield batches of rows of a kind: a prompt near the end of the context, or a long one, must not change others."""
-    for _, alike in groupby(order, key=lambda row: kinds[row]):
-        rows = list(alike)
-        yield from (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
+        is_cancelled = self.cancelled.is_set()
+        return torch.tensor([is_cancelled or sequence.is_done for sequence in self.batch], device=input_ids.device)
 
 
 def continuations_of_length(
@@ -199,23 +193,26 @@ def continuations_of_length(
     batch_size: int,
     key: Sequence[int],
 ) -> list[str]:
-    """Return a continuation of each prefix: as many tokens as its example, and some more for a sentence to end."""
+    """Return a continuation of each prefix, about as long as its example, with some tokens more to end a sentence.
+
+    Those with examples of similar length share a batch. Each prefix has its own seed, made from ``key`` and its number;
+    the seed in ``sampling`` is not used.
+    """
     lengths = [len(text_ids(tokenizer, text, specials=False)) for text in examples]
-    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
     texts = [""] * len(lengths)
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        seeds = [int(np.random.SeedSequence([*key, row]).generate_state(1)[0]) for row in rows]
-        room = max(lengths[row] for row in rows) * 5 // 4 + 8
-        found = generate(
+    for batch in _chunks(order, batch_size):
+        seeds = [int(np.random.SeedSequence([*key, number]).generate_state(1)[0]) for number in batch]
+        room = max(lengths[number] for number in batch) * 5 // 4 + 8
+        results = generate(
             model,
             tokenizer,
-            [fit_prefix(model, tokenizer, prefixes[row], room) for row in rows],
+            [fit_prefix(model, tokenizer, prefixes[number], room) for number in batch],
             GenerationConfig(room, replace(sampling, seed=seeds)),
             batch_size=batch_size,
         )
-        for row, one in zip(rows, found, strict=True):
-            texts[row] = one.text
+        for number, result in zip(batch, results, strict=True):
+            texts[number] = result.text
     return texts
 
 
@@ -225,6 +222,6 @@ def fit_prefix(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prefi
     if limit is None:
         return prefix
     if limit <= room + 1:
-        raise ConfigError(f"{room} new tokens leave no prefix in a context of {limit}; choose shorter continuations")
+        raise ConfigError(f"{room} new tokens leave no prefix in a context of {limit}. Choose shorter continuations.")
     specials = len(text_ids(tokenizer, "a")) - len(text_ids(tokenizer, "a", specials=False))
     return keep_end(tokenizer, prefix, limit - room - specials)

@@ -21,12 +21,18 @@ from gerund.attention.cache_names import CACHE
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import takes_positions
 
-# Tokens that fit before everything is copied once more.
+# Tokens that fit before everything is copied again.
 _ROOM = 64
+# The rotation trial: number of tokens, distance of the two positions, and the largest relative difference of keys.
+_TRIAL_TOKENS, _TRIAL_SHIFT = 8, 37
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_TOLERANCE_HALF = 5e-2
+# Rotary embeddings whose frequencies depend on the length of the text.
+_BY_LENGTH = ("dynamic", "longrope")
 
 
 class PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values, views of tensors that are longer than they are."""
+    """Keys and values of a layer, as views of longer tensors."""
 
     keys: Tensor
     values: Tensor
@@ -36,57 +42,66 @@ class PreallocatedLayer(DynamicLayer):
         """Append keys and values ``(B, H, T, D)`` and return all of them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        before = self.get_seq_length()
-        after = before + key_states.shape[-2]
-        if self._allocated is None or after > self._allocated[0].shape[-2]:
-            self._allocated = (_with_room(self.keys, key_states, after), _with_room(self.values, value_states, after))
-        for whole, new in zip(self._allocated, (key_states, value_states), strict=True):
-            whole[..., before:after, :] = new
-        self.keys, self.values = (whole[..., :after, :] for whole in self._allocated)
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if self._allocated is None or end > self._allocated[0].shape[-2]:
+            self._allocated = (_with_room(self.keys, key_states, end), _with_room(self.values, value_states, end))
+        for tensor, new in zip(self._allocated, (key_states, value_states), strict=True):
+            tensor[..., start:end, :] = new
+        self.keys, self.values = (tensor[..., :end, :] for tensor in self._allocated)
         return self.keys, self.values
 
     @classmethod
-    def behind(cls, layer: DynamicLayer) -> "PreallocatedLayer":
-        """Return a layer that holds the same, and puts all of it elsewhere before it adds to it."""
-        own = cls()
-        own.__dict__.update(layer.__dict__)
-        return own
+    def copy_on_write(cls, layer: DynamicLayer) -> "PreallocatedLayer":
+        """Return a layer with the same tokens, which are copied before it adds to them."""
+        copied = cls()
+        copied.__dict__.update(layer.__dict__)
+        return copied
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, in this order; a row may be kept more than once."""
+        """Select rows; a row may be selected several times."""
         super().batch_select_indices(indices)
         self._allocated = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Keep these rows, in this order."""
+        """Reorder rows."""
         super().reorder_cache(beam_idx)
         self._allocated = None
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Keep every row so many times."""
+        """Repeat each row."""
         super().batch_repeat_interleave(repeats)
         self._allocated = None
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last tokens."""
+        """Remove the last tokens."""
         super().crop(tokens_to_remove)
         self._allocated = None
 
     def reset(self) -> None:
-        """Drop everything."""
+        """Remove everything."""
         super().reset()
         self._allocated = None
 
 
+def _with_room(tokens: Tensor | None, new: Tensor, length: int) -> Tensor:
+    """Return a tensor for ``length`` tokens and more that begins with ``tokens``."""
+    rows, heads, _, width = new.shape
+    longer = new.new_empty(rows, heads, length + _ROOM, width)
+    if tokens is not None and tokens.numel():
+        longer[..., : tokens.shape[-2], :] = tokens
+    return longer
+
+
 def preallocated_cache() -> DynamicCache:
-    """Return an empty cache, which keeps all tokens, those behind a window too."""
+    """Return an empty cache of all tokens, those outside a sliding window too."""
     cache = DynamicCache()
     cache.layer_class_to_replicate = PreallocatedLayer
     return cache
 
 
 def plain_layers(model: PreTrainedModel) -> int:
-    """Return how many layers keep keys and values of all tokens; 0 where one of them keeps something else."""
+    """Return how many layers cache keys and values of all tokens; 0 where one of them caches something else."""
     try:
         layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     except (AttributeError, TypeError, ValueError):
@@ -95,7 +110,7 @@ def plain_layers(model: PreTrainedModel) -> int:
 
 
 def cache_for(model: PreTrainedModel) -> DynamicCache | None:
-    """Return an empty cache for transformers' own loop; None where a model keeps more, or in a way of its own."""
+    """Return an empty cache for transformers' own loop; None where a model caches more, or in another way."""
     usual = model.generation_config
     if model.config.is_encoder_decoder or usual.use_cache is False or usual.cache_implementation is not None:
         return None
@@ -103,124 +118,97 @@ def cache_for(model: PreTrainedModel) -> DynamicCache | None:
     return preallocated_cache() if takes_it and plain_layers(model) else None
 
 
-def to_write_on(cache: Cache) -> Cache:
-    """Return a cache that goes on from one that stays as it is."""
+def copy_on_write(cache: Cache) -> Cache:
+    """Return a cache that continues another one, which does not change."""
     if not all(type(layer) is DynamicLayer for layer in cache.layers):
         return copy.deepcopy(cache)
-    own = copy.copy(cache)
-    own.layers = [PreallocatedLayer.behind(layer) for layer in cache.layers]
-    return own
-
-
-def _with_room(held: Tensor | None, new: Tensor, length: int) -> Tensor:
-    """Return a tensor for ``length`` tokens and more, with what is held already."""
-    rows, heads, _, width = new.shape
-    whole = new.new_empty(rows, heads, length + _ROOM, width)
-    if held is not None and held.numel():
-        whole[..., : held.shape[-2], :] = held
-    return whole
-
-
-# The trial: so many tokens, so many places apart, and what keys may differ by, as a fraction of the greatest.
-_TOKENS, _APART = 8, 37
-_ALIKE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_ALIKE_ROUNDED = 5e-2
-# Their frequencies depend on how long the text is.
-_BY_LENGTH = ("dynamic", "longrope")
+    copied = copy.copy(cache)
+    copied.layers = [PreallocatedLayer.copy_on_write(layer) for layer in cache.layers]
+    return copied
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRotation:
-    """How the keys of a layer change with their place.
+    """How the keys of a layer depend on their position.
 
-    Attributes:
-        frequency_F: radians a place, for each pair of numbers of a head; None where keys do not know their place.
-        is_interleaved: whether neighbours are a pair, and not a number of the first half with one of the second.
+    ``frequency_F`` has the radians per position for each pair of dimensions; None where keys do not depend on it.
+    A pair is two neighbors where ``is_interleaved``, else a dimension of the first half with one of the second.
     """
 
     frequency_F: Tensor | None = None
     is_interleaved: bool = False
 
-    def apply(self, keys_BHTD: Tensor, by: int) -> Tensor:
-        """Return keys as they would be so many places further on; up to rounding."""
-        if self.frequency_F is None or by == 0:
+    def apply(self, keys_BHTD: Tensor, shift: int) -> Tensor:
+        """Return keys as they would be ``shift`` positions later; up to rounding."""
+        if self.frequency_F is None or shift == 0:
             return keys_BHTD
-        angle_F = by * self.frequency_F.to(keys_BHTD.device, torch.float32)
+        angle_F = shift * self.frequency_F.to(keys_BHTD.device, torch.float32)
         cos_F, sin_F = angle_F.cos(), angle_F.sin()
-        # Some architectures turn only the first numbers of a head.
-        turning, rest = keys_BHTD[..., : 2 * len(angle_F)].float(), keys_BHTD[..., 2 * len(angle_F) :]
-        pairs = turning.unflatten(-1, (-1, 2) if self.is_interleaved else (2, -1))
-        one, other = pairs.unbind(-1 if self.is_interleaved else -2)
-        both = (one * cos_F - other * sin_F, other * cos_F + one * sin_F)
-        turned = torch.stack(both, dim=-1 if self.is_interleaved else -2).flatten(-2)
-        return torch.cat([turned.to(keys_BHTD.dtype), rest], dim=-1)
+        # Some architectures rotate only the first dimensions of a head.
+        rotary, rest = keys_BHTD[..., : 2 * len(angle_F)].float(), keys_BHTD[..., 2 * len(angle_F) :]
+        pairs = rotary.unflatten(-1, (-1, 2) if self.is_interleaved else (2, -1))
+        x, y = pairs.unbind(-1 if self.is_interleaved else -2)
+        rotated = (x * cos_F - y * sin_F, y * cos_F + x * sin_F)
+        joined = torch.stack(rotated, dim=-1 if self.is_interleaved else -2).flatten(-2)
+        return torch.cat([joined.to(keys_BHTD.dtype), rest], dim=-1)
 
 
-_known: "WeakKeyDictionary[PreTrainedModel, list[KeyRotation]]" = WeakKeyDictionary()
+_rotations: "WeakKeyDictionary[PreTrainedModel, list[KeyRotation]]" = WeakKeyDictionary()
 
 
 def key_rotations(model: PreTrainedModel) -> list[KeyRotation]:
-    """Return how the keys of each layer turn, found by trial once a model."""
-    if model not in _known:
-        _known[model] = _found(model)
-    return _known[model]
+    """Return how the keys of each layer rotate, found by a trial once per model.
+
+    Raises ``ConfigError`` where no known rotation fits, or the model caches more than keys and values.
+    """
+    if model not in _rotations:
+        _rotations[model] = _try_rotations(model)
+    return _rotations[model]
 
 
 @torch.no_grad()
-def _found(model: PreTrainedModel) -> list[KeyRotation]:
-    kind = model.config.model_type
-    by_length = [one for one in model.modules() if any(name in str(_rope_type(one)) for name in _BY_LENGTH)]
-    if by_length or not takes_positions(model):
-        raise ConfigError(
-            f"what this {kind} model read at one place cannot be moved to another: "
-            + ("its rotary embedding depends on the text's length" if by_length else "it cannot be told places")
+def _try_rotations(model: PreTrainedModel) -> list[KeyRotation]:
+    def unsupported(reason: str) -> ConfigError:
+        return ConfigError(
+            f"The cache of this {model.config.model_type} model can't be moved to another position: {reason}."
         )
-    here, there = (_read_at(model, start) for start in (0, _APART))
-    if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in here.layers):
-        raise ConfigError(
-            f"what this {kind} model read at one place cannot be moved: it keeps more than keys and values"
-        )
-    frequencies = {
-        tuple(one.tolist()): one for name, one in model.named_buffers() if name.endswith("inv_freq") and one.ndim == 1
-    }
-    known = [KeyRotation(), *(KeyRotation(one, way) for one in frequencies.values() for way in (False, True))]
-    turns = []
-    for number, (first, second) in enumerate(zip(here.layers, there.layers, strict=True)):
+
+    rope_types = (str(getattr(module, "rope_type", "")) for module in model.modules())
+    if any(name in rope_type for rope_type in rope_types for name in _BY_LENGTH):
+        raise unsupported("its rotary embedding depends on the length of the text")
+    if not takes_positions(model):
+        raise unsupported("it does not accept position ids")
+    near, far = (_read_at(model, start) for start in (0, _TRIAL_SHIFT))
+    if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in near.layers):
+        raise unsupported("it caches more than keys and values")
+    buffers = (tensor for name, tensor in model.named_buffers() if name.endswith("inv_freq") and tensor.ndim == 1)
+    frequencies = {tuple(tensor.tolist()): tensor for tensor in buffers}
+    known = [KeyRotation(), *(KeyRotation(own, way) for own in frequencies.values() for way in (False, True))]
+    rotations = []
+    for number, (first, second) in enumerate(zip(near.layers, far.layers, strict=True)):
         fitting = [
-            turn
-            for turn in known
-            if (turn.frequency_F is None or 2 * len(turn.frequency_F) <= first.keys.shape[-1])
-            and _are_alike(turn.apply(first.keys, _APART), second.keys)
+            rotation
+            for rotation in known
+            if (rotation.frequency_F is None or 2 * len(rotation.frequency_F) <= first.keys.shape[-1])
+            and _are_close(rotation.apply(first.keys, _TRIAL_SHIFT), second.keys)
         ]
-        if not fitting or not _are_alike(first.values, second.values):
-            raise ConfigError(
-                f"what this {kind} model read at one place cannot be moved to another: the keys of layer {number} "
-                "turn in no way that is known"
-            )
-        turns.append(fitting[0])
-    return turns
-
-
-def _rope_type(module: torch.nn.Module) -> object:
-    return getattr(module, "rope_type", "")
+        if not fitting or not _are_close(first.values, second.values):
+            raise unsupported(f"the keys of layer {number} rotate in no known way")
+        rotations.append(fitting[0])
+    return rotations
 
 
 def _read_at(model: PreTrainedModel, start: int) -> DynamicCache:
-    """Read a short text as if it began at this place."""
+    """Read a short text whose first token is at this position."""
     size = model.get_input_embeddings().weight.shape[0]
-    ids_1T = torch.linspace(0, size - 1, _TOKENS, device=model.device).long()[None]
-    place_1T = torch.arange(start, start + _TOKENS, device=model.device)[None]
+    ids_1T = torch.linspace(0, size - 1, _TRIAL_TOKENS, device=model.device).long()[None]
+    position_1T = torch.arange(start, start + _TRIAL_TOKENS, device=model.device)[None]
     cache = DynamicCache(config=model.config)
-    model(
-        input_ids=ids_1T,
-        position_ids=place_1T,
-        attention_mask=torch.ones_like(ids_1T),
-        use_cache=True,
-        **{CACHE: cache},
-    )
+    mask_1T = torch.ones_like(ids_1T)
+    model(ids_1T, position_ids=position_1T, attention_mask=mask_1T, use_cache=True, **{CACHE: cache})
     return cache
 
 
-def _are_alike(one: Tensor, other: Tensor) -> bool:
-    allowed = _ALIKE.get(other.dtype, _ALIKE_ROUNDED) * float(other.abs().max())
-    return float((one.float() - other.float()).abs().max()) <= allowed
+def _are_close(keys: Tensor, expected: Tensor) -> bool:
+    allowed = _TOLERANCE.get(expected.dtype, _TOLERANCE_HALF) * float(expected.abs().max())
+    return float((keys.float() - expected.float()).abs().max()) <= allowed

@@ -22,51 +22,50 @@ from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.tokens import rotary_limit
 from gerund.types import Promise
 
-# Tokens of a prompt that are read at least where the rest is known: fewer take other kernels.
+# Least number of tokens that are read where the rest of a prompt is cached: fewer take other kernels.
 LEAST_READ = 16
-# Rows of a step at least, in types that few rows are computed another way in.
+# Least number of rows of a step, in dtypes in which few rows take other kernels.
 _FEW = 4
 _ALL_ALIKE = ((_FEW, _FEW), (MOST_ROWS_MORE, MOST_ROWS_MORE))
-# Prompts that are compared with transformers' own loop, in tokens, and how much is written behind each.
+# Lengths of the prompts that are compared with transformers' own loop, and the number of tokens generated after each.
 _PROMPTS = (3, 18, 45, 130)
-_WRITTEN = 6
-# Of a prompt that is read at once, in parts, and beside others: its tokens, where it may end already, and what may be
-# known of it.
-_WHOLE, _ENDS, _KNOWN = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
-# Rows that are tried on each weight: so many numbers come out, of at least and at most so many rows.
-_TRIED_NUMBERS, _LEAST_TRIED_ROWS, _MOST_TRIED_ROWS = 1 << 17, 16, 512
+_GENERATED = 6
+# A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes.
+_LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
+# Rows tried per weight: as many as make so many output values, within these limits.
+_TRIED_VALUES, _LEAST_TRIED_ROWS, _MOST_TRIED_ROWS = 1 << 17, 16, 512
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
 
 @dataclass(frozen=True)
 class Reproducibility:
-    """How texts are written side by side, and what holds for them.
-
-    Attributes:
-        fits: whether slots hold what the model keeps; where not, each text is written alone.
-        promise: what holds.
-        why: how that was found out, or why nothing is promised.
-        alone: each row attends in a call of its own.
-        at_least: rows of a step at least.
-        multiple: rows of a step are a multiple of this.
-        recalls: read by blocks, a token of a prompt gives the same to the bit however long the prompt is, however much
-            of its beginning is known, and whatever prompts are read with it.
-    """
+    """How sequences are decoded in a batch, and what that guarantees."""
 
     fits: bool
+    """Whether slots can hold the model's cache; if not, each sequence is generated alone."""
+
     promise: Promise
+
     why: str
+    """How the promise was verified, or why there is none."""
+
     alone: bool = False
+    """Each row attends in a call of its own."""
+
     at_least: int = 1
+    """A step has so many rows at least."""
+
     multiple: int = 1
+    """The rows of a step are a multiple of this."""
+
     recalls: bool = False
+    """Read by blocks, a token of a prompt is bit-identical however long the prompt is, however much of its prefix is
+    cached, and whatever prompts are read with it."""
 
     def slots(self, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False) -> Slots:
-        """Return slots for texts that are written this way."""
+        """Return slots that decode this way."""
         return Slots(
-            model,
-            count,
-            room,
+            *(model, count, room),
             alone=self.alone,
             at_least=self.at_least,
             multiple=self.multiple,
@@ -74,116 +73,128 @@ class Reproducibility:
         )
 
 
+_checked: WeakKeyDictionary[PreTrainedModel, dict[object, Reproducibility]] = WeakKeyDictionary()
+
+
 def check_batching(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, *, recalling: bool = True
 ) -> Reproducibility:
-    """Find out how a model writes side by side and what can be promised; once for a model, its slots and threads."""
+    """Check how a model decodes in ``count`` slots of ``room`` tokens, and what that guarantees.
+
+    The result is cached per model, slots and threads. ``recalling`` checks ``recalls`` too, which takes about as long
+    as reading 2000 tokens.
+    """
     key = (count, room, recalling, torch.get_num_threads(), model.dtype)
-    known = _known.setdefault(model, {})
-    if key not in known:
-        known[key] = _checked(model, tokenizer, count, room, recalling)
-    return known[key]
+    cached = _checked.setdefault(model, {})
+    if key not in cached:
+        cached[key] = _check(model, tokenizer, count, room, recalling)
+    return cached[key]
 
 
-_known: WeakKeyDictionary[PreTrainedModel, dict[object, Reproducibility]] = WeakKeyDictionary()
-
-
-def _checked(
+def _check(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
 ) -> Reproducibility:
     reason, limit = unsupported_reason(model), rotary_limit(model.config)
     if reason is None and limit is not None and room > limit:
         kind = model.config.model_type
-        reason = f"this {kind} model reads all texts of a step otherwise where one has more than {limit} tokens"
+        reason = (
+            f"this {kind} model reads all sequences of a step in another way where one has more than {limit} tokens"
+        )
     if reason is None:
         try:
             with evaluation_mode(model):
-                return _tried(model, tokenizer, count, room, recalling)
+                return _try(model, tokenizer, count, room, recalling)
         except (GerundError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = f"this {model.config.model_type} model cannot be written with in slots ({error})"
+            reason = f"this {model.config.model_type} model can't be decoded in slots ({error})"
     return Reproducibility(
-        False, "bits of generate", f"{reason}; each text is written alone, through transformers' own loop"
+        False, "bits of generate", f"{reason}; each sequence is generated alone, through transformers' own loop"
     )
 
 
-def _tried(
+def _try(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
 ) -> Reproducibility:
     size = int(model.get_input_embeddings().weight.shape[0])
-    prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _WRITTEN < room] or [[size // 2]]
-    written = _tokens(_WRITTEN, size)
-    own = [_by_own_loop(model, tokenizer, ids, written) for ids in prompts]
+    prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _GENERATED < room] or [[size // 2]]
+    tokens = _tokens(_GENERATED, size)
+    expected = [_logits_of_loop(model, tokenizer, ids, tokens) for ids in prompts]
     slots = Slots(model, count, room, alone=True)
-    found = _by_slots(slots, prompts, written)
-    spread = max(1.0, float(own[0].std(dim=-1).max()))
-    deviation = max(float((one - other).abs().max()) for one, other in zip(own, found, strict=True))
+    actual = _logits_of_slots(slots, prompts, tokens)
+    spread = max(1.0, float(expected[0].std(dim=-1).max()))
+    deviation = max(float((own - other).abs().max()) for own, other in zip(expected, actual, strict=True))
     if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
-        return Reproducibility(True, "none", "which experts compute together depends on what else is written")
+        return Reproducibility(True, "none", "which experts compute together depends on the rest of the batch")
     trial = Slots(model, count, room, alone=True, shared=slots.are_alike)
-    trial.read(prompts[0])
-    if all(map(torch.equal, own, found)) and _products_agree(model, range(1, count + 1)) and _is_steady(trial, size):
-        why = "verified at the start: each row attends alone, with logits bit-equal to those of transformers' own loop"
+    trial.prefill(prompts[0])
+    if (
+        all(map(torch.equal, expected, actual))
+        and _products_agree(model, range(1, count + 1))
+        and _is_steady(trial, size)
+    ):
+        why = "verified at the start: each row attends alone, with logits bit-identical to transformers' own loop"
         return Reproducibility(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
     few = min(_FEW, count) if model.dtype == torch.float32 else 1
     for trial.at_least, trial.multiple in ((few, 1), *_ALL_ALIKE):
-        filled_up = (-(-live // trial.multiple) * trial.multiple for live in range(1, count + 1))
-        if not _products_agree(model, {max(trial.at_least, rows) for rows in filled_up}):
+        padded = (-(-live // trial.multiple) * trial.multiple for live in range(1, count + 1))
+        if not _products_agree(model, {max(trial.at_least, rows) for rows in padded}):
             continue
         for trial.alone in (False, True):
             if _is_steady(trial, size):
-                why = "verified at the start: a row's logits are bit-equal whatever rows are beside it"
+                why = "verified at the start: a row's logits are bit-identical whatever the other rows are"
                 recalls = recalling and _recalls(slots, size)
                 way = trial.alone, trial.at_least, trial.multiple
                 return Reproducibility(True, "same text under any load", why, *way, recalls)
-    why = "what a row computes depends, in its last bits, on the rows beside it on this machine"
+    why = "what a row computes depends, in its last bits, on the other rows on this machine"
     return Reproducibility(True, "none", why)
 
 
 def check_compiled_batching(
     found: Reproducibility, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False
 ) -> tuple[Slots, Reproducibility]:
-    """Return slots with a compiled step, warm, and what can be promised of it; plain ones where nothing is compiled."""
-    words = model.get_input_embeddings().weight
-    slots = Slots(model, count, room, compiled=rows_together(words.device, count), by_blocks=by_blocks)
-    size = int(words.shape[0])
+    """Return slots with a compiled step, warmed up, and what it guarantees; plain slots where compiling fails.
+
+    ``found`` is the check of the plain step.
+    """
+    embeddings = model.get_input_embeddings().weight
+    slots = Slots(model, count, room, compiled=rows_together(embeddings.device, count), by_blocks=by_blocks)
+    size = int(embeddings.shape[0])
     try:
         with evaluation_mode(model), quiet_compiler():
-            slots.read(_tokens(3, size))
+            slots.prefill(_tokens(3, size))
             steady = _is_steady(slots, size)
-    except Exception as error:  # whatever a compiler and what it calls raise
+    except Exception as error:  # a compiler and what it calls raise anything
         plain = found.slots(model, count, room, by_blocks=by_blocks)
         return plain, replace(found, why=f"{found.why}; nothing was compiled ({error})")
-    own = replace(found, alone=False, at_least=1, multiple=1)
+    found = replace(found, alone=False, at_least=1, multiple=1)
     if found.promise == "none" or not steady:
-        return slots, replace(own, promise="none", why="the step is compiled, and its texts are equal up to near ties")
-    why = "verified at the start: a row's logits are bit-equal whatever rows are beside it, in a compiled step"
-    return slots, replace(own, promise="same text under any load", why=why)
+        return slots, replace(found, promise="none", why="the step is compiled; texts are equal except for near ties")
+    why = "verified at the start: a row's logits are bit-identical whatever the other rows are, in a compiled step"
+    return slots, replace(found, promise="same text under any load", why=why)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    """Whether tokens share matrix products with those that happen to take the same expert."""
+    """Whether the model routes tokens to experts, which compute together all tokens that they get."""
     config = model.config.get_text_config(decoder=True)
     return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
 
 
 def _tokens(count: int, size: int) -> list[int]:
-    """Return tokens of no meaning."""
-    return [(17 * place + 5) % size for place in range(count)]
+    return [(17 * position + 5) % size for position in range(count)]
 
 
-def _by_own_loop(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], written: Sequence[int]
+def _logits_of_loop(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], tokens: Sequence[int]
 ) -> Tensor:
-    """Return the logits ``(tokens, V)`` that transformers' own loop sees while these tokens are written."""
-    dictated = _Dictated(written)
-    transformers_loop(model, tokenizer, [ids], dictated, _Never(), room=len(written))
-    return torch.stack(dictated.seen)
+    """Return the logits ``(tokens, V)`` of transformers' own loop while it generates these tokens."""
+    forced = _Forced(tokens)
+    transformers_loop(model, tokenizer, [ids], forced, _Never(), room=len(tokens))
+    return torch.stack(forced.seen)
 
 
-class _Dictated(LogitsProcessor):
-    """Writes what it was told, and keeps the logits."""
+class _Forced(LogitsProcessor):
+    """Choose given tokens, and record the logits."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens, self.seen = list(tokens), list[Tensor]()
@@ -197,62 +208,61 @@ class _Dictated(LogitsProcessor):
 
 
 class _Never(StoppingCriteria):
-    """Ends nothing."""
+    """Stop nothing."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
         del scores
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def _by_slots(slots: Slots, prompts: Sequence[list[int]], written: Sequence[int]) -> list[Tensor]:
-    """Return the same of each prompt, all of them side by side."""
+def _logits_of_slots(slots: Slots, prompts: Sequence[list[int]], tokens: Sequence[int]) -> list[Tensor]:
+    """Return the same for each prompt, decoded in one batch."""
     seen = []
     for ids in prompts:
-        seen.append([slots.read(ids).float()])
+        seen.append([slots.prefill(ids).float()])
         slots.join(len(ids))
-    for token in written[:-1]:
-        for own, logits_V in zip(seen, slots.step([token] * len(prompts)).float(), strict=True):
-            own.append(logits_V)
-    return [torch.stack(own) for own in seen]
+    for token in tokens[:-1]:
+        for logits, logits_V in zip(seen, slots.step([token] * len(prompts)).float(), strict=True):
+            logits.append(logits_V)
+    return [torch.stack(logits) for logits in seen]
 
 
 @torch.no_grad()
 def _products_agree(model: PreTrainedModel, row_counts: Iterable[int]) -> bool:
-    """Whether a row times a weight of the model is the same, to the bit, in products of these numbers of rows.
+    """Whether a row times a weight of the model is bit-identical in products of these numbers of rows.
 
-    Kernels differ in the order in which they add. In half precision the sum is rounded so coarsely that it mostly comes
-    out the same all the same, and a few steps of the whole model do not show the rest.
+    Kernels differ in the order in which they add. In half precision the sum is rounded so coarsely that it is mostly
+    the same anyway, and a few steps of the model do not show the rest.
     """
     least, *others = sorted(set(row_counts))
     compared = sorted({*others[:3], *others[-1:]})
     weights = {
-        (tuple(part.weight.shape), part.weight.dtype): part.weight
-        for part in model.modules()
-        if isinstance(part, torch.nn.Linear) and part.weight.is_floating_point() and not part.weight.is_meta
+        (tuple(layer.weight.shape), layer.weight.dtype): layer.weight
+        for layer in model.modules()
+        if isinstance(layer, torch.nn.Linear) and layer.weight.is_floating_point() and not layer.weight.is_meta
     }
     generator = torch.Generator().manual_seed(0)
     for weight_OI in weights.values():
-        n_rows = min(_MOST_TRIED_ROWS, max(_LEAST_TRIED_ROWS, _TRIED_NUMBERS // weight_OI.shape[0]))
+        n_rows = min(_MOST_TRIED_ROWS, max(_LEAST_TRIED_ROWS, _TRIED_VALUES // weight_OI.shape[0]))
         rows_NI = torch.randn(n_rows, weight_OI.shape[1], generator=generator).to(weight_OI)
-        wanted_NO = _in_products(rows_NI, weight_OI, least)
-        if not all(torch.equal(_in_products(rows_NI, weight_OI, count), wanted_NO) for count in compared):
+        expected_NO = _in_products(rows_NI, weight_OI, least)
+        if not all(torch.equal(_in_products(rows_NI, weight_OI, count), expected_NO) for count in compared):
             return False
     return True
 
 
 def _in_products(rows_NI: Tensor, weight_OI: Tensor, count: int) -> Tensor:
-    """Return the rows times a weight, ``count`` rows in each product; rows that come again fill the last one up."""
+    """Return the rows times a weight, ``count`` rows per product; the last one is filled with repeated rows."""
     n_products = -(-len(rows_NI) // count)
     padded = rows_NI.repeat(-(-n_products * count // len(rows_NI)), 1)[: n_products * count]
     return torch.cat([linear(part, weight_OI) for part in padded.split(count)])[: len(rows_NI)]
 
 
 def _is_steady(slots: Slots, size: int) -> bool:
-    """Whether a row's logits are the same, to the bit, whatever rows are beside it and wherever it stands."""
+    """Whether a row's logits are bit-identical whatever the other rows are and whatever its number is."""
     try:
         return _same_rows(slots, size)
     finally:
-        # Whoever writes by these slots next finds all of them free.
         slots.lengths = []
 
 
@@ -267,7 +277,7 @@ def _same_rows(slots: Slots, size: int) -> bool:
         lengths[0], lengths[-1] = min(most, 20), most
         slots.fill(lengths, trial)
         all_BV = slots.step(tokens)
-        # Every number of rows that may occur, and with it every place in a product that a row may have.
+        # Every number of rows that may occur, and with it every place in a product.
         for rows in range(count - 1, 0, -1) if trial == 0 else sorted({1, 2, count - 1} - {0, count}, reverse=True):
             slots.lengths = lengths[:rows]
             if not torch.equal(slots.step(tokens[:rows]), all_BV[:rows]):
@@ -286,43 +296,40 @@ def _same_rows(slots: Slots, size: int) -> bool:
 
 
 def _recalls(slots: Slots, size: int) -> bool:
-    """Whether what is read by blocks is the same, to the bit, wherever it ends, whatever is known or read too.
-
-    Compared are keys, values and logits.
-    """
+    """Whether keys, values and logits of block-wise prefill are bit-identical in each way that a prompt may be read."""
     slots.lengths, slots.by_blocks = [], True
-    most = min(_WHOLE, slots.room - 1)
+    most = min(_LENGTH, slots.room - 1)
     try:
-        return most > BLOCK + LEAST_READ and _recalled(slots, _tokens(most, size))
+        return most > BLOCK + LEAST_READ and _try_recalling(slots, _tokens(most, size))
     except (GerundError, RuntimeError, TypeError, ValueError):
         return False
     finally:
         slots.by_blocks = False
 
 
-def _recalled(slots: Slots, ids: list[int]) -> bool:
-    whole_V = slots.read(ids)
-    kept = slots.remember(0, len(ids))
+def _try_recalling(slots: Slots, ids: list[int]) -> bool:
+    full_V = slots.prefill(ids)
+    full = slots.copy_out(0, len(ids))
 
     def same(length: int, reader: int = 0) -> bool:
-        layers = zip(kept, slots.remember(0, length, reader), strict=True)
-        return all(torch.equal(one[:, :length], two) for layer in layers for one, two in zip(*layer, strict=True))
+        layers = zip(full, slots.copy_out(0, length, reader), strict=True)
+        return all(torch.equal(own[:, :length], other) for layer in layers for own, other in zip(*layer, strict=True))
 
-    logits = {len(ids): whole_V}
+    logits = {len(ids): full_V}
     for end in (end for end in _ENDS if end < len(ids)):
-        logits[end] = slots.read(ids[:end])
+        logits[end] = slots.prefill(ids[:end])
         if not same(end):
             return False
-    for known in (known for known in _KNOWN if known + LEAST_READ <= len(ids)):
-        slots.read(ids[::-1])  # something else lies there now
-        slots.recall([(keys[:, :known], values[:, :known]) for keys, values in kept], 0)
-        if not (torch.equal(slots.read(ids, known), whole_V) and same(len(ids))):
+    for cached in (cached for cached in _CACHED if cached + LEAST_READ <= len(ids)):
+        slots.prefill(ids[::-1])  # overwrites the slot
+        slots.copy_in([(keys[:, :cached], values[:, :cached]) for keys, values in full], 0)
+        if not (torch.equal(slots.prefill(ids, cached), full_V) and same(len(ids))):
             return False
     if slots.readers == 1:
         return True
     for order in (sorted(logits), sorted(logits, reverse=True)):
         ends = order[: slots.readers]
-        together = slots.read_together([ids[:end] for end in ends], [0] * len(ends))
+        together = slots.prefill_together([ids[:end] for end in ends], [0] * len(ends))
         if not torch.equal(together, torch.stack([logits[end] for end in ends])):
             return False
         if not all(same(end, reader) for reader, end in enumerate(ends)):
@@ -332,7 +339,7 @@ def _recalled(slots: Slots, ids: list[int]) -> bool:
 
 @contextmanager
 def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model compute without dropout until the block ends."""
+    """Turn dropout off until the block ends."""
     training = model.training
     model.eval()
     try:

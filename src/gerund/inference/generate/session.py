@@ -15,7 +15,6 @@ import inspect
 import json
 import mmap
 import operator
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,10 +40,11 @@ from gerund.inference.encode.runtime import EncoderRuntime, pooled
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.detokenizing import text_behind
-from gerund.inference.generate.kv_cache import key_rotations, to_write_on
+from gerund.inference.generate.kv_cache import copy_on_write, key_rotations
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
+from gerund.inference.generate.transformers_loop import CancelFlag
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.files import atomic_folder
 from gerund.models.vectors import unit
@@ -75,133 +75,109 @@ class ReadingModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What is kept of a text that was read.
-
-    Attributes:
-        text: the text.
-        token_ids: its token ids.
-        cache: keys and values.
-        logits_BV: logits ``(1, V)`` of what comes next.
-        weights: returns the hash of the weights that read it.
-        model: the model.
-    """
+class CachedText:
+    """A text, its KV cache, and the logits ``(1, V)`` of the next token."""
 
     text: str
-    token_ids: list[int]
-    cache: Cache
-    logits_BV: Tensor
-    weights: Callable[[], str]
-    model: PreTrainedModel
+    token_ids: list[int] = field(repr=False)
+    _model: PreTrainedModel = field(repr=False)
+    _cache: Cache = field(repr=False)
+    _logits_BV: Tensor = field(repr=False)
+    _weights: Callable[[], str] = field(repr=False)  # the hash of the weights, computed when it is needed
 
     @property
     def n_bytes(self) -> int:
-        """What its tensors take."""
-        return sum(one.numel() * one.element_size() for one in _tensors(self.cache, self.logits_BV).values())
+        """Memory of the KV cache."""
+        return sum(tensor.nbytes for tensor in _tensors(self._cache, self._logits_BV).values())
+
+    def save_into(self, folder: Path) -> None:
+        """Write a session's files into an existing folder; see ``Session.save``."""
+        from safetensors.torch import save_file
+
+        tensors = _tensors(self._cache, self._logits_BV)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+        settings = {
+            "format": FORMAT,
+            "written_by": _model_hash(self._weights(), self._model),
+            "model": type(self._model).__name__,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "digest": _file_hash(folder / TENSORS),
+            "lengths": [int(layer.get_seq_length()) for layer in self._cache.layers],
+            "text": self.text,
+            "token_ids": self.token_ids,
+        }
+        (folder / SETTINGS).write_text(json.dumps({**settings, "check": _checksum(settings)}), encoding="utf-8")
 
 
-def written_by(weights: str, model: PreTrainedModel) -> str:
-    """Return a hash of what keys and values depend on besides the token ids: weights, dtype and attention kernel."""
-    parts = [weights, str(model.dtype), str(model.config._attn_implementation), type(model).__name__]
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def cache_key(lm: ReadingModel, *ids: list[int]) -> str:
-    """Return the key under which a cache has what a model read of these token ids."""
-    whole = " ".join([written_by(lm.weights_hash, lm.model), *map(str, ids)])
-    return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
-
-
-def save_session_state(kept: Kept, folder: Path) -> None:
-    """Write a session's files into a folder that is there; see ``Session.save``."""
-    from safetensors.torch import save_file
-
-    tensors = {name: one.detach().cpu().contiguous() for name, one in _tensors(kept.cache, kept.logits_BV).items()}
-    save_file(tensors, folder / TENSORS)
-    said = {
-        "format": FORMAT,
-        "written_by": written_by(kept.weights(), kept.model),
-        "model": type(kept.model).__name__,
-        "dtype": str(kept.model.dtype).removeprefix("torch."),
-        "digest": _digest(folder / TENSORS),
-        "lengths": [int(layer.get_seq_length()) for layer in kept.cache.layers],
-        "text": kept.text,
-        "token_ids": kept.token_ids,
-    }
-    (folder / SETTINGS).write_text(json.dumps({**said, "check": _check(said)}), encoding="utf-8")
-
-
-def load_session_state(folder: str | Path, lm: ReadingModel) -> Kept:
-    """Read a session's folder; see ``Session.load``."""
-    where = place("the folder of a session", folder)
-    said = _settings(where)
+def load_cached_text(folder: str | Path, lm: ReadingModel) -> CachedText:
+    """Load and verify a session's folder; see ``Session.load``."""
+    path = place("the folder of a session", folder)
+    settings = _load_settings(path)
     model = lm.model
-    if said["written_by"] != written_by(lm.weights_hash, model):
+    if settings["written_by"] != _model_hash(lm.weights_hash, model):
         raise FingerprintError(
-            f"{where} was written by another model ({said['model']}, {said['dtype']}) than {lm.name} "
-            f"({type(model).__name__}, {str(model.dtype).removeprefix('torch.')}); read the text anew"
+            f"{path} was saved by another model ({settings['model']}, {settings['dtype']}) than {lm.name} "
+            f"({type(model).__name__}, {str(model.dtype).removeprefix('torch.')}). Read the text again."
         )
     try:
-        if _digest(where / TENSORS) != said["digest"]:
-            raise DataError(f"{where} is damaged: {TENSORS} is not what was written; read the text anew")
+        if _file_hash(path / TENSORS) != settings["digest"]:
+            raise DataError(f"{path} is damaged: {TENSORS} has changed since it was saved. Read the text again.")
         from safetensors.torch import load_file
 
-        tensors = load_file(where / TENSORS, device=str(model.device))
-        cache = _cache(model, tensors, said["lengths"])
+        tensors = load_file(path / TENSORS, device=str(model.device))
+        cache = _cache_from(model, tensors, settings["lengths"])
     except OSError as error:
-        raise DataError(f"{where} cannot be read ({error.strerror or error}); read the text anew") from error
+        raise DataError(f"Could not read {path}: {error.strerror or error}. Read the text again.") from error
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
-        raise DataError(f"{where} is damaged ({error}); read the text anew") from error
-    return Kept(said["text"], list(said["token_ids"]), cache, tensors[_LOGITS], lambda: lm.weights_hash, model)
+        raise DataError(f"{path} is damaged ({error}). Read the text again.") from error
+    ids, logits_BV = list(settings["token_ids"]), tensors[_LOGITS]
+    return CachedText(settings["text"], ids, model, cache, logits_BV, lambda: lm.weights_hash)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _load_settings(folder: Path) -> dict[str, Any]:
     try:
-        said = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        check = said.pop("check")
-        kinds: dict[str, type] = dict.fromkeys(("written_by", "model", "dtype", "digest", "text"), str)
-        kinds |= {"token_ids": list, "lengths": list}
-        if said["format"] != FORMAT or not all(isinstance(said[name], kind) for name, kind in kinds.items()):
-            raise DataError(f"{folder} is no session of this version of gerund; read the text anew")
-        if check != _check(said):
-            raise ValueError("it is not what was written")
+        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        check = settings.pop("check")
+        types: dict[str, type] = dict.fromkeys(("written_by", "model", "dtype", "digest", "text"), str)
+        types |= {"token_ids": list, "lengths": list}
+        if settings["format"] != FORMAT or not all(isinstance(settings[name], type_) for name, type_ in types.items()):
+            raise DataError(f"{folder} is not a session of this version of gerund. Read the text again.")
+        if check != _checksum(settings):
+            raise ValueError("it has changed since it was saved")
     except OSError as error:
-        raise DataError(f"{folder} holds no session ({error.strerror or error})") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{folder} is damaged: {SETTINGS} cannot be read; read the text anew") from error
-    return dict(said)
+        raise DataError(f"{folder} contains no session ({error.strerror or error}).") from error
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        raise DataError(f"{folder} is damaged: {SETTINGS} can't be read. Read the text again.") from error
+    return settings
 
 
 def _tensors(cache: Cache, logits_BV: Tensor) -> dict[str, Tensor]:
-    """Return keys and values by layer, and the logits."""
     require_plain_kv_cache(cache)
-    found = {_LOGITS: logits_BV}
+    tensors = {_LOGITS: logits_BV}
     for number, layer in enumerate(cache.layers):
         if layer.is_initialized:  # layers that share another one's keys have none
-            found |= {f"{number}.keys": layer.keys, f"{number}.values": layer.values}
-    return found
+            tensors |= {f"{number}.keys": layer.keys, f"{number}.values": layer.values}
+    return tensors
 
 
 def require_plain_kv_cache(cache: Cache) -> None:
-    """Refuse what keeps more than keys and values, such as the states of recurrent layers.
+    """Raise ``ConfigError`` where a layer caches more than keys and values, such as recurrent states.
 
-    Those of some architectures are read on from by one token alone, and a longer text would be read as if nothing stood
-    before it.
+    Some architectures can continue from those by one token only, and would read a longer text as if it were the first.
     """
     for layer in getattr(cache, "layers", [None]):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise ConfigError(
-                f"this architecture keeps more than keys and values ({type(layer).__name__}): its sessions are "
-                "continued, but neither saved nor read on from"
+                f"This architecture caches more than keys and values ({type(layer).__name__}). Its sessions can be "
+                "continued, but neither saved nor extended."
             )
 
 
-def _cache(model: PreTrainedModel, tensors: Mapping[str, Tensor], lengths: list[int]) -> Cache:
-    """Return the cache that was written."""
+def _cache_from(model: PreTrainedModel, tensors: Mapping[str, Tensor], lengths: list[int]) -> Cache:
     cache = DynamicCache(config=model.config)
     if len(cache.layers) != len(lengths):
         raise ValueError(f"it has {len(lengths)} layers and the model {len(cache.layers)}")
@@ -216,80 +192,78 @@ def _cache(model: PreTrainedModel, tensors: Mapping[str, Tensor], lengths: list[
     return cache
 
 
-def _check(said: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(dict(said), sort_keys=True).encode(), digest_size=16).hexdigest()
+def cache_key(lm: ReadingModel, *ids: list[int]) -> str:
+    """Return the key for the KV cache of a text, given the token ids before it, if any, and its own."""
+    return _hash(" ".join([_model_hash(lm.weights_hash, lm.model), *map(str, ids)]))
 
 
-def _digest(path: Path) -> str:
-    whole = hashlib.sha256()  # for which processors have instructions
+def _model_hash(weights: str, model: PreTrainedModel) -> str:
+    """Return a hash of what keys and values depend on besides the token ids: weights, dtype and attention kernel."""
+    return _hash("\n".join([weights, str(model.dtype), str(model.config._attn_implementation), type(model).__name__]))
+
+
+def _checksum(settings: Mapping[str, Any]) -> str:
+    return _hash(json.dumps(dict(settings), sort_keys=True))
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()  # for which processors have instructions
     try:
         with path.open("rb") as file:
             if path.stat().st_size:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    whole.update(content)
+                    digest.update(content)
     except MemoryError as error:
         raise ResourceError(f"{path} does not fit into memory") from error
-    return whole.hexdigest()
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(CachedText):
     """A text that the model has read, ready to be continued any number of times, from several threads too.
 
-    Made by ``LanguageModel.read``, ``LanguageModel.encode_and_keep`` and ``Session.load``. It holds keys and values of
-    the whole text until it is dropped.
+    Made by ``LanguageModel.read``, ``LanguageModel.encode_and_keep`` and ``Session.load``. It holds the KV cache of the
+    full text until it is dropped.
 
     Attributes:
-        text: what is continued: the text, after the prompt where one was given; of what was given as token ids, what
-            they spell.
+        text: the text to continue, after the prompt if there is one; for token ids, what they spell.
         token_ids: its token ids, as ``generate`` would read them.
     """
 
-    text: str
-    token_ids: list[int] = field(repr=False)
-    _model: PreTrainedModel = field(repr=False)
     _tokenizer: PreTrainedTokenizerBase = field(repr=False)
-    _cache: Cache = field(repr=False)
-    _logits_BV: Tensor = field(repr=False)
-    _weights: Callable[[], str] = field(repr=False)
-
-    @property
-    def n_bytes(self) -> int:
-        """What keys and values take."""
-        return self._kept().n_bytes
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Keep the session in a folder, in the model's own type, for ``Session.load`` in this process or another.
+        """Save the session to a folder, in the model's dtype, for ``Session.load`` in this process or another.
 
-        The folder holds the text itself. It is written whole or not at all.
+        The folder contains the text itself. It is saved atomically.
 
         Args:
-            folder: where to.
-            overwrite: replace what is there.
+            folder: the folder to create.
+            overwrite: replace an existing folder.
 
         Raises:
-            OutputExistsError: there is something already.
-            ConfigError: the architecture keeps more than keys and values, which cannot be saved.
+            OutputExistsError: the folder exists.
+            ConfigError: the architecture caches more than keys and values, which cannot be saved.
             ResourceError: the disk is full; nothing is left behind.
         """
         with atomic_folder(folder, overwrite=overwrite) as work:
             self.save_into(work)
 
-    def save_into(self, folder: Path) -> None:
-        """Write the files of ``save`` into a folder that is there."""
-        save_session_state(self._kept(), folder)
-
     @classmethod
     def load(cls, folder: str | Path, lm: ReadingModel) -> Self:
-        """Open what ``save`` wrote.
+        """Load a session saved by ``save``.
 
         Args:
             folder: the folder.
-            lm: the model that wrote it.
+            lm: the model that saved it.
 
         Raises:
-            FingerprintError: it was written by other weights, or in another type.
-            DataError: it is damaged, or something else.
+            FingerprintError: it was saved with other weights, or in another dtype.
+            DataError: it is damaged, or not a session.
 
         >>> import tempfile, gerund
         >>> lm = gerund.load()
@@ -299,83 +273,67 @@ class Session:
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
-        found = load_session_state(folder, lm)
-        return cls(
-            found.text,
-            found.token_ids,
-            lm.model,
-            lm.tokenizer,
-            found.cache,
-            found.logits_BV,
-            lambda: lm.weights_hash,
-        )
-
-    def _kept(self) -> Kept:
-        return Kept(self.text, self.token_ids, self._cache, self._logits_BV, self._weights, self._model)
+        return cls(**vars(load_cached_text(folder, lm)), _tokenizer=lm.tokenizer)
 
     def read(self, token_ids: Sequence[int]) -> Self:
-        """Return a session that has read so many tokens more; this one stays as it is.
+        """Return a session that has read more tokens; this one does not change.
 
         Its logits are those of one pass over everything up to rounding, since products of other shapes round otherwise.
 
         Args:
-            token_ids: what follows the text.
+            token_ids: the tokens that follow the text.
 
         Raises:
-            TextError: there is none, one that the model does not have, or no room for them.
-            ConfigError: the architecture keeps more than keys and values.
+            TextError: there are none, the model does not have one of them, or they do not fit its context.
+            ConfigError: the architecture caches more than keys and values.
         """
         require_plain_kv_cache(self._cache)
         try:
-            token_ids = [operator.index(one) for one in token_ids]
+            token_ids = [operator.index(token) for token in token_ids]
         except TypeError as error:
-            raise TextError(f"read takes token ids, such as those of a result, not {token_ids!r}") from error
+            raise TextError(f"`read` takes token ids, such as those of a result, not {token_ids!r}.") from error
         if not token_ids:
-            raise TextError("there is nothing to read: no token ids were given")
+            raise TextError("There is nothing to read: `token_ids` is empty.")
         ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *token_ids], "the text")
         more = ids[len(self.token_ids) :]
-        cache, logits_BV, _ = _read(self._model, more, _copied(self._cache))
+        cache, logits_BV, _ = _read(self._model, more, _shallow_copy(self._cache))
         text = self.text + text_behind(self._tokenizer, self.token_ids, more)
         return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
 
-    def tail(self, first: int) -> Kept:
-        """Return what was read from a token on, without what stands before it, for ``with_tail``.
-
-        Args:
-            first: how many tokens are left out.
+    def tail(self, first: int) -> CachedText:
+        """Return the cache from token ``first`` on, for ``with_tail``.
 
         Raises:
-            ConfigError: keys of this architecture cannot be turned to another place.
+            ConfigError: keys of this architecture cannot be moved to another position.
         """
         key_rotations(self._model)
-        cache = _copied(self._cache)
+        cache = _shallow_copy(self._cache)
         for layer in cache.layers:
-            layer.keys, layer.values = (one[:, :, first:].clone() for one in (layer.keys, layer.values))
+            layer.keys, layer.values = (tensor[:, :, first:].clone() for tensor in (layer.keys, layer.values))
         ids = self.token_ids[first:]
-        return replace(
-            self._kept(), text=text_behind(self._tokenizer, self.token_ids[:first], ids), token_ids=ids, cache=cache
-        )
+        text = text_behind(self._tokenizer, self.token_ids[:first], ids)
+        return CachedText(text, ids, self._model, cache, self._logits_BV, self._weights)
 
-    def with_tail(self, tail: Kept, start: int) -> Self:
-        """Return a session at whose end stands what another one has read, without reading it again: an approximation.
+    def with_tail(self, tail: CachedText, start: int) -> Self:
+        """Append the cached tail of another session without reading it again: an approximation.
 
-        Keys are turned to their new place. What the tail could not see, the text between its own beginning and here,
-        has no part in what it holds; so all that is written behind it differs from what one pass over everything gives.
+        Keys are rotated to their new positions. The tail was computed without the text between its own beginning and
+        here, so what is generated after it differs from what one pass over everything gives.
 
         Args:
-            tail: what ``tail`` returned, of this model.
-            start: how many tokens stood before it.
+            tail: a result of ``tail``, of the same model.
+            start: how many tokens preceded it.
 
         Raises:
-            ConfigError: keys of this architecture cannot be turned to another place.
-            TextError: there is no room for it.
+            ConfigError: keys of this architecture cannot be moved to another position.
+            TextError: it does not fit the model's context.
         """
-        turns = key_rotations(self._model)
+        rotations = key_rotations(self._model)
         ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *tail.token_ids], "the text")
-        cache, by = _copied(self._cache), len(self.token_ids) - start
-        for layer, own, turn in zip(cache.layers, tail.cache.layers, turns, strict=True):
-            layer.update(turn.apply(own.keys, by), own.values)
-        return replace(self, text=self.text + tail.text, token_ids=ids, _cache=cache, _logits_BV=tail.logits_BV)
+        cache, shift = _shallow_copy(self._cache), len(self.token_ids) - start
+        for layer, added, rotation in zip(cache.layers, tail._cache.layers, rotations, strict=True):
+            layer.update(rotation.apply(added.keys, shift), added.values)
+        return replace(self, text=self.text + tail.text, token_ids=ids, _cache=cache, _logits_BV=tail._logits_BV)
 
     @takes_aliases
     def stream(
@@ -397,40 +355,33 @@ class Session:
     ) -> Generation:
         """Continue the text without reading it again.
 
-        Every call starts from the end of the text. The result is that of ``LanguageModel.generate`` for the
-        same text, bit for bit (on a GPU up to rounding for mixtures of experts, which transformers' own loop
-        computes another way there).
+        Every call starts from the end of the text. The result is bit-identical to that of ``LanguageModel.generate``
+        for the same text (on a GPU up to rounding for mixtures of experts, which transformers' own loop computes in
+        another way there).
 
         Args:
-            max_new_tokens: how much to write at most; less where the model's context ends first.
+            max_new_tokens: tokens to generate at most; fewer where the model's context ends first.
             sampling: how tokens are chosen; None is greedy.
-            options: what ends the text, which form it has, and what is said of its tokens, as in ``generate``; all
-                but ``n``.
+            options: stop conditions, output format and log-probabilities, as in ``generate``; all but ``n``.
 
         Raises:
             ConfigError: a setting is impossible.
         """
-        return self._continued(_one_of(max_new_tokens, sampling, options))
+        return self._continue(_single(max_new_tokens, sampling, options))
 
     def _work(self, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> Work:
-        settings = _one_of(max_new_tokens, sampling, options)
+        settings = _single(max_new_tokens, sampling, options)
 
-        def work(emit: Emit, stop: threading.Event) -> None:
-            self._continued(settings, emit, stop)
+        def work(emit: Emit, cancelled: CancelFlag) -> None:
+            self._continue(settings, emit, cancelled)
 
         return work
 
-    def _continued(
-        self, settings: GenerationConfig, emit: Emit | None = None, cancelled: threading.Event | None = None
+    def _continue(
+        self, settings: GenerationConfig, emit: Emit | None = None, cancelled: CancelFlag | None = None
     ) -> Generation:
-        return generation.continue_read(
-            self._model,
-            self._tokenizer,
-            self.token_ids,
-            self._decode,
-            settings,
-            emit=emit,
-            cancelled=cancelled,
+        return generation.continue_from_cache(
+            *(self._model, self._tokenizer, self.token_ids, self._decode, settings), emit=emit, cancelled=cancelled
         )
 
     def _decode(
@@ -441,8 +392,8 @@ class Session:
         stopping_criteria: StoppingCriteriaList,
         **_settings: Any,
     ) -> Tensor:
-        """Write token by token, greedily among the processed scores; return text and continuation ``(1, T)``."""
-        cache = to_write_on(self._cache)
+        """Generate greedily from the processed scores; return text and continuation ``(1, T)``."""
+        cache = copy_on_write(self._cache)
         logits_BV = self._logits_BV
         while True:
             # Processors may write into what they are given.
@@ -454,42 +405,42 @@ class Session:
             logits_BV = model(input_ids=chosen_BT, use_cache=True, **{CACHE: cache}).logits[:, -1]
 
 
-def _copied(cache: Cache) -> Cache:
-    """Return a cache that grows by itself; its layers put new tensors in the place of those that they share so far."""
-    own = copy.copy(cache)
-    own.layers = [copy.copy(layer) for layer in cache.layers]
-    return own
+def _shallow_copy(cache: Cache) -> Cache:
+    """Return a cache that grows on its own; its layers replace the tensors that they share with the original."""
+    copied = copy.copy(cache)
+    copied.layers = [copy.copy(layer) for layer in cache.layers]
+    return copied
 
 
-def _one_of(max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> GenerationConfig:
+def _single(max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords) -> GenerationConfig:
     settings = GenerationConfig.of(max_new_tokens, sampling, options)
     if settings.n != 1:
-        raise ConfigError(f"n={settings.n}: a session continues its text once a call; call it again")
+        raise ConfigError(f"`n` must be 1, got {settings.n}: a session generates one continuation per call.")
     return settings
 
 
 def read_prompt(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, weights: Callable[[], str]
 ) -> Session:
-    """Read a prompt once; see ``LanguageModel.read``."""
+    """Read a prompt once; see ``LanguageModel.read``. ``weights`` returns the hash of the model's weights."""
     [checked] = check_prompts([prompt])
     ids = prompt_ids(model, tokenizer, checked, "the text")
     cache, logits_BV, _ = _read(model, ids)
     text = checked if isinstance(checked, str) else tokenizer.decode(ids)
-    return Session(str(text), ids, model, tokenizer, cache, logits_BV, weights)
+    return Session(str(text), ids, model, cache, logits_BV, weights, tokenizer)
 
 
 def encode_and_keep(
     runtime: EncoderRuntime, prompt: str, text: str, weights: Callable[[], str]
 ) -> tuple[np.ndarray, Session]:
-    """Read a text once, in the type of the weights; see ``LanguageModel.encode_and_keep``."""
-    _refuse_plan(runtime)
+    """Read a text once; return its vector ``(D,)`` float32 and its session. See ``LanguageModel.encode_and_keep``."""
+    _require_causal_plan(runtime)
     if is_template(prompt):
-        raise ConfigError(f"the prompt {prompt!r} stands around a text, which ends it: nothing can go on from there")
+        raise ConfigError(f"The prompt {prompt!r} has text after the placeholder, so the text can't be continued.")
     if not text.strip():
-        raise TextError("the text is empty, so there is nothing to encode")
-    whole = prompt + text if prompt else text
-    ids = prompt_ids(runtime.model, runtime.tokenizer, whole, "the text")
+        raise TextError("The text is empty.")
+    full_text = prompt + text if prompt else text
+    ids = prompt_ids(runtime.model, runtime.tokenizer, full_text, "the text")
     config = runtime.config
     input_format = InputFormat(
         prompt,
@@ -500,43 +451,43 @@ def encode_and_keep(
     assert tokens is not None  # only empty texts have none
     if runtime.max_length is not None and len(tokens) > runtime.max_length:
         raise TextError(
-            f"the text has {len(tokens)} tokens and there is room for {runtime.max_length}; shorten it: what is to be "
-            "continued is not cut"
+            f"The text has {len(tokens)} tokens; the limit is {runtime.max_length}. Shorten it: a text to be continued "
+            "is not truncated."
         )
     if tokens.ids[: len(ids)] != ids:
-        raise TextError("this tokenizer ends a text in a way that cannot be continued; use encode and generate apart")
-    kept, logits_BV, hidden_BTD = _read(runtime.model, ids)
+        raise TextError("This tokenizer ends a text in a way that can't be continued. Use encode and generate.")
+    cache, logits_BV, hidden_BTD = _read(runtime.model, ids)
     closing = tokens.ids[len(ids) :]
     if closing:
-        # End tokens belong to the vector alone: they are read on a copy, and the session goes on from the text.
+        # End tokens belong to the vector alone: they are read into a copy, and the session continues from the text.
         closing_BT = torch.tensor([closing], device=runtime.device)
         with torch.no_grad():
-            after = runtime.model.base_model(closing_BT, use_cache=True, **{CACHE: copy.deepcopy(kept)})
+            after = runtime.model.base_model(closing_BT, use_cache=True, **{CACHE: copy.deepcopy(cache)})
         hidden_BTD = torch.cat([hidden_BTD, after.last_hidden_state], dim=1)
     [vector] = pooled(runtime, [tokens], hidden_BTD, torch.zeros(1, dtype=torch.long, device=hidden_BTD.device))
-    if runtime.config.normalize:
+    if config.normalize:
         vector = unit(vector)
-    return vector, Session(whole, ids, runtime.model, runtime.tokenizer, kept, logits_BV, weights)
+    return vector, Session(full_text, ids, runtime.model, cache, logits_BV, weights, runtime.tokenizer)
 
 
-def _refuse_plan(runtime: EncoderRuntime) -> None:
+def _require_causal_plan(runtime: EncoderRuntime) -> None:
     name = runtime.config.attention.label(runtime.n_layers)
     runtime.config.refuse_methods("a pass that generation goes on from")
     if runtime.plan.repeats_text:
-        raise ConfigError(f"the plan {name!r} reads the text twice; load the model with the plan 'causal'")
+        raise ConfigError(f"The plan {name!r} reads the text twice. Load the model with attention='causal'.")
     if not runtime.plan.is_causal:
         raise ConfigError(
-            f"the plan {name!r} is not causal alone, so nothing can be continued from its pass; load the model with "
-            "the plan 'causal' and no skips"
+            f"The plan {name!r} is not causal, so generation can't continue from its pass. Load the model with "
+            "attention='causal' and no skips."
         )
 
 
 @torch.no_grad()
 def _read(model: PreTrainedModel, ids: list[int], cache: Cache | None = None) -> tuple[Cache, Tensor, Tensor]:
-    """Return cache, logits ``(1, V)`` of what comes next, and last hidden states ``(1, T, D)``, of one pass.
+    """Return cache, logits ``(1, V)`` of the next token and last hidden states ``(1, T, D)`` of a pass.
 
     It is the pass with which transformers' ``generate`` begins: logits for the last token alone, since those of a
-    larger product may differ in their last bits.
+    larger product may differ in their last bits. A given cache is extended in place.
     """
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=model.device)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:

@@ -28,72 +28,101 @@ from gerund.inference.generate.compiled_step import without_hooks
 from gerund.inference.generate.kv_cache import plain_layers
 from gerund.models.architectures import is_encoder_decoder
 
+# Steps are padded to a multiple of at most so many rows.
+MOST_ROWS_MORE = 8
+# Prompts per prefill pass at most.
+MOST_READ = 4
+# Least number of tokens of a pass whose logits are computed: few rows take other kernels.
+_LEAST_LOGITS = 4
+# Keys and values ``(key heads, T, head_dim)`` of some tokens, by layer.
+KeyValues = list[tuple[Tensor, Tensor]]
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return why slots cannot hold a model's cache; None where nothing is known against it.
+
+    Whether its results are then right is checked by ``reproducibility.check_batching``.
+    """
+    kind = model.config.model_type
+    if is_encoder_decoder(model):
+        return f"this {kind} model has an encoder"
+    config = model.config.get_text_config(decoder=True)
+    layers = decoder_layers(model)
+    implementation = config._attn_implementation
+    if implementation not in (FUSED, ADDITIVE) or has_indexer(model) or any(map(way_of, model.modules())):
+        return f"this {kind} model's attention does not accept attention plans"
+    if hands_on(layers):
+        return f"the layers of this {kind} model share more than hidden states"
+    if plain_layers(model) != len(layers):
+        return f"this {kind} model caches more than keys and values, or has a sliding window"
+    if CACHE not in inspect.signature(model.forward).parameters or not takes_positions(model):
+        return f"this {kind} model does not accept position ids"
+    return None
+
 
 class SlotLayer:
     """Keys and values of one layer in all slots, ``(slots, key heads, room, head_dim)``."""
 
     def __init__(self, slots: int, room: int) -> None:
         self.slots, self.room = slots, room
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self._both: tuple[Tensor, Tensor] | None = None
 
-    def tensors(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both, made when the first keys and values show their sizes and type."""
-        if self.keys is None or self.values is None:
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, once they are allocated."""
+        assert self._both is not None
+        return self._both
+
+    def allocated(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both, allocated when the first keys and values show their sizes and dtype."""
+        if self._both is None:
             try:
-                self.keys, self.values = (self._made(like) for like in (keys, values))
+                self._both = self._zeros(keys), self._zeros(values)
             except (RuntimeError, MemoryError, OSError) as error:
-                raise ResourceError(
-                    f"{self.slots} texts of {self.room} tokens do not fit the memory; take fewer slots, or less context"
-                ) from error
-        return self.keys, self.values
+                size = f"{self.slots} sequences of {self.room} tokens"
+                raise ResourceError(f"{size} do not fit into memory. Use fewer slots or less context.") from error
+        return self._both
 
-    def _made(self, like: Tensor) -> Tensor:
-        # Zeros: what is hidden is multiplied by 0, which must not be 0 times infinity.
+    def _zeros(self, like: Tensor) -> Tensor:
+        # Zeros: masked values are multiplied by 0, which must not be 0 times infinity.
         shape = (self.slots, like.shape[1], self.room, like.shape[3])
         if like.device.type != "cpu":
             return like.new_zeros(shape)
-        # Memory that the system gives when something is written there: most texts are shorter than their room.
+        # The system allocates this memory when it is written to: most sequences are shorter than their room.
         zeros = mmap.mmap(-1, math.prod(shape) * like.element_size())
         return torch.frombuffer(zeros, dtype=like.dtype).view(shape)
 
     @property
     def bytes(self) -> int:
-        """Memory of both, once they were made."""
-        return sum(one.nbytes for one in (self.keys, self.values) if one is not None)
+        """Memory of both, once they are allocated."""
+        return sum(tensor.nbytes for tensor in self._both or ())
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy a slot's first tokens into another slot."""
-        for own in self.both():
-            own[target, :, :length] = own[source, :, :length]
+        for tensor in self.both:
+            tensor[target, :, :length] = tensor[source, :, :length]
 
-    def taken(self, slot: int, first: int, behind: int) -> tuple[Tensor, Tensor]:
-        """Return copies ``(H, T, D)`` of what some tokens of a slot left."""
-        keys, values = (own[slot, :, first:behind].clone() for own in self.both())
+    def copy_out(self, slot: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return copies ``(H, T, D)`` of some tokens of a slot."""
+        keys, values = (tensor[slot, :, first:end].clone() for tensor in self.both)
         return keys, values
 
     @torch.inference_mode()
-    def put(self, slot: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values ``(H, T, D)`` into a slot, from this token on."""
-        for own, new in zip(self.tensors(keys[None], values[None]), (keys, values), strict=True):
-            own[slot, :, first : first + new.shape[1]] = new
+    def copy_in(self, slot: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Copy keys and values ``(H, T, D)`` into a slot, from token ``first`` on."""
+        for tensor, new in zip(self.allocated(keys[None], values[None]), (keys, values), strict=True):
+            tensor[slot, :, first : first + new.shape[1]] = new
 
     @torch.inference_mode()
     def fill(self, rows: int, generator: torch.Generator) -> None:
         """Fill the first slots with random numbers."""
-        for own in self.both():
-            own[:rows] = torch.randn(own.shape[1:], generator=generator).to(own)
-
-    def both(self) -> tuple[Tensor, Tensor]:
-        """Return both, which have been made."""
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values
+        for tensor in self.both:
+            tensor[:rows] = torch.randn(tensor.shape[1:], generator=generator).to(tensor)
 
 
-class _LayerOfTransformers(CacheLayerMixin):
-    """What transformers sees of a layer."""
+class _CacheLayer(CacheLayerMixin):
+    """A ``SlotLayer`` as transformers sees it."""
 
     is_sliding = False
 
@@ -103,15 +132,15 @@ class _LayerOfTransformers(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: there is room already."""
+        """Do nothing: memory is allocated already."""
 
     def get_max_length(self) -> int:
         """Return the room of a slot."""
         return self.layer.room
 
 
-class PrefillLayer(_LayerOfTransformers):
-    """A layer while prompts are read, some tokens of which are there."""
+class PrefillLayer(_CacheLayer):
+    """A layer while prompts are read; ``parts`` has the cached and the new tokens of each."""
 
     def __init__(self, layer: SlotLayer, first: int, parts: Sequence[tuple[int, int]], by_blocks: bool) -> None:
         super().__init__(layer)
@@ -119,105 +148,79 @@ class PrefillLayer(_LayerOfTransformers):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values ``(1, H, T, D)``; return all ``(prompts, H, W, D)``, the last block filled up."""
-        both = self.layer.tensors(key_states, value_states)
-        behind = 0
+        both = self.layer.allocated(key_states, value_states)
+        offset = 0
         for slot, (start, length) in enumerate(self.parts, start=self.first):
-            for own, new in zip(both, (key_states, value_states), strict=True):
-                own[slot, :, start : start + length] = new[0, :, behind : behind + length]
-            behind += length
+            for tensor, new in zip(both, (key_states, value_states), strict=True):
+                tensor[slot, :, start : start + length] = new[0, :, offset : offset + length]
+            offset += length
         longest = max(map(sum, self.parts))
         width = whole_blocks(longest) if self.by_blocks else longest
-        keys, values = (own[self.first : self.first + len(self.parts), :, :width] for own in both)
+        keys, values = (tensor[self.first : self.first + len(self.parts), :, :width] for tensor in both)
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Return how many tokens were there before, of the first prompt."""
+        """Return how many tokens of the first prompt were cached."""
         return self.parts[0][0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys there will be, and which is the first of them."""
+        """Return how many keys there will be, and the offset of the first."""
         return self.parts[0][0] + query_length, 0
 
 
-class DecodeLayer(_LayerOfTransformers):
+class DecodeLayer(_CacheLayer):
     """A layer while some rows get one token each."""
 
-    place_B: Tensor
+    position_B: Tensor
     row_B: Tensor
     real_B11W: Tensor
-    own: tuple[Tensor, Tensor]
+    rows: tuple[Tensor, Tensor]
 
     def __init__(self, layer: SlotLayer) -> None:
         super().__init__(layer)
-        self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
-    def expect(self, first: int, row_B: Tensor, place_B: Tensor, real_B11W: Tensor) -> tuple[Tensor, ...]:
-        """Say which rows, from which one on, where in its slot each one's next token goes, and which keys it sees."""
-        self.row_B, self.place_B, self.real_B11W = row_B, place_B, real_B11W
-        part = first, len(place_B)
-        known = part in self._parts
+    def expect(self, first: int, row_B: Tensor, position_B: Tensor, real_B11W: Tensor) -> tuple[Tensor, ...]:
+        """Set the rows of a step, from row ``first`` on: the position of each one's next token and the keys it sees.
+
+        Returns the rows' keys and values unless the same views were returned before.
+        """
+        self.row_B, self.position_B, self.real_B11W = row_B, position_B, real_B11W
+        part = first, len(position_B)
+        known = part in self._views
         if not known:
-            keys, values = (one[first : first + len(place_B)] for one in self.layer.both())
-            self._parts[part] = keys, values
-        self.own = self._parts[part]
-        return () if known else self.own
-
-    @property
-    def width(self) -> int:
-        """How many keys of a row are looked at."""
-        return self.real_B11W.shape[-1]
+            keys, values = (tensor[first : first + len(position_B)] for tensor in self.layer.both)
+            self._views[part] = keys, values
+        self.rows = self._views[part]
+        return () if known else self.rows
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Put each row's keys and values ``(B, H, 1, D)`` in their place and return those of all of its tokens."""
-        for own, new in zip(self.own, (key_states, value_states), strict=True):
-            own[self.row_B, :, self.place_B] = new[:, :, 0]
-        keys, values = (own[:, :, : self.width] for own in self.own)
+        """Append keys and values ``(B, H, 1, D)``, one per row; return those of all tokens ``(B, H, W, D)``."""
+        for tensor, new in zip(self.rows, (key_states, value_states), strict=True):
+            tensor[self.row_B, :, self.position_B] = new[:, :, 0]
+        keys, values = (tensor[:, :, : self.real_B11W.shape[-1]] for tensor in self.rows)
         return keys, values
 
     def get_seq_length(self) -> int:
         """Return how many tokens the longest row has."""
-        return self.width - 1
+        return self.real_B11W.shape[-1] - 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys are looked at, and which is the first of them."""
+        """Return how many keys are looked at, and the offset of the first."""
         del query_length
-        return self.width, 0
-
-
-# Rows are filled up to a multiple of this at most.
-MOST_ROWS_MORE = 8
-# Prompts that are read together at most.
-MOST_READ = 4
-# Tokens of a pass whose logits are computed at least.
-_LEAST_LOGITS = 4
-# By layer, keys and values ``(key heads, T, head_dim)`` of some tokens of a text.
-Kept = list[tuple[Tensor, Tensor]]
-
-
-def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Say why slots cannot hold what a model keeps of a text; None where nothing is known against it.
-
-    Whether a model that they can hold gives what it should is for ``reproducibility.check_batching`` to find out.
-    """
-    kind = model.config.model_type
-    if is_encoder_decoder(model):
-        return f"this {kind} model has an encoder beside the text that it writes"
-    config = model.config.get_text_config(decoder=True)
-    layers = decoder_layers(model)
-    implementation = config._attn_implementation
-    if implementation not in (FUSED, ADDITIVE) or has_indexer(model) or any(map(way_of, model.modules())):
-        return f"the attention of this {kind} model takes no plan by itself"
-    if hands_on(layers):
-        return f"the layers of this {kind} model hand each other more than hidden states"
-    if plain_layers(model) != len(layers):
-        return f"this {kind} model keeps more of a text than keys and values, or forgets what lies behind a window"
-    if CACHE not in inspect.signature(model.forward).parameters or not takes_positions(model):
-        return f"this {kind} model cannot be told where in its text a token stands"
-    return None
+        return self.real_B11W.shape[-1], 0
 
 
 class Slots:
-    """Room for texts that are written side by side."""
+    """KV cache slots for ``count`` sequences of ``room`` tokens each.
+
+    ``alone``: each row attends in a call of its own.
+    ``at_least``, ``multiple``: a step has so many rows at least, and a multiple of this, empty ones included: kernels
+    compute few rows, or the last rows, another way than many.
+    ``compiled``: compile the step with torch for so many rows, at least and at most; a larger step is split.
+    ``by_blocks``: read prompts in a way that allows parts, and several together.
+    ``shared``: all layers share one memory: for trials of whether rows depend on each other, which need no text.
+    """
 
     def __init__(
         self,
@@ -237,70 +240,72 @@ class Slots:
         self.alone, self.at_least, self.multiple = alone, at_least, multiple
         self.lengths: list[int] = []
         # Compiled code serves any number of keys but all that there is room for, so there is room for more.
-        whole = whole_blocks(room) + bool(compiled) * STEP
-        # The last slots are read into; rows that only fill a step up have some of their own where there are not enough.
-        self._reading = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
+        width = whole_blocks(room) + bool(compiled) * STEP
+        # Prompts are read into the last slots; a step is padded with the empty rows before them.
+        self._first_reader = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         self._device = model.get_input_embeddings().weight.device
-        # A CPU's memory is taken when something is written there. Attention that is no kernel takes one text at a time.
+        # A CPU allocates memory only when it is written to. Without fused attention one prompt is read at a time.
         fused = model.config.get_text_config(decoder=True)._attn_implementation == FUSED
         self.readers = MOST_READ if self._device.type == "cpu" and fused else 1
-        layers = [SlotLayer(self._reading + self.readers, whole) for _ in decoder_layers(model)]
+        layers = [SlotLayer(self._first_reader + self.readers, width) for _ in decoder_layers(model)]
         self._layers = layers[:1] * len(layers) if shared else layers
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._writing = Cache(layers=[DecodeLayer(layer) for layer in self._layers])
-        # Reading goes through the model's own hooks, which let other work in between two layers.
-        self._bare = without_hooks(model)
-        self._compiled: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
+        self._decode_cache = Cache(layers=[DecodeLayer(layer) for layer in self._layers])
+        # Prefill runs the model's own hooks, which let other work in between two layers.
+        self._plain_model = without_hooks(model)
+        self._compiled_pass: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
         if compiled:
-            self._compiled = compiled_step.compiled(self._one_pass, self._bare, (compiled, whole))
+            self._compiled_pass = compiled_step.compiled(self._one_pass, self._plain_model, (compiled, width))
 
     @property
     def live(self) -> int:
-        """How many rows are being written."""
+        """How many rows are being decoded."""
         return len(self.lengths)
 
     @torch.inference_mode()
-    def read(self, ids: Sequence[int], known: int = 0) -> Tensor:
-        """Read a prompt into the first slot behind the rows, as ``generate`` begins; return its logits ``(V,)``."""
+    def prefill(self, ids: Sequence[int], cached: int = 0) -> Tensor:
+        """Read a prompt as ``generate`` begins; return its logits ``(V,)``.
+
+        ``cached`` tokens of it are in the slot already: whole blocks, and ``by_blocks`` only.
+        """
         if self.by_blocks:
-            return self.read_together([ids], [known])[0]
+            return self.prefill_together([ids], [cached])[0]
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(ids)], device=self._device)}
         if self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        return self._read(inputs, [(0, len(ids))])[0, -1].clone()
+        return self._prefill(inputs, [(0, len(ids))])[0, -1].clone()
 
     @torch.inference_mode()
-    def read_together(self, prompts: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:
-        """Read prompts in one pass, by blocks, each into a slot of its own behind the rows."""
-        parts = [(before, len(ids) - before) for ids, before in zip(prompts, known, strict=True)]
-        rest = [token for ids, before in zip(prompts, known, strict=True) for token in ids[before:]]
-        places = [place for start, length in parts for place in range(start, start + length)]
+    def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        """Read up to ``readers`` prompts in one pass, by blocks; return their logits ``(prompts, V)``."""
+        parts = [(start, len(ids) - start) for ids, start in zip(prompts, cached, strict=True)]
+        new_ids = [token for ids, start in zip(prompts, cached, strict=True) for token in ids[start:]]
+        positions = [position for start, length in parts for position in range(start, start + length)]
         ends_N = torch.tensor([length for _, length in parts], device=self._device).cumsum(0) - 1
         inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([rest], device=self._device),
-            "position_ids": torch.tensor([places], device=self._device),
+            "input_ids": torch.tensor([new_ids], device=self._device),
+            "position_ids": torch.tensor([positions], device=self._device),
             "attention_plan": ByBlocks(len(self._layers), parts),
-            # The plan makes no use of it, and without one the model would make a mask.
+            # Not used by the plan, but without it the model would build a mask.
             "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device),
         }
         if not self._keeps_logits:
-            return self._read(inputs, parts)[0, ends_N]
-        # Few rows are computed another way than many.
+            return self._prefill(inputs, parts)[0, ends_N]
         more = max(0, _LEAST_LOGITS - len(parts))
         inputs["logits_to_keep"] = torch.cat([ends_N, ends_N[-1:].expand(more)])
-        return self._read(inputs, parts)[0, : len(parts)].clone()
+        return self._prefill(inputs, parts)[0, : len(parts)].clone()
 
-    def _read(self, inputs: dict[str, Any], parts: Sequence[tuple[int, int]]) -> Tensor:
-        own = Cache(layers=[PrefillLayer(layer, self._reading, parts, self.by_blocks) for layer in self._layers])
+    def _prefill(self, inputs: dict[str, Any], parts: Sequence[tuple[int, int]]) -> Tensor:
+        cache = Cache(layers=[PrefillLayer(layer, self._first_reader, parts, self.by_blocks) for layer in self._layers])
         with torch.autocast(self._device.type, enabled=False):
-            logits: Tensor = self.model(**inputs, **{CACHE: own}, use_cache=True).logits
+            logits: Tensor = self.model(**inputs, **{CACHE: cache}, use_cache=True).logits
         return logits
 
     def join(self, length: int, reader: int = 0) -> int:
-        """Make a row of a prompt that was read last; return its number. It may be done several times."""
+        """Copy a prompt of the last prefill into a row; return its number. May be called several times per prompt."""
         row = self.live
         for layer in self._layers:
-            layer.copy(self._reading + reader, row, length)
+            layer.copy(self._first_reader + reader, row, length)
         self.lengths.append(length)
         return row
 
@@ -315,56 +320,59 @@ class Slots:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Write one token into every row; return the logits of what comes next ``(rows, V)``."""
+        """Append one token per row; return the logits of the next tokens ``(rows, V)``."""
         least, most = self.compiled or (max(self.at_least, -(-self.live // self.multiple) * self.multiple), self.live)
         size = -(-self.live // -(-self.live // most))
         logits = []
         for first in range(0, self.live, size):
-            own = range(first, min(first + size, self.live))
-            empty = [0] * (least - len(own))
-            where = [*(self.lengths[row] for row in own), *empty]
-            ids = [*(tokens[row] for row in own), *empty]
-            logits.append(self._written(first, ids, where)[: len(own), -1])
+            rows = range(first, min(first + size, self.live))
+            padding = [0] * (least - len(rows))
+            positions = [*(self.lengths[row] for row in rows), *padding]
+            ids = [*(tokens[row] for row in rows), *padding]
+            logits.append(self._step_rows(first, ids, positions)[: len(rows), -1])
         self.lengths = [length + 1 for length in self.lengths]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def _written(self, first: int, ids: Sequence[int], where: Sequence[int]) -> Tensor:
-        """Write tokens into the rows from one on, behind as many as they have; return the logits ``(rows, 1, V)``."""
-        plan = SideBySide(len(self._layers), [place + 1 for place in where], alone=self.alone, device=self._device)
-        place_B = torch.tensor(where, device=self._device)
-        row_B = torch.arange(len(where), device=self._device)
-        place_B1, ids_B1 = place_B[:, None].clone(), torch.tensor(ids, device=self._device)[:, None].clone()
-        owned = [own for layer in self._writing.layers for own in layer.expect(first, row_B, place_B, plan.real_B11W)]
+    def _step_rows(self, first: int, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Append tokens to the rows from ``first`` on; return the logits ``(rows, 1, V)``."""
+        plan = SideBySide(
+            len(self._layers), [position + 1 for position in positions], alone=self.alone, device=self._device
+        )
+        position_B = torch.tensor(positions, device=self._device)
+        row_B = torch.arange(len(positions), device=self._device)
+        position_B1, ids_B1 = position_B[:, None].clone(), torch.tensor(ids, device=self._device)[:, None].clone()
+        layers = self._decode_cache.layers
+        views = [view for layer in layers for view in layer.expect(first, row_B, position_B, plan.real_B11W)]
         if self.compiled:
             compiled_step.any_length(plan.real_B11W, 3)
             least, most = self.compiled
-            for tensor in (ids_B1, place_B1, place_B, row_B, plan.real_B11W, *owned) if least < most else ():
+            for tensor in (ids_B1, position_B1, position_B, row_B, plan.real_B11W, *views) if least < most else ():
                 compiled_step.any_length(tensor, 0)
         with torch.autocast(self._device.type, enabled=False):
-            return (self._compiled or self._one_pass)(ids_B1, place_B1, plan)
+            return (self._compiled_pass or self._one_pass)(ids_B1, position_B1, plan)
 
-    def _one_pass(self, ids_B1: Tensor, place_B1: Tensor, plan: SideBySide) -> Tensor:
-        logits: Tensor = self._bare(
+    def _one_pass(self, ids_B1: Tensor, position_B1: Tensor, plan: SideBySide) -> Tensor:
+        logits: Tensor = self._plain_model(
             input_ids=ids_B1,
-            position_ids=place_B1,
+            position_ids=position_B1,
             attention_mask=plan.real_B11W,
             use_cache=True,
             attention_plan=plan,
-            **{CACHE: self._writing},
+            **{CACHE: self._decode_cache},
         ).logits
         return logits
 
-    def remember(self, first: int, behind: int, reader: int = 0) -> Kept:
-        """Return copies of what some tokens of a prompt that was read last left."""
-        return [layer.taken(self._reading + reader, first, behind) for layer in self._layers]
+    def copy_out(self, first: int, end: int, reader: int = 0) -> KeyValues:
+        """Return copies of the keys and values of some tokens of a prompt of the last prefill."""
+        return [layer.copy_out(self._first_reader + reader, first, end) for layer in self._layers]
 
-    def recall(self, kept: Kept, first: int, reader: int = 0) -> None:
-        """Put what ``remember`` returned into a slot that is read into, from this token on."""
-        for layer, (keys, values) in zip(self._layers, kept, strict=True):
-            layer.put(self._reading + reader, first, keys, values)
+    def copy_in(self, layers: KeyValues, first: int, reader: int = 0) -> None:
+        """Copy keys and values into a slot for the next prefill, from token ``first`` on."""
+        for layer, (keys, values) in zip(self._layers, layers, strict=True):
+            layer.copy_in(self._first_reader + reader, first, keys, values)
 
     def fill(self, lengths: Sequence[int], seed: int) -> None:
-        """Make rows of these lengths out of random keys and values, for trials."""
+        """Fill rows of these lengths with random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
         for layer in dict.fromkeys(self._layers):
@@ -373,7 +381,7 @@ class Slots:
     @property
     def are_alike(self) -> bool:
         """Whether all layers have keys and values of the same shapes, once a prompt was read."""
-        return len({tuple(own.shape for own in layer.both()) for layer in self._layers}) == 1
+        return len({tuple(tensor.shape for tensor in layer.both) for layer in self._layers}) == 1
 
     @property
     def bytes(self) -> int:
