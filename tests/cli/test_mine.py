@@ -93,7 +93,7 @@ def test_killed_and_resumed(tmp_path):
     assert not out.exists()
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "is unfinished; give --resume to go on with it" in refused.stderr
+    assert "unfinished work; give --resume to continue it" in refused.stderr
     resumed = subprocess.run(
         [*command, "--resume", "--json"], env=environment, capture_output=True, text=True, check=True
     )
@@ -177,7 +177,7 @@ class TestMistakes:
             (["--threshold", "0"], "threshold=0 would make a pair of any two sentences; 1 is the least"),
             (["--letter-weight", "0"], "the weight of a symbol is a whole number from 1 to 1,000,000, and letter=0"),
             (["--max-uses", "-1"], "max_uses=-1 is below 1; for any number None, or --max-uses 0"),
-            (["--language", "?"], "language='?' is no language code such as en, zh or de"),
+            (["--language", "?"], "language='?' is not a language code such as en, zh or de"),
             (["--workers", "0"], "workers must be from 1 to 100000, got 0"),
             (["--method", "ict", "--threshold", "40"], "threshold means nothing to the method ict; leave it out"),
             (["--threshold", "5000"], "no two sentences of 40 documents are a pair by these settings"),

@@ -91,9 +91,9 @@ class TestMaskTokens:
     @pytest.mark.parametrize(
         "settings, message",
         [
-            ({"rate": 0.0}, "rate must lie above 0"),
-            ({"rate": 1.1}, "rate must lie above 0"),
-            ({"rate": float("nan")}, "rate must lie above 0"),
+            ({"rate": 0.0}, "rate must be above 0"),
+            ({"rate": 1.1}, "rate must be above 0"),
+            ({"rate": float("nan")}, "rate must be above 0"),
             ({"mask_fraction": 0.8, "random_fraction": 0.3}, "must be fractions of one whole"),
             ({"mask_fraction": -0.1}, "must be fractions of one whole"),
             ({"random_ids": []}, "needs random_ids"),
@@ -139,7 +139,7 @@ class TestCorrupt:
         assert not all(kept)
         assert (ids == before).all()
         for rate in (-0.1, 1.1):
-            with pytest.raises(ConfigError, match="rate must lie between 0 and 1"):
+            with pytest.raises(ConfigError, match="rate must be from 0 to 1"):
                 corrupt(ids, maskable, rate=rate, mask_id=MASK, rng=np.random.default_rng(0))
 
 

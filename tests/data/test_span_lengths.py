@@ -68,7 +68,7 @@ def test_every_arrangement_is_equally_likely():
 def test_bad_settings():
     rng = np.random.default_rng(0)
     for rate in (0, 1, -0.1):
-        with pytest.raises(ConfigError, match="lies between 0 and 1"):
+        with pytest.raises(ConfigError, match="must be between 0 and 1"):
             sample_corrupted_spans(10, rng, rate=rate)
     with pytest.raises(ConfigError, match="unknown span lengths 'humps'"):
         sample_corrupted_spans(10, rng, lengths="humps")

@@ -1,10 +1,8 @@
-"""Makes a second version of a text by light changes to its words, as a positive for contrastive training.
+"""Augment a text by light edits of its words, for a positive in contrastive training.
 
-After EDA (Wei and Zou 2019): words deleted and words exchanged, here neighbours only, so that the sense survives;
-and a crop. MAGNET's own positives come from a paraphrasing model; these need none.
-
-Knows: words between white space. Does not know: languages, tokens. A text in a script without spaces is one word
-and comes back as it is.
+After EDA (Wei and Zou 2019): words are deleted and exchanged, here neighbors only, so that the meaning survives; and a
+crop. MAGNET's own positives come from a paraphrasing model; these need none. Words are split at white space, so a text
+in a script without spaces is one word and is returned unchanged.
 """
 
 import numpy as np
@@ -13,27 +11,16 @@ from gerund.errors import ConfigError, TextError
 
 
 def augment(text: str, rng: np.random.Generator, *, deletion: float = 0.1, swap: float = 0.1, crop: float = 1.0) -> str:
-    r"""Return another version of a text: cropped, then thinned out, then with neighbouring words exchanged.
+    r"""Return another version of a text: cropped, thinned out, then with neighboring words exchanged.
+
+    It is the text's words, at least one, with single spaces between them. ``deletion`` and ``swap`` are probabilities
+    per word; no word moves twice. With ``crop`` below 1, a random contiguous stretch is taken first, whose length is
+    uniform from this fraction to all words.
 
     >>> augment("the quick brown fox jumps over the lazy dog by the river", np.random.default_rng(1), crop=0.6)
     'brown fox jumps over the lazy dog the river'
     >>> augment("one  word\nafter another", np.random.default_rng(0), deletion=0, swap=0)
     'one word after another'
-
-    Args:
-        text: the text; it has at least one word.
-        rng: the source of randomness.
-        deletion: probability that a word is left out; the last one left is kept.
-        swap: probability that a word changes places with the next one; no word moves twice.
-        crop: first of all, a contiguous stretch of at least this fraction of the words is taken, its length uniform
-            from this fraction to all of them and its place random; 1 takes all.
-
-    Returns:
-        At least one of the text's words, with single spaces between them.
-
-    Raises:
-        TextError: the text has no word.
-        ConfigError: a setting is no fraction from 0 to 1.
     """
     for name, value in (("deletion", deletion), ("swap", swap), ("crop", crop)):
         if not 0 <= value <= 1:
@@ -41,14 +28,13 @@ def augment(text: str, rng: np.random.Generator, *, deletion: float = 0.1, swap:
     words = text.split()
     if not words:
         raise TextError("a text without words cannot be augmented")
-    kept = _thinned(_cropped(words, crop, rng), deletion, rng)
-    return " ".join(_swapped(kept, swap, rng))
+    return " ".join(_swapped(_thinned(_cropped(words, crop, rng), deletion, rng), swap, rng))
 
 
 def _cropped(words: list[str], crop: float, rng: np.random.Generator) -> list[str]:
-    kept = max(1, round(rng.uniform(crop, 1.0) * len(words)))
-    start = int(rng.integers(len(words) - kept + 1))
-    return words[start : start + kept]
+    length = max(1, round(rng.uniform(crop, 1.0) * len(words)))
+    start = int(rng.integers(len(words) - length + 1))
+    return words[start : start + length]
 
 
 def _thinned(words: list[str], deletion: float, rng: np.random.Generator) -> list[str]:

@@ -1,10 +1,9 @@
-"""Corrupts token ids for training: masked tokens, spans to be written, and masks at random.
+"""Corrupt token ids for training: masked tokens, random masks, and spans to generate.
 
-Knows: numpy, rates, which positions may be touched. Does not know: tokenizers, models, losses. Every function is a
-pure function of its arguments and the generator; none changes what it is given.
+Every function depends on its arguments and the generator alone, and changes none of its inputs.
 
-Shapes: T tokens of one text. ``maskable_T`` is True where a token may be touched: never at special tokens,
-prompts or padding.
+Shapes: T tokens of one text. ``maskable_T`` is True where a token may be masked: never at special tokens, prompts or
+padding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from gerund.errors import ConfigError, unknown_name
 
 SpanLengths = Literal["hump", "geometric", "t5"]
 
-# GUR, Figure 4 and equation 3: at most 10 tokens, and means of about 3.8 for both.
+# GUR, Figure 4 and equation 3: at most 10 tokens, and a mean of about 3.8 for both.
 LONGEST = 10
 _HUMP, _MODE = 0.66, 3
 _GEOMETRIC = 0.2
@@ -35,35 +34,19 @@ def mask_tokens(
     mask_fraction: float = 0.8,
     random_fraction: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Select tokens to be predicted and hide most of them (Devlin et al. 2019, section 3.1; MNTP of LLM2Vec, MAGNET).
+    """Select tokens to predict and mask most of them (Devlin et al. 2019, section 3.1; MNTP of LLM2Vec, MAGNET).
 
-    Each maskable token is selected with probability ``rate``, independently of the others; where chance selects none,
-    one is sampled, so that every text with a maskable token teaches something. A selected token becomes the mask
-    token, a random one, or stays as it is.
+    Each maskable token is selected independently with probability ``rate`` (at least one per text, if any is maskable).
+    A selected token becomes the mask token with probability ``mask_fraction``, a sample of ``random_ids`` (perhaps the
+    same token) with ``random_fraction``, or stays. Returns the corrupted ids ``(T,)`` and the selection ``(T,)`` bool.
 
     >>> ids, maskable = np.arange(10, 16), np.array([False, True, True, True, True, True])
     >>> rng = np.random.default_rng(0)
     >>> mask_tokens(ids, maskable, rate=0.4, mask_id=0, random_ids=[7], rng=rng)
     (array([10,  0,  0, 13, 14, 15]), array([False,  True,  True,  True, False, False]))
-
-    Args:
-        ids_T: token ids.
-        maskable_T: which may be selected.
-        rate: probability that a token is selected, above 0.
-        mask_id: the mask token.
-        random_ids: what random tokens are sampled from; a sample may be the very token that was there.
-        rng: the source of randomness.
-        mask_fraction: fraction of the selected tokens that become the mask token.
-        random_fraction: fraction of them that become a random token; the rest stay.
-
-    Returns:
-        The corrupted ids, shape (T,), and which tokens were selected, shape (T,), bool.
-
-    Raises:
-        ConfigError: a rate or fraction is impossible.
     """
     if not 0 < rate <= 1:
-        raise ConfigError(f"the masking rate must lie above 0 and be at most 1, and is {rate}")
+        raise ConfigError(f"the masking rate must be above 0 and at most 1, got {rate}")
     if min(mask_fraction, random_fraction) < 0 or mask_fraction + random_fraction > 1:
         raise ConfigError(
             f"mask_fraction {mask_fraction} and random_fraction {random_fraction} must be fractions of one whole"
@@ -74,9 +57,9 @@ def mask_tokens(
     selected_T = maskable_T & (rng.random(len(ids_T)) < rate)
     if maskable_T.any() and not selected_T.any():
         selected_T[rng.choice(np.flatnonzero(maskable_T))] = True
-    fate_T = rng.random(len(ids_T))
-    masked_T = selected_T & (fate_T < mask_fraction)
-    replaced_T = selected_T & (fate_T >= mask_fraction) & (fate_T < mask_fraction + random_fraction)
+    draw_T = rng.random(len(ids_T))
+    masked_T = selected_T & (draw_T < mask_fraction)
+    replaced_T = selected_T & (draw_T >= mask_fraction) & (draw_T < mask_fraction + random_fraction)
     corrupted_T = np.where(masked_T, mask_id, ids_T).astype(ids_T.dtype)
     if random_fraction:
         sampled_T = rng.choice(np.asarray(random_ids), size=len(ids_T))
@@ -89,25 +72,14 @@ def corrupt(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replace each maskable token by the mask token with probability ``rate``, independently (MAR of UniMAE).
 
+    Returns the corrupted ids ``(T,)`` and which were replaced ``(T,)`` bool.
+
     >>> ids, maskable = np.arange(10, 16), np.array([False, True, True, True, True, True])
     >>> corrupt(ids, maskable, rate=0.5, mask_id=0, rng=np.random.default_rng(0))[0]
     array([10,  0,  0,  0, 14, 15])
-
-    Args:
-        ids_T: token ids.
-        maskable_T: which may be replaced.
-        rate: the probability, from 0 to 1.
-        mask_id: the mask token.
-        rng: the source of randomness.
-
-    Returns:
-        The corrupted ids, shape (T,), and which tokens were replaced, shape (T,), bool.
-
-    Raises:
-        ConfigError: the rate is impossible.
     """
     if not 0 <= rate <= 1:
-        raise ConfigError(f"the masking rate must lie between 0 and 1, and is {rate}")
+        raise ConfigError(f"the masking rate must be from 0 to 1, got {rate}")
     selected_T = _checked(ids_T, maskable_T) & (rng.random(len(ids_T)) < rate)
     return np.where(selected_T, mask_id, ids_T).astype(ids_T.dtype), selected_T
 
@@ -115,31 +87,17 @@ def corrupt(
 def sample_spans(
     maskable_T: np.ndarray, *, count: int = 2, shortest: int = 4, longest: int = 128, rng: np.random.Generator
 ) -> np.ndarray:
-    """Sample the spans that a model learns to write (MSG of MAGNET).
+    """Sample the spans that a model learns to generate (MSG of MAGNET).
 
-    How many is uniform from 1 to ``count`` (fewer where a text has no room), how long each one is uniform from
-    ``shortest`` to the smaller of ``longest`` and what fits: the greatest length that all of them could have side by
-    side. Then every arrangement of them is equally likely. At least one token lies between two spans, one maskable
-    token at least is left as context, and position 0 belongs to no span, since a token is predicted at the
-    position before it.
+    Their number is uniform from 1 to ``count`` (fewer where a text is too short). Their lengths are uniform from
+    ``shortest`` to the smaller of ``longest`` and the greatest length that all of them could have together. Then every
+    arrangement is equally likely. At least one token separates two spans, at least one maskable token is left as
+    context, and position 0 belongs to no span, since a token is predicted at the position before it. Padding must be on
+    the right. Returns 0 for context and 1, 2, ... for the spans from left to right, ``(T,)`` int64.
 
     >>> maskable = np.array([False] + [True] * 11)
     >>> sample_spans(maskable, shortest=3, rng=np.random.default_rng(0))
     array([0, 1, 1, 1, 1, 0, 2, 2, 2, 2, 0, 0])
-
-    Args:
-        maskable_T: which tokens may belong to a span. Padding, if any, stands on the right.
-        count: how many spans at most.
-        shortest: tokens of a span, at least.
-        longest: tokens of a span, at most.
-        rng: the source of randomness.
-
-    Returns:
-        0 for context and 1, 2, ... for the spans from left to right, shape (T,), int64; all 0 where the text is too
-        short for any.
-
-    Raises:
-        ConfigError: the arguments leave no possible span.
     """
     if count < 1 or not 1 <= shortest <= longest:
         raise ConfigError(f"spans need count >= 1 and 1 <= shortest <= longest, not {count}, {shortest} and {longest}")
@@ -167,19 +125,19 @@ def _checked(ids_T: np.ndarray, maskable_T: np.ndarray) -> np.ndarray:
 
 
 def _what_fits(free_T: np.ndarray, number: int, tokens: int, longest: int) -> int:
-    """Return the greatest length that ``number`` spans could all have, 0 for none; ``tokens`` are maskable."""
+    """Return the greatest length that ``number`` spans could all have, 0 for none, of ``tokens`` maskable tokens."""
     edges = np.flatnonzero(np.diff(free_T, prepend=False, append=False))
     runs = edges[1::2] - edges[::2]
-    # One maskable token is kept as context, so the spans share the rest.
+    # One maskable token stays as context, so the spans share the rest.
     lengths = np.arange(1, min(longest, (tokens - 1) // number) + 1)
-    # n spans of m tokens and the n - 1 between them lie within a run of r tokens as long as n(m + 1) <= r + 1.
-    room = ((runs[:, None] + 1) // (lengths + 1)).sum(axis=0)
-    return int((room >= number).sum())
+    # n spans of m tokens and the n - 1 tokens between them fit into a run of r tokens if n(m + 1) <= r + 1.
+    capacity = ((runs[:, None] + 1) // (lengths + 1)).sum(axis=0)
+    return int((capacity >= number).sum())
 
 
 def _arrange(free_T: np.ndarray, lengths: list[int], rng: np.random.Generator) -> list[int]:
     """Return where spans of these lengths begin, in this order; every arrangement is equally likely."""
-    # Counted from the right: rest[p] is how many ways the spans that follow have when none begins before p.
+    # Counted from the right: rest[p] is the number of ways to place the following spans from p on.
     rest = np.ones(len(free_T) + 2)
     before = np.concatenate([[0], np.cumsum(free_T)])
     ways = []
@@ -190,34 +148,29 @@ def _arrange(free_T: np.ndarray, lengths: list[int], rng: np.random.Generator) -
         counted = np.zeros_like(rest)
         counted[starts] = ways[-1]
         rest = counted[::-1].cumsum()[::-1]
-    found: list[int] = []
+    begins: list[int] = []
     earliest = 0
     for length, weights in zip(lengths, reversed(ways), strict=True):
         weights[:earliest] = 0
         # The counts grow like T to the power of the spans; divided, they are probabilities.
-        found.append(int(rng.choice(len(weights), p=weights / weights.sum())))
-        earliest = found[-1] + length + 1
-    return found
+        begins.append(int(rng.choice(len(weights), p=weights / weights.sum())))
+        earliest = begins[-1] + length + 1
+    return begins
 
 
 def hump_geometric(p: float = _HUMP, mode: int = _MODE, longest: int = LONGEST) -> np.ndarray:
-    """Return the probabilities of the lengths 1 to ``longest`` (GUR, equation 3): they fall on both sides of ``mode``.
+    """Return the probabilities of lengths 1 to ``longest`` (GUR, equation 3): geometric around ``mode``.
 
     >>> lengths = hump_geometric()
     >>> int(lengths.argmax()) + 1, round(float(lengths @ np.arange(1, 11)), 2)
     (3, 3.8)
-
-    Args:
-        p: each step away from the mode multiplies the probability by this.
-        mode: the most probable length.
-        longest: the greatest length.
     """
     weights = p ** np.abs(np.arange(1, longest + 1) - mode)
     return np.asarray(weights / weights.sum())
 
 
 def clipped_geometric(p: float = _GEOMETRIC, longest: int = LONGEST) -> np.ndarray:
-    """Return the probabilities of the lengths 1 to ``longest`` of SpanBERT: geometric, cut off and normalised.
+    """Return the probabilities of lengths 1 to ``longest`` of SpanBERT: geometric, truncated and normalized.
 
     >>> round(float(clipped_geometric() @ np.arange(1, 11)), 2)
     3.8
@@ -229,28 +182,17 @@ def clipped_geometric(p: float = _GEOMETRIC, longest: int = LONGEST) -> np.ndarr
 def sample_corrupted_spans(
     tokens: int, rng: np.random.Generator, *, rate: float = 0.15, lengths: SpanLengths = "hump"
 ) -> list[range]:
-    """Sample the spans of a text that are hidden (GUR, section IV-A).
+    """Sample the spans of a text to hide, from left to right (GUR, section IV-A); none for fewer than two tokens.
 
-    So many tokens are hidden in all as ``rate`` of the text comes to, rounded, at least one and at most all but one.
-    Every arrangement of the spans is equally likely; a token at least lies between two of them.
+    A fraction ``rate`` of the tokens is hidden, at least one and at most all except one. Every arrangement of the spans
+    is equally likely; at least one token separates two spans. Span ``lengths`` are ``hump`` (GUR), ``geometric``
+    (SpanBERT), or ``t5``: as many spans as have a mean length of three.
 
     >>> sample_corrupted_spans(20, np.random.default_rng(0), rate=0.3)
     [range(0, 2), range(3, 7)]
-
-    Args:
-        tokens: how many tokens the text has.
-        rng: the source of randomness.
-        rate: fraction of the tokens that are hidden.
-        lengths: ``hump`` (GUR); ``geometric`` (SpanBERT); ``t5``: as many spans as have a mean length of three.
-
-    Returns:
-        The spans from left to right; none for a text of fewer than two tokens.
-
-    Raises:
-        ConfigError: the rate is no fraction, or there are no such lengths.
     """
     if not 0 < rate < 1:
-        raise ConfigError(f"the masking rate lies between 0 and 1, and is {rate}")
+        raise ConfigError(f"the masking rate must be between 0 and 1, got {rate}")
     if lengths not in _SAMPLERS:
         raise unknown_name("span lengths", lengths, list(_SAMPLERS))
     if tokens < 2:
@@ -258,10 +200,10 @@ def sample_corrupted_spans(
     hidden = min(max(1, round(rate * tokens)), tokens - 1)
     sampled = _SAMPLERS[lengths](hidden, rng)
     shown = tokens - hidden
-    while len(sampled) > shown + 1:  # only with very high rates: there is not room for so many
+    while len(sampled) > shown + 1:  # only with very high rates, where they don't fit
         sampled[-2:] = [sampled[-2] + sampled[-1]]
     rng.shuffle(sampled)
-    # A span stands before the first shown token, between two, or behind the last: no two in one place.
+    # A span is before the first shown token, between two, or after the last: no two in one place.
     places = np.sort(rng.choice(shown + 1, size=len(sampled), replace=False)).tolist()
     spans, before = [], 0
     for place, length in zip(places, sampled, strict=True):
@@ -274,12 +216,12 @@ def _by_probability(probabilities: np.ndarray) -> Callable[[int, np.random.Gener
     cumulated = probabilities.cumsum()
 
     def sample(hidden: int, rng: np.random.Generator) -> list[int]:
-        found: list[int] = []
+        lengths: list[int] = []
         while hidden:
-            own = min(int(np.searchsorted(cumulated, rng.random() * cumulated[-1], side="right")) + 1, hidden)
-            found.append(own)
-            hidden -= own
-        return found
+            length = int(np.searchsorted(cumulated, rng.random() * cumulated[-1], side="right")) + 1
+            lengths.append(min(length, hidden))
+            hidden -= lengths[-1]
+        return lengths
 
     return sample
 

@@ -177,7 +177,7 @@ class TestMistakes:
             (dict(method="lsc"), "unknown method 'lsc'; valid are: lcs, none, ict, crops"),
             (dict(pairs="every"), "unknown enumeration of pairs 'every'; valid are: title, all"),
             (dict(clean="html"), "unknown text cleaning 'html'"),
-            (dict(language="English"), "no language code"),
+            (dict(language="English"), "is not a language code"),
             (dict(threshold=0), "threshold=0"),
             (dict(short_threshold=40), "short_threshold=40"),
             (dict(max_uses=0), "max_uses=0 is below 1"),

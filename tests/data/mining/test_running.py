@@ -215,7 +215,7 @@ class TestUnfinishedWork:
                 run(corpus, output)
 
     def test_is_not_thrown_away_unasked(self, corpus, output):
-        with pytest.raises(OutputExistsError, match="is unfinished; give --resume to go on with it, or --force"):
+        with pytest.raises(OutputExistsError, match="unfinished work; give --resume to continue it, or --force"):
             run(corpus, output)
         assert run(corpus, output, force=True).resumed_parts == 0
 
@@ -228,7 +228,7 @@ class TestUnfinishedWork:
         ],
     )
     def test_of_other_settings_is_refused(self, corpus, output, change, message):
-        with pytest.raises(InputError, match=f"does not fit: {message}"):
+        with pytest.raises(InputError, match=f"does not match: {message}"):
             run(corpus, output, resume=True, **change)
         assert len(list(working(output).glob("part-*"))) == 2
         assert run(corpus, output, force=True, config=MiningConfig(threshold=31)).resumed_parts == 0
@@ -243,7 +243,7 @@ class TestUnfinishedWork:
         # As if the corpus had been another one for a while, and is again what the manifest says.
         first = sorted(working(output).glob("part-*"))[0]
         facts = job.read_facts(first)
-        job._write(first, {name: [] for name in (*job.COLUMNS, *job.KEYS)}, replace(facts, shard="other"))
+        job.write_part(first, {name: [] for name in (*job.COLUMNS, *job.KEYS)}, replace(facts, shard="other"))
         assert run(corpus, output, resume=True).resumed_parts == 1
 
     def test_of_other_files_is_refused(self, corpus, output):

@@ -1,10 +1,10 @@
 """Mining settings, and from documents to pairs of texts by one of four methods."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,43 +31,42 @@ _ONLY_FOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class MiningConfig:
-    """What is mined."""
+    """Which pairs are mined, and how."""
 
     method: str = "lcs"
     """``lcs``: sentences that share a heavy substring (GUR, section III-B). ``none``: the same enumeration without that
-    condition (GUR-LCS, section IV-A). ``ict``: a sentence and the passage that it is taken out of (inverse cloze task).
+    condition (GUR-LCS, section IV-A). ``ict``: a sentence and the rest of its passage (inverse cloze task).
     ``crops``: two independent crops of a passage (Contriever)."""
     pairs: str = "title"
-    """Which sentences are put side by side: ``title`` pairs the title with each sentence (the paper's corpus, section
+    """Which sentences are compared: ``title`` pairs the title with each sentence (the paper's corpus, section
     IV-A), ``all`` any two sentences of a document (section III-B). A document without a title has its first sentence in
     the title's place."""
     threshold: int = 30
-    """What the heaviest common substring weighs at least: 30 are ten Latin letters or three Chinese characters."""
+    """Minimum weight of the heaviest common substring: 30 are ten Latin letters or three Chinese characters."""
     short_threshold: int | None = None
-    """A smaller threshold of short texts, such as 20: two Chinese characters; None for none."""
+    """A smaller threshold for short texts, such as 20: two Chinese characters."""
     short_characters: int | None = None
     """Two texts with fewer characters in their normalised forms are short ones (GUR, section IV-A, has 64); None: two
     texts of which one weighs 150 at most, as in the released code."""
     weights: SymbolWeights = field(default_factory=SymbolWeights)
-    """What symbols weigh."""
+    """Weights of symbols."""
     max_uses: int | None = 4
-    """How often a sentence of a document, or its title, is used at most; pairs are taken in their order. None for any
-    number."""
+    """Maximum number of pairs per sentence or title; pairs are taken in their order. None for any number."""
     per_document: int | None = None
-    """Pairs of a document at most, sampled by the seed; None for all."""
+    """Maximum number of pairs per document, sampled by the seed; None for all."""
     language: str = "en"
     """Language of the sentence splitter, such as ``en``, ``zh``, ``de``."""
     clean: str = "none"
     """Quirks to remove from the documents first: a style of ``gerund.data.corpus.clean_text``."""
     min_length: int = 2
-    """Characters of a sentence at least, in its normalised form; shorter ones are passed over."""
+    """Minimum number of characters of a sentence's normalized form; shorter sentences are skipped."""
     context: int = 1000
-    """Characters of a passage at most, in whole sentences: for ``ict`` and ``crops``, which take one pair of each; and
-    where titles are paired, for the opening of each document."""
+    """Maximum number of characters of a passage, in whole sentences: for ``ict`` and ``crops``, which make one pair per
+    passage, and for the opening of each document where titles are paired."""
     seed: int = 0
-    """Determines the order of the pairs, and what is sampled."""
+    """Seed of the order of the pairs, and of sampling."""
     part_size: int = 4 * 2**20
-    """Bytes of documents that a process works on at a time, which become a part: what an interruption costs."""
+    """Bytes of documents per part: what an interruption costs."""
 
     def __post_init__(self) -> None:
         for kind, value, valid in (
@@ -78,16 +77,17 @@ class MiningConfig:
             if value not in valid:
                 raise unknown_name(kind, value, valid)
         if not _LANGUAGE.fullmatch(self.language):
-            raise ConfigError(f"language={self.language!r} is no language code such as en, zh or de")
+            raise ConfigError(f"language={self.language!r} is not a language code such as en, zh or de")
         for name, least in (("max_uses", 1), ("per_document", 1), ("min_length", 1), ("context", 2), ("part_size", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 none = "; for any number None, or --max-uses 0" if name == "max_uses" else ""
                 raise ConfigError(f"{name}={value} is below {least}{none}")
         _ = self.rule
-        for one in fields(self):
-            if self.method not in _ONLY_FOR.get(one.name, METHODS) and getattr(self, one.name) != _default(one):
-                raise ConfigError(f"{one.name} means nothing to the method {self.method}; leave it out")
+        default = {option.name: option.default for option in fields(self)} | {"weights": SymbolWeights()}
+        for name, methods in _ONLY_FOR.items():
+            if self.method not in methods and getattr(self, name) != default[name]:
+                raise ConfigError(f"{name} means nothing to the method {self.method}; leave it out")
         if self.pairs == "all" and self.method in ("lcs", "none") and self.context != 1000:
             raise ConfigError("context means nothing to pairs of all sentences, which have no title; leave it out")
         if self.method == "none" and self.pairs == "all" and self.max_uses is None:
@@ -101,46 +101,35 @@ class MiningConfig:
 
 @dataclass(frozen=True)
 class Mined:
-    """What came of a corpus.
-
-    Attributes:
-        output: the file of pairs.
-        documents: documents with a text.
-        sentences: sentences of these that were long enough, titles not counted.
-        repeated: sentences that their document had before, which were passed over.
-        candidates: pairs of sentences that were put side by side.
-        found: pairs found.
-        duplicates: pairs that another document had before, which were dropped.
-        pairs: pairs that were written.
-        errors: documents that could not be used.
-        first_errors: the first of them.
-        errors_file: the file that lists all of them; None where there are none.
-        megabytes: size of the documents, unpacked, in millions of bytes.
-        seconds: time that this run took.
-        resumed_parts: parts that an earlier run had finished.
-        megabytes_per_second: what this run itself went through a second, everything included.
-    """
+    """Counts of a mining run."""
 
     output: Path
     documents: int
+    """Documents with a text."""
     sentences: int
+    """Their sentences that were long enough, without titles."""
     repeated: int
+    """Sentences that their document had before, which were skipped."""
     candidates: int
+    """Pairs of sentences that were compared."""
     found: int
+    """Pairs found."""
     duplicates: int
+    """Pairs that another document had before, which were dropped."""
     pairs: int
+    """Pairs written."""
     errors: int
+    """Documents that could not be used."""
     first_errors: tuple[BadDocument, ...]
     errors_file: Path | None
+    """The list of all of them, if any."""
     megabytes: float
+    """Size of the documents, unpacked, in millions of bytes."""
     seconds: float
     resumed_parts: int
+    """Parts that an earlier run had finished."""
     megabytes_per_second: float
-
-
-def _default(one: Any) -> object:
-    factory: Callable[[], object] | object = one.default_factory
-    return factory() if callable(factory) else one.default
+    """Throughput of this run, everything included."""
 
 
 # Contriever crops spans of 5 to 50% of a text, lengths sampled evenly.
@@ -155,14 +144,7 @@ _UNIT = re.compile(
 
 
 class Sentence(NamedTuple):
-    """A stretch of a document.
-
-    Attributes:
-        start: its first character; ``NOWHERE`` for a title.
-        end: the character after its last; ``NOWHERE`` for a title.
-        text: the stretch as it stands there.
-        form: its normalised form.
-    """
+    """A stretch of a document: offsets (``NOWHERE`` for a title), text, and normalized form."""
 
     start: int
     end: int
@@ -171,14 +153,7 @@ class Sentence(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two stretches of a document that belong together.
-
-    Attributes:
-        a: the one.
-        b: the other.
-        span: the heaviest common substring of their normalised forms; None where the method does not look for it.
-        weight: what it weighs.
-    """
+    """Two stretches of a document that belong together, and their heaviest common substring if it is computed."""
 
     a: Sentence
     b: Sentence
@@ -188,31 +163,28 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A document cut into sentences.
-
-    Attributes:
-        number: its number in the corpus.
-        text: its text, cleaned: what offsets refer to.
-        sentences: its sentences, each but once; with the title in front where titles are paired.
-        total: how many sentences it has, repeated ones counted, the title not.
-        repeated: how many of them it had before.
-    """
+    """A document cut into sentences."""
 
     number: int
+    """Its number in the corpus."""
     text: str
+    """Its cleaned text: what offsets refer to."""
     sentences: list[Sentence]
+    """Its distinct sentences; with the title first where titles are paired."""
     total: int
+    """How many sentences it has, with repeated sentences and without the title."""
     repeated: int
+    """How many of them it had before."""
 
 
 def prepare(document: Document, number: int, config: MiningConfig) -> Prepared:
     """Cut a document into sentences.
 
-    A sentence whose normalised form the document had before (its title included) is passed over: a pair of equal texts
-    teaches nothing, and a pair with the repetition is the same as one with the first.
+    A sentence whose normalized form the document had before (its title included) is skipped: a pair of equal texts
+    teaches nothing, and a pair with the repetition is the same as a pair with the first.
     """
     text = clean_text(document.text, config.clean)
-    found = [
+    sentences = [
         Sentence(start, end, piece, form)
         for start, end in sentence_bounds(text, config.language)
         if len(form := normalised(piece := text[start:end])) >= config.min_length
@@ -223,13 +195,13 @@ def prepare(document: Document, number: int, config: MiningConfig) -> Prepared:
         if form := normalised(title):
             once[form] = Sentence(NOWHERE, NOWHERE, title, form)
     titles = len(once)
-    for sentence in found:
+    for sentence in sentences:
         once.setdefault(sentence.form, sentence)
-    return Prepared(number, text, list(once.values()), len(found), len(found) + titles - len(once))
+    return Prepared(number, text, list(once.values()), len(sentences), len(sentences) + titles - len(once))
 
 
 def candidates_of(document: Prepared, config: MiningConfig) -> int:
-    """Return how many pairs of sentences are put side by side."""
+    """Return how many pairs of sentences are compared."""
     n = len(document.sentences)
     if config.method in ("ict", "crops"):
         return sum(1 for _ in _passages(document, config))
@@ -237,9 +209,9 @@ def candidates_of(document: Prepared, config: MiningConfig) -> int:
 
 
 def opening_of(document: Prepared, config: MiningConfig) -> str | None:
-    """Return how a document begins, for its title to be written from (GUR, section IV-A); None without a paired title.
+    """Return the opening from which a model can generate the title (GUR, section IV-A); None without a paired title.
 
-    These are whole sentences, as many as fit into the context, or what fits of a longer one.
+    It is the whole sentences that fit into the context, or the beginning of a longer sentence.
     """
     if not document.sentences or document.sentences[0].start != NOWHERE:
         return None
@@ -249,65 +221,63 @@ def opening_of(document: Prepared, config: MiningConfig) -> str | None:
 
 def pairs_of(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """Return the pairs of each document, in its order."""
-    found = _METHODS[config.method](documents, config)
-    if config.per_document is None:
-        return found
-    return [_sampled(pairs, one.number, config) for pairs, one in zip(found, documents, strict=True)]
-
-
-def _sampled(pairs: list[Pair], number: int, config: MiningConfig) -> list[Pair]:
+    pairs_by_document = _METHODS[config.method](documents, config)
     most = config.per_document
-    if most is None or len(pairs) <= most:
-        return pairs
-    rng = np.random.default_rng([config.seed, number, 1])
-    return [pairs[place] for place in sorted(rng.choice(len(pairs), most, replace=False).tolist())]
+    if most is not None:
+        for index, pairs in enumerate(pairs_by_document):
+            if len(pairs) > most:
+                rng = np.random.default_rng([config.seed, documents[index].number, 1])
+                chosen = sorted(rng.choice(len(pairs), most, replace=False).tolist())
+                pairs_by_document[index] = [pairs[place] for place in chosen]
+    return pairs_by_document
 
 
 def _by_substring(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
-    forms = [[sentence.form for sentence in one.sentences] for one in documents]
+    forms = [[sentence.form for sentence in document.sentences] for document in documents]
     matched = find_pairs(forms, config.rule, titled=config.pairs == "title", max_uses=config.max_uses)
-    owner = [place for place, one in enumerate(documents) for _ in one.sentences]
-    sentences = [sentence for one in documents for sentence in one.sentences]
-    found: list[list[Pair]] = [[] for _ in documents]
+    owner = [place for place, document in enumerate(documents) for _ in document.sentences]
+    sentences = [sentence for document in documents for sentence in document.sentences]
+    pairs: list[list[Pair]] = [[] for _ in documents]
     for first, second, span, weight in zip(*matched.columns(), strict=True):
-        found[owner[first]].append(Pair(sentences[first], sentences[second], span, weight))
-    return found
+        pairs[owner[first]].append(Pair(sentences[first], sentences[second], span, weight))
+    return pairs
 
 
 def _unfiltered(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
-    found = []
-    for one in documents:
-        n = len(one.sentences)
+    pairs = []
+    for document in documents:
+        sentences = document.sentences
+        n = len(sentences)
         most = n if config.max_uses is None else config.max_uses
         if config.pairs == "title":
             places = [(0, place) for place in range(1, min(n, most + 1))]
         else:
             places = _each_so_often(n, most)
-        found.append([Pair(one.sentences[i], one.sentences[j], None, None) for i, j in places])
-    return found
+        pairs.append([Pair(sentences[i], sentences[j], None, None) for i, j in places])
+    return pairs
 
 
 def _each_so_often(n: int, most: int) -> list[tuple[int, int]]:
-    """Return pairs of numbers below n in their order, each number used as often as may be.
+    """Return pairs of numbers below n in their order, each number used at most ``most`` times.
 
     >>> _each_so_often(5, 2)
     [(0, 1), (0, 2), (1, 2), (3, 4)]
     """
     used = [0] * n
-    found = []
+    pairs = []
     for i in range(n):
         j = i + 1
         while j < n and used[i] < most:
             if used[j] < most:
-                found.append((i, j))
+                pairs.append((i, j))
                 used[i] += 1
                 used[j] += 1
             j += 1
-    return found
+    return pairs
 
 
 def _passages(document: Prepared, config: MiningConfig) -> Iterator[list[Sentence]]:
-    """Yield runs of sentences that are no longer than the context, or are a single sentence."""
+    """Yield runs of sentences of at most ``context`` characters, or a single longer sentence."""
     run: list[Sentence] = []
     for sentence in document.sentences:
         if run and sentence.end - run[0].start > config.context:
@@ -320,36 +290,36 @@ def _passages(document: Prepared, config: MiningConfig) -> Iterator[list[Sentenc
 
 def _taken_out(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """ICT (Lee et al. 2019; GUR, section II-B): a sentence and the rest of its passage."""
-    found = []
-    for one in documents:
-        rng = np.random.default_rng([config.seed, one.number])
+    all_pairs = []
+    for document in documents:
+        rng = np.random.default_rng([config.seed, document.number])
         pairs = []
-        for run in _passages(one, config):
+        for run in _passages(document, config):
             sentence = run[int(rng.integers(len(run)))]
             start, end = run[0].start, run[-1].end
-            before, after = one.text[start : sentence.start], one.text[sentence.end : end]
+            before, after = document.text[start : sentence.start], document.text[sentence.end : end]
             spaced = before[-1:].isspace() or after[:1].isspace()
             rest = f"{before.rstrip()}{' ' if spaced else ''}{after.lstrip()}".strip()
             pair = Pair(sentence, Sentence(start, end, rest, normalised(rest)), None, None)
             if pair.b.form and pair.a.form != pair.b.form:
                 pairs.append(pair)
-        found.append(pairs)
-    return found
+        all_pairs.append(pairs)
+    return all_pairs
 
 
 def _cropped(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
     """Two independent crops of each passage (Contriever; GUR, reference 26), of whole words."""
-    found = []
-    for one in documents:
-        rng = np.random.default_rng([config.seed, one.number])
+    all_pairs = []
+    for document in documents:
+        rng = np.random.default_rng([config.seed, document.number])
         pairs = []
-        for run in _passages(one, config):
-            units = [(unit.start(), unit.end()) for unit in _UNIT.finditer(one.text, run[0].start, run[-1].end)]
-            a, b = (_crop(one.text, units, rng) for _ in range(2))
+        for run in _passages(document, config):
+            units = [(unit.start(), unit.end()) for unit in _UNIT.finditer(document.text, run[0].start, run[-1].end)]
+            a, b = (_crop(document.text, units, rng) for _ in range(2))
             if a.form and b.form and a.form != b.form:
                 pairs.append(Pair(a, b, None, None))
-        found.append(pairs)
-    return found
+        all_pairs.append(pairs)
+    return all_pairs
 
 
 def _crop(text: str, units: list[tuple[int, int]], rng: np.random.Generator) -> Sentence:

@@ -31,7 +31,7 @@ from zlib import crc32
 import numpy as np
 
 from gerund.data.corpus import FORMATS as CORPUS_FORMATS
-from gerund.data.corpus import BadDocument, Document, Record, all_records, corpus_format, document_of, plain_lines
+from gerund.data.corpus import BadDocument, Record, all_records, corpus_format, document_of, plain_lines
 from gerund.data.files import as_utf8, opened
 from gerund.data.mining.candidates import (
     Mined,
@@ -62,30 +62,21 @@ _MOST_DOCUMENTS = 20_000
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes of a file in which documents stand one after the other.
-
-    Attributes:
-        path: the file as it was named; messages and the output name it so.
-        place: where it lies, for a process that works in another folder.
-        number: the line that the first document stands on, or 1.
-        unit: as in ``Record``.
-        offset: where its bytes begin.
-        length: how many there are.
-    """
+    """A byte range of a file with consecutive documents."""
 
     path: Path
+    """The file as it was named; messages and the output name it so."""
     place: Path
+    """Its absolute path, for a process that works in another folder."""
     number: int
+    """Line number of the first document, or 1."""
     unit: str
+    """As in ``Record``."""
     offset: int
     length: int
 
     def read(self) -> list[Record]:
-        """Return the documents.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Return the documents."""
         with opened(self.place) as file:
             file.seek(self.offset)
             content = file.read(self.length)
@@ -96,47 +87,42 @@ class Extent:
 
 @dataclass(frozen=True)
 class Shard:
-    """Some consecutive documents of a corpus.
-
-    Attributes:
-        index: the shard's number, from 0.
-        first: the number of its first document in the corpus.
-        size: bytes of its documents.
-        records: the documents; none in a process that was told their places alone, before ``loaded``.
-        extents: where they stand; none where they have to be sent themselves.
-        checksum: of their bytes, where there are extents.
-    """
+    """Some consecutive documents of a corpus."""
 
     index: int
     first: int
+    """Number of its first document in the corpus."""
     size: int
+    """Bytes of its documents."""
     records: list[Record]
+    """The documents; none in a process that got only their places, before ``loaded``."""
     extents: tuple[Extent, ...] = ()
+    """Where they are; none if they are sent themselves."""
     checksum: int = 0
+    """Of their bytes, if there are extents."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to another process."""
         return {**self.__dict__, "records": [] if self.extents else self.records}
 
     def by_place(self) -> "Shard":
-        """Return the same shard, which goes to other processes without its documents, where that can be."""
-        if self.extents or (extents := extents_of(self.records)) is None:
+        """Return the same shard, sent to other processes without its documents if these are in plain files."""
+        if self.extents or (extents := _extents(self.records)) is None:
             return self
         return replace(self, extents=extents, checksum=_checksum(self.records))
 
     def whole(self) -> "Shard":
-        """Return the same shard, which goes to other processes with its documents."""
+        """Return the same shard, sent to other processes with its documents."""
         return replace(self, extents=(), checksum=0)
 
     def loaded(self) -> "Shard | None":
-        """Return the shard with its documents; None where other ones, or none, stand where they should."""
+        """Return the shard with its documents; None if the files have others there, or aren't there."""
         if self.records or not self.extents:
             return self
         try:
-            found = replace(self, records=[record for extent in self.extents for record in extent.read()])
+            records = [record for extent in self.extents for record in extent.read()]
         except DataError:
             return None
-        return found if _checksum(found.records) == self.checksum else None
+        return replace(self, records=records) if _checksum(records) == self.checksum else None
 
     def digest(self) -> str:
         """Return a hash of the documents, and of the files that they come from."""
@@ -144,7 +130,8 @@ class Shard:
         for record in self.records:
             content = record.content
             pieces = content if isinstance(content, tuple) else (content,)
-            head = [record.path.name, record.number, *(_length(piece) for piece in pieces)]
+            lengths = (len(piece) if isinstance(piece, bytes | str) else None for piece in pieces)
+            head = [record.path.name, record.number, *lengths]
             digest.update(json.dumps(head).encode("utf-8", "surrogatepass"))
             for piece in pieces:
                 digest.update(piece if isinstance(piece, bytes) else str(piece).encode("utf-8", "surrogatepass"))
@@ -152,7 +139,7 @@ class Shard:
 
 
 def _checksum(records: Sequence[Record]) -> int:
-    """Return what tells these bytes from others of a file with the same name; four times as quick as reading them."""
+    """Return a CRC of the bytes; four times as fast as reading them."""
     value = len(records)
     for record in records:
         if isinstance(record.content, bytes):
@@ -160,45 +147,28 @@ def _checksum(records: Sequence[Record]) -> int:
     return value
 
 
-def _length(piece: object) -> int | None:
-    return len(piece) if isinstance(piece, bytes | str) else None
-
-
-def extents_of(records: Sequence[Record]) -> tuple[Extent, ...] | None:
-    r"""Return where documents stand, a run of lines at a time; None where one of them stands in no plain file.
+def _extents(records: Sequence[Record]) -> tuple[Extent, ...] | None:
+    r"""Return where documents are, a run of lines at a time; None if one of them isn't in a plain file.
 
     >>> lines = [Record(Path("a.jsonl"), 1, "line", b"one\n", 0), Record(Path("a.jsonl"), 3, "line", b"three", 5)]
-    >>> [(one.number, one.offset, one.length) for one in extents_of(lines)]
+    >>> [(extent.number, extent.offset, extent.length) for extent in _extents(lines)]
     [(1, 0, 10)]
     """
-    found: list[Extent] = []
-    begun, end = None, 0
+    extents: list[Extent] = []
     for record in records:
         if record.offset is None or not isinstance(record.content, bytes):
             return None
-        if begun is None or begun.path != record.path or not record.unit:
-            if begun is not None:
-                found.append(_extent(begun, end))
-            begun = record
-        end = record.offset + len(record.content)
-    return (*found, _extent(begun, end)) if begun is not None else None
-
-
-def _extent(first: Record, end: int) -> Extent:
-    assert first.offset is not None
-    place = first.path.absolute()
-    return Extent(first.path, place, first.number, first.unit, first.offset, end - first.offset)
+        last = extents[-1] if extents else None
+        if last is not None and last.path == record.path and record.unit:
+            extents[-1] = replace(last, length=record.offset + len(record.content) - last.offset)
+        else:
+            place, length = record.path.absolute(), len(record.content)
+            extents.append(Extent(record.path, place, record.number, record.unit, record.offset, length))
+    return tuple(extents) or None
 
 
 def shards_of(files: Sequence[Path], size: int, *, text_column: str, title_column: str) -> Iterator[Shard]:
-    """Yield the shards of a corpus.
-
-    Args:
-        files: read in order.
-        size: bytes that a shard has at least, but for the last, and few more.
-        text_column: column or field that holds the text.
-        title_column: the one that holds the title.
-    """
+    """Yield the shards of a corpus, each of about ``size`` bytes; files are read in order."""
     index = number = total = 0
     records: list[Record] = []
     for record in all_records(files, text_column, title_column):
@@ -222,7 +192,7 @@ def _record_bytes(record: Record) -> int:
 
 # Characters that go through the search at a time: enough that what a call costs does not count, few enough for the
 # processor's caches.
-_PASS = 2**18
+_BATCH_CHARACTERS = 2**18
 _VISIBLE = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]")
 _FACTS = b"gerund"
 ENDING = ".parquet"
@@ -246,28 +216,28 @@ KEYS = {"key_high": "uint64", "key_low": "uint64", "place": "int32"}
 
 @dataclass(frozen=True)
 class Work:
-    """What is done with every shard."""
+    """The work on every shard."""
 
     config: MiningConfig
     text_column: str
     title_column: str
     job: str
-    """A hash of all that determines the parts."""
+    """A hash of everything that determines the parts."""
     folder: Path
     """Where parts are written."""
 
     def part(self, index: int) -> Path:
-        """Return the place of a part."""
+        """Return the path of a part."""
         return self.folder / f"part-{index:06d}{ENDING}"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a part says of itself; see ``Mined``."""
+    """Counts of a part; see ``Mined``."""
 
     job: str
     shard: str = ""
-    """A hash of the documents that it was made from."""
+    """A hash of its documents."""
     documents: int = 0
     sentences: int = 0
     repeated: int = 0
@@ -286,89 +256,73 @@ _SUMS = ("documents", "sentences", "repeated", "candidates", "found", "size")
 
 
 def make_part(work: Work, shard: Shard) -> Facts | None:
-    """Mine the documents of a shard, and write their pairs and what there is to say about it.
-
-    Returns:
-        What the part says of itself; None, and no part, where this process does not find the documents by their places.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
+    """Mine a shard into a part; returns its facts, or None if this process doesn't find the documents."""
     loaded = shard.loaded()
     if loaded is None:
         return None
-    with _uncollected():
-        return _made(work, loaded)
+    with _without_garbage_collection():
+        errors: list[BadDocument] = []
+        counts: Counter[str] = Counter(size=loaded.size)
+        columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
+        for batch in _batches(_prepared(loaded, work, errors)):
+            found = pairs_of([prepared for _, prepared in batch], work.config)
+            for (record, prepared), pairs in zip(batch, found, strict=True):
+                counts["documents"] += 1
+                counts["sentences"] += prepared.total
+                counts["repeated"] += prepared.repeated
+                counts["candidates"] += candidates_of(prepared, work.config)
+                counts["found"] += len(pairs)
+                _add(columns, record, prepared, pairs, work.config)
+        facts = Facts(work.job, loaded.digest(), errors=tuple(errors), **counts)
+        write_part(work.part(loaded.index), columns, facts)
+    return facts
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Do without the search for reference cycles: a shard makes many small objects and no cycles among them."""
-    if not gc.isenabled():
-        yield
-        return
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause the search for reference cycles: a shard makes many small objects and no cycles among them."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
-
-
-def _made(work: Work, shard: Shard) -> Facts:
-    errors: list[BadDocument] = []
-    counts: Counter[str] = Counter(size=shard.size)
-    columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
-    for batch in _batches(_prepared(shard, work, errors)):
-        found = pairs_of([prepared for _, prepared in batch], work.config)
-        for (record, prepared), pairs in zip(batch, found, strict=True):
-            counts["documents"] += 1
-            counts["sentences"] += prepared.total
-            counts["repeated"] += prepared.repeated
-            counts["candidates"] += candidates_of(prepared, work.config)
-            counts["found"] += len(pairs)
-            _add(columns, record, prepared, pairs, work.config)
-    facts = Facts(work.job, shard.digest(), errors=tuple(errors), **counts)
-    _write(work.part(shard.index), columns, facts)
-    return facts
+        if was_enabled:
+            gc.enable()
 
 
 def read_facts(path: Path) -> Facts | None:
-    """Return what a part says of itself; None where there is no whole part."""
+    """Return the facts of a part; None if it isn't complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        told = json.loads((pq.read_schema(path).metadata or {})[_FACTS])
-        return Facts(**{**told, "errors": tuple(BadDocument(**error) for error in told["errors"])})
+        facts = json.loads((pq.read_schema(path).metadata or {})[_FACTS])
+        return Facts(**{**facts, "errors": tuple(BadDocument(**error) for error in facts["errors"])})
     except (OSError, KeyError, ValueError, TypeError, pa.ArrowException):
         return None
 
 
 def _prepared(shard: Shard, work: Work, errors: list[BadDocument]) -> Iterator[tuple[Record, Prepared]]:
-    """Yield the documents cut into sentences; those that cannot be used become errors."""
+    """Yield the documents cut into sentences; those that can't be used are added to ``errors``."""
     for number, record in enumerate(shard.records, start=shard.first):
         try:
             document = document_of(record, text_column=work.text_column, title_column=work.title_column)
-            _check(document, record)
+            if not _VISIBLE.search(document.text):
+                what = "has nothing but control characters" if document.text.strip() else "is empty"
+                raise DataError(f"{record.place}: the text {what}")
         except DataError as error:
             errors.append(BadDocument.of(record, error))
         else:
             yield record, prepare(document, number, work.config)
 
 
-def _check(document: Document, record: Record) -> None:
-    if not _VISIBLE.search(document.text):
-        what = "has nothing but control characters" if document.text.strip() else "is empty"
-        raise DataError(f"{record.place}: the text {what}")
-
-
 def _batches(prepared: Iterator[tuple[Record, Prepared]]) -> Iterator[list[tuple[Record, Prepared]]]:
     batch: list[tuple[Record, Prepared]] = []
     size = 0
-    for record, one in prepared:
-        batch.append((record, one))
-        size += len(one.text)
-        if size >= _PASS:
+    for record, document in prepared:
+        batch.append((record, document))
+        size += len(document.text)
+        if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -381,17 +335,17 @@ def _add(
     name = as_utf8(record.path.name)
     opening = opening_of(document, config) if pairs else None
     for place, (a, b, span, weight) in enumerate(pairs):
-        high, low = pair_key(a.form, b.form, config.seed)
+        high, low = _pair_key(a.form, b.form, config.seed)
         row = (a.text, b.text, document.number, name, record.number, a.start, a.end, b.start, b.end)
         for column, value in zip(columns.values(), (*row, span, weight, opening, high, low, place), strict=True):
             column.append(value)
-        opening = None  # once a document
+        opening = None  # once per document
 
 
-def pair_key(a: str, b: str, seed: int) -> tuple[int, int]:
-    """Return what tells an unordered pair of texts from others and puts the pairs of a corpus into a random order.
+def _pair_key(a: str, b: str, seed: int) -> tuple[int, int]:
+    """Return a hash that identifies an unordered pair of texts and sorts pairs into a random order.
 
-    >>> pair_key("one", "two", 0) == pair_key("two", "one", 0) != pair_key("one", "two", 1)
+    >>> _pair_key("one", "two", 0) == _pair_key("two", "one", 0) != _pair_key("one", "two", 1)
     True
     """
     a, b = sorted((a, b))
@@ -400,20 +354,21 @@ def pair_key(a: str, b: str, seed: int) -> tuple[int, int]:
 
 
 def schema(names: dict[str, str]) -> Any:
-    """Return some columns as pyarrow wants them."""
+    """Return a pyarrow schema."""
     import pyarrow as pa
 
     return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in names.items()])
 
 
-def _write(path: Path, columns: dict[str, list[Any]], facts: Facts) -> None:
+def write_part(path: Path, columns: dict[str, list[Any]], facts: Facts) -> None:
+    """Write pairs and facts as a part, atomically."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    told = json.dumps(asdict(facts), ensure_ascii=True)
-    table = pa.table(columns, schema=schema({**COLUMNS, **KEYS}).with_metadata({_FACTS: told}))
+    metadata = {_FACTS: json.dumps(asdict(facts))}
+    table = pa.table(columns, schema=schema({**COLUMNS, **KEYS}).with_metadata(metadata))
     with atomic_file(path, apart=True) as file:
-        # Parts are read once and thrown away: quick rather than small.
+        # Parts are read once and deleted: fast rather than small.
         pq.write_table(table, file, compression="lz4")
 
 
@@ -426,18 +381,9 @@ _ROWS = 2**13
 
 
 def gather(parts: Sequence[Path], target: Path, spill: Path) -> int:
-    """Write the pairs of all parts into one file.
+    """Write the pairs of all parts into one file (see ``OUTPUT_FORMATS``), each once; returns how many.
 
-    Args:
-        parts: the parts.
-        target: a file whose ending is one of ``OUTPUT_FORMATS``.
-        spill: a folder for pairs on their way; it is made, and removed again.
-
-    Returns:
-        How many pairs there are.
-
-    Raises:
-        ResourceError: the disk is full.
+    ``spill`` is a folder for intermediate files; it is made, and removed again.
     """
     import pyarrow as pa
 
@@ -448,14 +394,14 @@ def gather(parts: Sequence[Path], target: Path, spill: Path) -> int:
         with atomic_file(target) as file:
             return write(file, (piece for bucket in buckets for piece in _sorted(bucket)))
     except (pa.ArrowException, OSError) as error:
-        told = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ResourceError(f"the pairs could not be sorted: {told}") from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ResourceError(f"the pairs could not be sorted: {reason}") from error
     finally:
         shutil.rmtree(spill, ignore_errors=True)
 
 
 def _distribute(parts: Sequence[Path], spill: Path) -> list[Path]:
-    """Distribute the pairs over files; every key of a file is smaller than those of the next."""
+    """Distribute the pairs over files by key; every key of a file is smaller than those of the next."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -464,7 +410,7 @@ def _distribute(parts: Sequence[Path], spill: Path) -> list[Path]:
     with ExitStack() as stack:
         writers: dict[int, Any] = {}
         for part in parts:
-            # Without the facts, which only fit this part.
+            # Without the facts, which belong to this part only.
             table = pq.read_table(part).replace_schema_metadata(None)
             if not len(table):
                 continue
@@ -482,7 +428,7 @@ def _distribute(parts: Sequence[Path], spill: Path) -> list[Path]:
 
 
 def _table_bytes(part: Path) -> int:
-    """Return how many bytes a part's pairs have in memory."""
+    """Return the size of a part's pairs in memory, in bytes."""
     import pyarrow.parquet as pq
 
     facts = pq.read_metadata(part)
@@ -490,7 +436,7 @@ def _table_bytes(part: Path) -> int:
 
 
 def _sorted(bucket: Path) -> Iterator[Any]:
-    """Yield the pairs of a file by their keys, and of equal ones the earliest, as tables of some rows."""
+    """Yield the pairs of a file sorted by key, of equal pairs the earliest, as tables of some rows."""
     import pyarrow as pa
 
     with pa.OSFile(str(bucket), "rb") as file, pa.ipc.open_stream(file) as stream:
@@ -546,31 +492,30 @@ def mine(
 ) -> Mined:
     """Write the pairs of a corpus to a file, each once and shuffled.
 
-    Processes are started anew, not forked: a script that calls this with more than one needs the usual
+    Processes are spawned, not forked: a script that calls this with more than one needs the usual
     ``if __name__ == "__main__":``.
 
     Args:
         files: the documents, in the formats of ``gerund.data.corpus``.
-        output: a .parquet or .jsonl file; see ``gerund.data.mining.job.COLUMNS`` for what is in it.
-        config: what is mined.
-        text_column: column or field that holds the text.
-        title_column: the one that holds the title; it may be absent.
-        workers: processes; None for one a core. The output does not depend on it.
-        engine: where else it is done, in the place of ``workers``; the output does not depend on it either.
-        resume: go on with what an interrupted run has left, made by the same configuration from the same files.
-        force: replace the output if there is one, and throw away what does not fit.
+        output: a .parquet or .jsonl file; its columns are ``gerund.data.mining.job.COLUMNS``.
+        config: what to mine.
+        text_column: the column or field with the text.
+        title_column: the column or field with the title; it may be absent.
+        workers: processes; None for one per core. The output does not depend on it.
+        engine: where else to work, instead of ``workers``; the output does not depend on it either.
+        resume: continue an interrupted run with the same configuration and files.
+        force: replace an existing output, and discard unfinished work that doesn't match.
         show: whether to show progress; None only on a terminal.
 
     Returns:
-        What came of it. Documents that could not be used are in there, and all of them in ``OUT.errors.jsonl``.
+        Counts, and the first documents that could not be used; all of them are listed in ``OUT.errors.jsonl``.
 
     Raises:
-        DataError: there is no document, or none that can be used, or no pair in any of them; or a file has changed
-            while it was read.
-        ConfigError: the configuration, or the name of the output.
-        FinishedError: it is to be resumed, and is finished already.
-        OutputExistsError: there is an output already, or what an interrupted run has left.
-        InputError: what is left is of another configuration or other files; another process writes the same output;
+        DataError: there is no usable document, or no pair; or a file has changed while it was read.
+        ConfigError: for the configuration, or the name of the output.
+        FinishedError: with ``resume``, if the output is finished already.
+        OutputExistsError: there is an output already, or an interrupted run's work.
+        InputError: unfinished work has another configuration or other files; another process writes the same output;
             the output is a symbolic link.
         ResourceError: memory or disk ran out; finished parts are kept.
         KeyboardInterrupt: with a note that says what is kept.
@@ -582,7 +527,7 @@ def mine(
         # A run that was killed between its last steps has put its output in place already.
         placed = resume and folder.placing()
         if resume and not force and not placed and output.is_file() and not folder.begun():
-            raise FinishedError(f"{output} is finished already, and nothing is left to resume; --force makes it anew")
+            raise FinishedError(f"{output} is finished already, and nothing is left to resume; --force makes it again")
         if not force and not placed:
             require_new_files(output, errors_file)
         inputs = InputFiles(files)
@@ -595,7 +540,7 @@ def mine(
 
 @dataclass
 class _Job:
-    """One corpus on its way into one output, with the lock held."""
+    """A corpus on its way into an output, which is locked."""
 
     inputs: InputFiles
     output: Path
@@ -608,7 +553,7 @@ class _Job:
     parts: dict[int, Facts] = field(default_factory=dict)
 
     def run(self, *, resume: bool, force: bool, placed: bool) -> Mined:
-        """Make what is not there yet, and put the output in its place."""
+        """Make the missing parts, and put the output in its place."""
         begin = time.perf_counter()
         self._adopt(resume=resume, force=force)
         earlier = dict(self.parts)
@@ -618,16 +563,12 @@ class _Job:
             pairs = self._place(facts, replace_it=force or placed)
         self.folder.remove()
         seconds = time.perf_counter() - begin
-        # Parts are made anew where their documents are no longer the same.
+        # Parts are made again where their documents are no longer the same.
         resumed = [index for index, part in self.parts.items() if earlier.get(index) is part]
-        mine = sum(part.size for index, part in self.parts.items() if index not in resumed)
+        new_bytes = sum(part.size for index, part in self.parts.items() if index not in resumed)
         return Mined(
             output=self.output,
-            documents=facts.documents,
-            sentences=facts.sentences,
-            repeated=facts.repeated,
-            candidates=facts.candidates,
-            found=facts.found,
+            **{name: getattr(facts, name) for name in ("documents", "sentences", "repeated", "candidates", "found")},
             duplicates=facts.found - pairs,
             pairs=pairs,
             errors=len(facts.errors),
@@ -636,7 +577,7 @@ class _Job:
             megabytes=round(facts.size / 1e6, 3),
             seconds=round(seconds, 3),
             resumed_parts=len(resumed),
-            megabytes_per_second=round(mine / 1e6 / seconds, 3),
+            megabytes_per_second=round(new_bytes / 1e6 / seconds, 3),
         )
 
     def _how_to_go_on(self) -> str:
@@ -652,16 +593,18 @@ class _Job:
         if earlier is not None and self.folder.begun():
             changed = self.manifest.difference(earlier)
             if resume and not changed:
-                found = {index: read_facts(path) for index, path in self.folder.parts().items()}
-                self.parts = {
-                    index: facts for index, facts in found.items() if facts is not None and facts.job == self.work.job
-                }
+                for index, path in self.folder.parts().items():
+                    facts = read_facts(path)
+                    if facts is not None and facts.job == self.work.job:
+                        self.parts[index] = facts
                 return
             if not force:
-                what = f"does not fit: {changed}" if changed else "is unfinished"
-                way = "go on as before" if changed else "give --resume to go on with it"
+                if changed:
+                    what = f"unfinished work that does not match: {changed}; go on as before"
+                else:
+                    what = "unfinished work; give --resume to continue it"
                 raise (InputError if changed else OutputExistsError)(
-                    f"what {self.folder.path} holds {what}; {way}, or --force to begin anew"
+                    f"{self.folder.path} has {what}, or --force to start from scratch"
                 )
         self.folder.clear()
         self.folder.write_manifest(self.manifest, MAKING)
@@ -691,18 +634,18 @@ class _Job:
             raise DataError("the files of the corpus have changed while they were read; run the same command again")
 
     def _total(self) -> Facts:
-        """Return the sum of all parts, after checking that there is something to write."""
+        """Return the sum of all parts; raises ``DataError`` if there is no pair."""
         facts = reduce(add, (self.parts[index] for index in sorted(self.parts)), Facts(self.work.job))
         if facts.found:
             return facts
         self.folder.clear()
-        bad = f"; {_how_many(len(facts.errors), 'document')} could not be used, the first: " if facts.errors else ""
-        first = facts.errors[0] if facts.errors else None
-        told = f"{bad}{first}" if first else ""
+        bad = ""
+        if facts.errors:
+            bad = f"; {_how_many(len(facts.errors), 'document')} could not be used, the first: {facts.errors[0]}"
         if not facts.documents:
-            raise DataError(f"there is no document to mine{told}")
+            raise DataError(f"there is no document to mine{bad}")
         raise DataError(
-            f"no two sentences of {_how_many(facts.documents, 'document')} are a pair by these settings{told}"
+            f"no two sentences of {_how_many(facts.documents, 'document')} are a pair by these settings{bad}"
         )
 
     def _place(self, facts: Facts, *, replace_it: bool) -> int:
@@ -722,7 +665,7 @@ class _Job:
 
 
 def _check_places(files: Sequence[Path], output: Path) -> Path:
-    """Return where errors are listed, after checking all that can be checked before anything is read."""
+    """Check what can be checked before anything is read; returns the errors file."""
     ending = output.suffix
     if ending not in OUTPUT_FORMATS:
         raise ConfigError(f"{output}: pairs are written to a file that ends in {' or '.join(OUTPUT_FORMATS)}")
@@ -745,7 +688,7 @@ def _check_places(files: Sequence[Path], output: Path) -> Path:
 
 
 def _how_many(count: int, what: str) -> str:
-    """Say a number of things.
+    """Return a number with a noun.
 
     >>> _how_many(1, "document"), _how_many(2000, "document")
     ('1 document', '2,000 documents')

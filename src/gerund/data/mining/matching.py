@@ -30,27 +30,17 @@ from gerund.errors import ConfigError, TextError
 
 @dataclass(frozen=True)
 class Side:
-    """Meetings that make a pair of two sentences.
-
-    Attributes:
-        meetings: who meets whom.
-        short: ``(n,)`` bool, sentences of which a pair needs one; None where any two will do.
-        both: whether a pair needs two of them.
-    """
+    """Meetings that make two sentences a pair."""
 
     meetings: Meetings
     short: np.ndarray | None = None
+    """``(n,)`` bool: the short sentences, of which a pair needs one; None where any two make a pair."""
     both: bool = False
+    """Whether a pair needs two short sentences."""
 
 
 def all_pairs(n: int, sides: Sequence[Side], wanted: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return every pair once, sorted.
-
-    Args:
-        n: how many sentences there are.
-        sides: what makes a pair; either will do.
-        wanted: ``(n,)`` bool, what the first of a pair must be; None for anything.
-    """
+    """Return every pair that a side makes, once and sorted; ``wanted`` ``(n,)`` bool restricts its first sentence."""
     keys = np.empty(0, dtype=np.int64)
     waiting: list[np.ndarray] = []
     for side in sides:
@@ -66,7 +56,7 @@ def all_pairs(n: int, sides: Sequence[Side], wanted: np.ndarray | None) -> tuple
                 kept = (np.logical_and if side.both else np.logical_or)(side.short[first], side.short[second])
                 first, second = first[kept], second[kept]
             waiting.append(np.unique(first * n + second))
-            # A pair may meet in many groups: what waits must not grow far beyond what comes out.
+            # A pair may meet in many groups: what waits must not grow far beyond the result.
             if sum(map(len, waiting)) > max(4 * CHUNK, len(keys)):
                 keys, waiting = np.unique(np.concatenate([keys, *waiting])), []
     keys = np.unique(np.concatenate([keys, *waiting]))
@@ -74,13 +64,12 @@ def all_pairs(n: int, sides: Sequence[Side], wanted: np.ndarray | None) -> tuple
 
 
 def greedy_pairs(n: int, sides: Sequence[Side], max_uses: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return pairs in their order, each unless one of its sentences has been used ``max_uses`` times already.
+    """Return pairs in their order, without those of a sentence that was used ``max_uses`` times already.
 
-    Of a group only as many are looked at as may be taken, so that thousands of alike sentences do not cost their
-    square.
+    In a group only as many are tried as may be taken, so that the cost of n similar sentences is not quadratic.
     """
     sentence, start, stop, members = _lists(sides)
-    # Where in a list the next sentence is that may still be used: shortened as sentences are used up.
+    # Index of the next sentence that may still be used: a union-find over used sentences.
     following = list(range(len(members) + 1))
     used = [0] * n
     first: list[int] = []
@@ -104,23 +93,23 @@ def _next_usable(
     members: list[int], following: list[int], used: list[int], max_uses: int, place: int, stop: int, count: int
 ) -> list[int]:
     """Return the next members of a list, from a place on, that may still be used."""
-    found: list[int] = []
-    while len(found) < count:
+    usable: list[int] = []
+    while len(usable) < count:
         while following[place] != place:
             following[place] = following[following[place]]
             place = following[place]
         if place >= stop:
             break
         if used[members[place]] < max_uses:
-            found.append(members[place])
+            usable.append(members[place])
         else:
             following[place] = place + 1
         place += 1
-    return found
+    return usable
 
 
 def _lists(sides: Sequence[Side]) -> tuple[np.ndarray, list[int], list[int], list[int]]:
-    """Return for each sentence and group where its possible partners stand: sentence, start, stop; and the partners."""
+    """Return, per sentence and group, the range of its possible partners (sentence, start, stop); and the partners."""
     columns: list[list[np.ndarray]] = [[], [], [], []]
     before = 0
 
@@ -146,7 +135,7 @@ def _lists(sides: Sequence[Side]) -> tuple[np.ndarray, list[int], list[int], lis
             short = side.short[side.meetings.sentence]
             add(every[short], every[short] if side.both else every)
             if not side.both:
-                # A long sentence is only a pair with a short one.
+                # A long sentence only pairs with a short one.
                 add(every[~short], every[short])
     if not columns[0]:
         return np.empty(0, dtype=np.int64), [], [], []
@@ -162,7 +151,7 @@ def _by_sentence(sentence: np.ndarray) -> list[tuple[int, list[int]]]:
     return [(value, part.tolist()) for value, part in zip(values.tolist(), rows, strict=True)] if len(values) else []
 
 
-# The released code takes a text for short whose symbols weigh 15 together, in its weights of 1, 0.3 and 0.1.
+# In the released code, a text is short if its symbols weigh 15 in total, in its weights of 1, 0.3 and 0.1.
 SHORT_WEIGHT = 150
 
 
@@ -173,7 +162,7 @@ class Match(NamedTuple):
         i: the first one's index.
         j: the second one's, larger.
         span: the heaviest common substring of their normalised forms; of several, the leftmost in ``i``.
-        weight: what it weighs.
+        weight: its weight.
     """
 
     i: int
@@ -187,15 +176,14 @@ class Rule:
     """When two sentences are a pair."""
 
     threshold: int = 30
-    """What their heaviest common substring weighs at least."""
+    """Minimum weight of their heaviest common substring."""
     short_threshold: int | None = None
-    """What it weighs at least in a pair of short texts; None for no such exception."""
+    """Minimum weight in a pair of short texts; None for no such exception."""
     weights: SymbolWeights = field(default_factory=SymbolWeights)
-    """What symbols weigh."""
+    """Weights of symbols."""
     short_characters: int | None = None
-    """A pair is one of short texts where both have fewer characters (GUR, section IV-A, has 64, with a short threshold
-    of 20: two Chinese characters). None: where one of the two weighs ``SHORT_WEIGHT`` at most, as in the released
-    code."""
+    """Two texts with fewer characters are a pair of short texts (GUR, section IV-A, has 64, with a short threshold of
+    20: two Chinese characters). None: one of the two weighs at most ``SHORT_WEIGHT``, as in the released code."""
 
     def __post_init__(self) -> None:
         if self.threshold < 1:
@@ -236,42 +224,38 @@ def matching_pairs(
 
     Args:
         sentences: the sentences, as they stand in the document. Equal ones match.
-        threshold: what the heaviest common substring of two normalised sentences weighs at least: 10 for a letter
-            beyond U+2710, 3 for another letter, 1 for anything else, spaces inside too.
-        max_uses: how often a sentence may be used; pairs are then taken greedily in their order. None for any number.
+        threshold: the minimum weight of the heaviest common substring of two normalized sentences: 10 for a letter
+            beyond U+2710, 3 for another letter, 1 for anything else, inner spaces too.
+        max_uses: the maximum number of pairs per sentence, taken greedily in their order; None for any number.
         short_threshold: the smaller threshold of short texts; see ``Rule``.
-        short_characters: two texts with fewer characters in their normalised forms are short; see ``Rule``.
+        short_characters: two texts with fewer characters in their normalized forms are short; see ``Rule``.
         weights: other weights of symbols.
 
     Returns:
-        The pairs, sorted by ``i`` and ``j``. Without ``max_uses`` these may be half the square of the sentences.
+        The pairs, sorted by ``i`` and ``j``. Without ``max_uses`` their number may be quadratic.
 
     Raises:
-        ConfigError: a threshold, weight or number of uses that makes no sense.
-        TextError: what is given is no list of strings.
+        ConfigError: a threshold, weight or number of uses is out of range.
+        TextError: the sentences aren't a list of strings.
     """
-    known = not isinstance(sentences, str) and isinstance(sentences, Sequence)
-    if not known or not all(isinstance(sentence, str) for sentence in sentences):
+    is_list = not isinstance(sentences, str) and isinstance(sentences, Sequence)
+    if not is_list or not all(isinstance(sentence, str) for sentence in sentences):
         raise TextError("the sentences of a document are a list of strings")
     rule = Rule(threshold, short_threshold, weights or SymbolWeights(), short_characters)
-    found = find_pairs([[normalised(sentence) for sentence in sentences]], rule, max_uses=max_uses)
-    return [Match(*row) for row in zip(*found.columns(), strict=True)]
+    pairs = find_pairs([[normalised(sentence) for sentence in sentences]], rule, max_uses=max_uses)
+    return [Match(*row) for row in zip(*pairs.columns(), strict=True)]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs among the sentences of some documents, counted through.
-
-    Attributes:
-        first: ``(p,)`` int64, the first sentence of each pair.
-        second: ``(p,)`` int64, the second one, of the same document.
-        weights: ``(p,)`` int64, what their span weighs.
-        spans: the spans.
-    """
+    """The pairs among the sentences of some documents, which are numbered consecutively."""
 
     first: np.ndarray
+    """``(p,)`` int64, the first sentence of each pair."""
     second: np.ndarray
+    """``(p,)`` int64, the second, of the same document."""
     weights: np.ndarray
+    """``(p,)`` int64, the weights of their spans."""
     spans: list[str]
 
     def columns(self) -> tuple[list[int], list[int], list[str], list[int]]:
@@ -282,16 +266,9 @@ class Pairs:
 def find_pairs(
     documents: Sequence[Sequence[str]], rule: Rule, *, titled: bool = False, max_uses: int | None = None
 ) -> Pairs:
-    """Return the pairs of several documents in one go, sorted.
+    """Return the pairs of several documents of normalized sentences, sorted.
 
-    Args:
-        documents: normalised sentences of each document.
-        rule: when two are a pair.
-        titled: pair only the first sentence of each document with its others.
-        max_uses: how often a sentence may be used; None for any number.
-
-    Raises:
-        ConfigError: ``max_uses`` leaves no pair.
+    ``titled`` pairs only the first sentence of each document with its others.
     """
     if max_uses is not None and max_uses < 1:
         raise ConfigError(f"max_uses={max_uses} leaves no sentence to be used; 1 is the least")

@@ -29,7 +29,7 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.normalization import normalized
 
-# Letters beyond this code point (the released code's 10000) say as much as several Latin ones: Han, kana, Hangul, ...
+# Letters beyond this code point (the released code's 10000) say as much as several Latin letters: Han, kana, Hangul...
 LAST_LIGHT_LETTER = 0x2710
 _CODE_POINTS = 0x110000
 # The planes from here on have no letters: unassigned, tags, private use.
@@ -50,7 +50,7 @@ class SymbolWeights:
     def __post_init__(self) -> None:
         for name in ("wide", "letter", "other"):
             value = getattr(self, name)
-            # A symbol without weight could be added to any substring, so that the longest one were not defined.
+            # With weight 0 a symbol could be added to any substring, so that the heaviest would not be unique.
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
                 raise ConfigError(f"the weight of a symbol is a whole number from 1 to 1,000,000, and {name}={value!r}")
 
@@ -63,7 +63,7 @@ class SymbolWeights:
         return np.array([self.other, self.letter, self.wide], dtype=np.int64)[_kinds()[codes]]
 
     def of_text(self, text: str) -> int:
-        """Return what a whole text weighs.
+        """Return the weight of a text.
 
         >>> SymbolWeights().of_text("spike is chasing ")
         45
@@ -72,7 +72,7 @@ class SymbolWeights:
 
 
 def normalised(text: str) -> str:
-    r"""Return the form in which texts are compared: the normal form in lower case, white space folded to one space.
+    r"""Return the form in which texts are compared: Unicode-normalized, lower case, with single spaces.
 
     >>> normalised("  Spike\n is　ＣＨＡＳＩＮＧ Tom. ")
     'spike is chasing tom.'
@@ -81,13 +81,13 @@ def normalised(text: str) -> str:
 
 
 def code_points(text: str) -> np.ndarray:
-    """Return a text's code points, ``(n,)`` uint32; half a surrogate pair is one too."""
+    """Return a text's code points, ``(n,)`` uint32, with lone surrogates."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
 @cache
 def _kinds() -> np.ndarray:
-    """Return for each code point 0 for no letter, 1 for a letter, 2 for a letter beyond ``LAST_LIGHT_LETTER``."""
+    """Return the kind of each code point: 1 for a letter, 2 for a letter beyond ``LAST_LIGHT_LETTER``, 0 otherwise."""
     kinds = np.zeros(_CODE_POINTS, dtype=np.uint8)
     kinds[:_BEYOND_LETTERS] = [unicodedata.category(chr(code))[0] == "L" for code in range(_BEYOND_LETTERS)]
     kinds[LAST_LIGHT_LETTER + 1 :] *= 2
@@ -108,21 +108,19 @@ CHUNK = 2**20
 
 
 class Texts:
-    """The sentences of some documents behind one another.
+    """The normalized sentences of some documents (no double or outer spaces), concatenated.
 
     Attributes:
-        weights: what symbols weigh.
         codes: ``(N,)`` uint32, their symbols.
-        left: ``(N,)`` uint32, the symbol before each, ``NOTHING`` at the start of a sentence; behind a space the one
+        left: ``(N,)`` uint32, the symbol before each, ``NOTHING`` at the start of a sentence; after a space the symbol
             before that, with ``BEHIND_SPACE`` added.
         weight: ``(N + 1,)`` int64, the weight of all symbols before a place.
-        bounds: ``(n + 1,)`` int64, where the sentences begin and the last one ends.
+        bounds: ``(n + 1,)`` int64, where the sentences begin and the last ends.
         sentence: ``(N,)`` int32, which sentence a symbol belongs to.
         document: ``(n,)`` int32, which document a sentence belongs to.
     """
 
     def __init__(self, documents: Sequence[Sequence[str]], weights: SymbolWeights) -> None:
-        """Lay out normalised sentences (no space beside another or at an end), document by document."""
         self.weights = weights
         sentences = [sentence for document in documents for sentence in document]
         self._joined = "".join(sentences)
@@ -142,11 +140,10 @@ class Texts:
         self.left[behind] = self.codes[behind - 2] | BEHIND_SPACE
 
     def __len__(self) -> int:
-        """Return how many sentences there are."""
         return len(self.bounds) - 1
 
     def total_weights(self) -> np.ndarray:
-        """Return what each sentence weighs, ``(n,)`` int64."""
+        """Return the weight of each sentence, ``(n,)`` int64."""
         return self.weight[self.bounds[1:]] - self.weight[self.bounds[:-1]]
 
     def text(self, sentence: int) -> str:
@@ -160,17 +157,14 @@ class Texts:
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of one threshold.
-
-    Attributes:
-        starts: ``(k,)`` int64, where they begin, ascending.
-        ends: ``(N,)`` int32 or int64, the end of the window that begins at a symbol; 0 where none does.
-        hashes: ``(k,)`` uint64; equal windows of one document have equal hashes.
-    """
+    """All windows of one threshold."""
 
     starts: np.ndarray
+    """``(k,)`` int64, where they begin, ascending."""
     ends: np.ndarray
+    """``(N,)`` int32 or int64, the end of the window that begins at a symbol; 0 where none does."""
     hashes: np.ndarray
+    """``(k,)`` uint64; equal windows of one document have equal hashes."""
 
 
 def find_windows(texts: Texts, threshold: int) -> Windows:
@@ -178,7 +172,7 @@ def find_windows(texts: Texts, threshold: int) -> Windows:
     ends = _reach(texts.weight, threshold)
     last = np.repeat(texts.bounds[1:].astype(ends.dtype), np.diff(texts.bounds))
     ends[ends > last] = 0
-    # A window that is reached by a space goes on to the symbol behind it.
+    # A window that would end with a space extends to the symbol after it.
     space = texts.codes == SPACE
     ends += (ends > 0) & space[ends - 1]
     starts = np.flatnonzero((ends > 0) & ~space)
@@ -186,7 +180,7 @@ def find_windows(texts: Texts, threshold: int) -> Windows:
 
 
 def mixed(hashes: np.ndarray, document: np.ndarray) -> np.ndarray:
-    """Return hashes with the document in them and their bits well spread, ``(k,)`` uint64."""
+    """Mix the document into hashes and spread their bits, ``(k,)`` uint64."""
     hashes = hashes + document.astype(np.uint64) * _DOCUMENT
     hashes ^= hashes >> np.uint64(29)
     hashes *= _MIX
@@ -197,27 +191,19 @@ def mixed(hashes: np.ndarray, document: np.ndarray) -> np.ndarray:
 class Shared:
     """Windows that several sentences of a document share, in groups of equal ones.
 
-    Of the groups that only continue another one (every member is the right neighbour of a member there) the first
+    Of the groups that only continue another group (every member is the right neighbor of a member there) the first
     stands for all: a pair of sentences that meets in one of them meets there too. So two equal sentences meet once, and
     not at each of their symbols.
-
-    Attributes:
-        places: ``(m,)`` int64, where the windows begin, ascending in each group.
-        group: ``(m,)`` int64, the group of each, ascending.
     """
 
     places: np.ndarray
+    """``(m,)`` int64, where the windows begin, ascending in each group."""
     group: np.ndarray
+    """``(m,)`` int64, the group of each, ascending."""
 
 
 def share(texts: Texts, windows: Windows, wanted: np.ndarray | None = None) -> Shared:
-    """Return the windows that at least two sentences of a document have.
-
-    Args:
-        texts: the sentences.
-        windows: their windows.
-        wanted: ``(n,)`` bool, sentences of which one must be in every group; None for any.
-    """
+    """Return the windows that at least two sentences of a document share, one of them in ``wanted`` ``(n,)`` bool."""
     starts, hashes = windows.starts, windows.hashes
     if wanted is None:
         ordered = np.sort(hashes)
@@ -226,7 +212,7 @@ def share(texts: Texts, windows: Windows, wanted: np.ndarray | None = None) -> S
     else:
         looked_for = np.unique(hashes[wanted[texts.sentence[starts]]])
     found, group = _members(hashes, looked_for)
-    # One key for group and place: numbers sort faster than columns.
+    # One key for group and place, since integers sort faster than columns.
     size = len(texts.codes)
     key = np.sort(group * size + starts[found])
     group = key // max(size, 1)
@@ -256,11 +242,11 @@ def common_prefixes(codes: np.ndarray, a: np.ndarray, b: np.ndarray, limit: np.n
 
 
 def _reach(weight: np.ndarray, threshold: int) -> np.ndarray:
-    """Return for each symbol the first place by which ``threshold`` is reached, beyond the end where it is not."""
+    """Return for each symbol the first place at which ``threshold`` is reached, beyond the end where it isn't."""
     size, total = len(weight) - 1, int(weight[-1])
     if total > 16 * size:
         return np.searchsorted(weight, weight[:-1] + threshold)
-    # Which symbol brings a unit of weight: a table to look up is quicker than a search.
+    # Which symbol adds each unit of weight: a lookup table is faster than a search.
     small = np.int32 if size < 2**31 - 2 else np.int64
     bringer = np.repeat(np.arange(1, size + 1, dtype=small), np.diff(weight))
     ends = np.full(size, size + 1, dtype=small)
@@ -272,8 +258,8 @@ def _reach(weight: np.ndarray, threshold: int) -> np.ndarray:
 def _hashes(texts: Texts, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return a polynomial hash of each window, modulo 2**64.
 
-    The difference of two prefix sums is the window's polynomial times a power of where it begins; multiplying by the
-    power that is missing to N makes all windows alike.
+    The difference of two prefix sums is the window's polynomial times a power of its start; multiplying by the
+    remaining power up to N makes all windows comparable.
     """
     size = len(texts.codes)
     powers = np.full(size + 1, _BASE)
@@ -287,10 +273,10 @@ def _hashes(texts: Texts, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def _members(hashes: np.ndarray, looked_for: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which hashes are among the looked for, and which of those each is; ``looked_for`` is ascending."""
+    """Return the indices of the hashes that are in ``looked_for`` (ascending), and the index of each there."""
     if not len(looked_for):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    # A table of bits lets most of the others go without a search.
+    # A Bloom-like table of bits excludes most of the others without a search.
     bits = np.uint64(min(max(int(8 * len(looked_for)).bit_length(), 10), 24))
     shift = np.uint64(64) - bits
     table = np.zeros(1 << int(bits), dtype=bool)
@@ -302,7 +288,7 @@ def _members(hashes: np.ndarray, looked_for: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
-    """Return where a value differs from the one before it; the first one does."""
+    """Return where a value differs from the value before it; the first does."""
     changes = np.ones(len(values), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=changes[1:])
     return changes
@@ -311,8 +297,8 @@ def _changes(values: np.ndarray) -> np.ndarray:
 def _worthwhile(texts: Texts, shared: Shared) -> Shared:
     """Return the groups that have two sentences and do not only continue another group.
 
-    That holds of hashes as well as of windows: where two equal windows have equal symbols before them, the windows
-    from there on are equal too, so they meet in a group of their own, and so on to one that is kept.
+    This is valid for hashes as for windows: where two equal windows have equal symbols before them, the windows from
+    there on are equal too, so they meet in a group of their own, and so on to a group that is kept.
     """
     if not len(shared.group):
         return shared
@@ -360,10 +346,7 @@ _SEEDS_A_SYMBOL = 4
 class Spans:
     """The heaviest common substring of each pair; of several, the leftmost in the first sentence.
 
-    Attributes:
-        starts: ``(p,)`` int64, where in the texts it begins, within the pair's first sentence.
-        ends: ``(p,)`` int64, where it ends.
-        weights: ``(p,)`` int64, what it weighs.
+    ``(p,)`` int64 each: where in the texts it begins and ends, within the pair's first sentence, and its weight.
     """
 
     starts: np.ndarray
@@ -393,14 +376,9 @@ class Meetings:
 
 
 def heaviest_spans(texts: Texts, shared: Shared, meetings: Meetings, first: np.ndarray, second: np.ndarray) -> Spans:
-    """Return the heaviest common substring of each pair of sentences.
+    """Return the heaviest common substrings of the pairs of sentences ``first`` and ``second``, ``(p,)`` each.
 
-    Args:
-        texts: the sentences.
-        shared: their shared windows of a threshold that the span of every pair reaches.
-        meetings: the same by sentence.
-        first: ``(p,)``, the sentence of each pair that counts for ties.
-        second: ``(p,)``, the other.
+    Every pair must share a window in ``shared``. Ties go to the leftmost substring in ``first``.
     """
     spans = Spans(*(np.zeros(len(first), dtype=np.int64) for _ in range(3)))
     by_sentence = np.argsort(meetings.sentence, kind="stable")
@@ -414,16 +392,10 @@ def heaviest_spans(texts: Texts, shared: Shared, meetings: Meetings, first: np.n
 
 
 def heaviest_span(texts: Texts, i: int, j: int, at_least: int = 1) -> tuple[int, int]:
-    """Return where the heaviest common substring of two sentences lies in the first, by a search over the weight.
+    """Return where the heaviest common substring of two sentences is in the first, by a search over the weight.
 
-    Sharing a window of some weight implies sharing one of every smaller weight. Each step takes time linear in the
-    lengths but for a sort.
-
-    Args:
-        texts: the sentences.
-        i: the sentence whose leftmost one counts.
-        j: the other.
-        at_least: a weight that is known to be shared.
+    Sharing a window of some weight implies sharing one of every smaller weight; ``at_least`` is known to be shared.
+    Each step takes linear time except for a sort.
     """
     a, b = texts.text(i), texts.text(j)
     start = int(texts.bounds[i])
@@ -441,7 +413,7 @@ def heaviest_span(texts: Texts, i: int, j: int, at_least: int = 1) -> tuple[int,
         if found is None:
             high = middle
         else:
-            # What is shared may weigh more than was asked for.
+            # The shared window may weigh more than the searched weight.
             best, low = found, int(pair.weight[found[1]] - pair.weight[found[0]])
     return start + best[0], start + best[1]
 
@@ -546,7 +518,7 @@ def _shared_stretch(pair: Texts, weight: int) -> tuple[int, int] | None:
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the numbers from each start on, so many each, behind one another.
+    """Return ``counts`` consecutive numbers from each start, concatenated.
 
     >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
@@ -556,7 +528,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def slices(costs: np.ndarray, most: int) -> list[slice]:
-    """Cut rows into slices that cost at most so much together, or are a single row.
+    """Cut rows into slices that cost at most ``most`` in total, or are a single row.
 
     >>> slices(np.array([3, 3, 9, 1, 1]), 6)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 5, None)]
