@@ -30,12 +30,7 @@ _PANEL_INCHES = 4.6
 
 
 def make_folder(folder: Path) -> None:
-    """Make the output folder, which may be there already.
-
-    Raises:
-        OutputExistsError: there is a file of that name.
-        ResourceError: it cannot be made.
-    """
+    """Make the output folder, which may be there already."""
     if folder.exists() and not folder.is_dir():
         raise OutputExistsError(f"{folder} exists already and is not a folder")
     try:
@@ -70,21 +65,13 @@ def report(demo: Demo, results: DemoResults) -> dict[str, Any]:
 
 
 def write_report(folder: Path, found: dict[str, Any]) -> Path:
-    """Write what the demo found as JSON.
-
-    Raises:
-        ResourceError: the disk is full or refuses.
-    """
+    """Write what the demo found as JSON."""
     write_atomic(folder / REPORT, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     return folder / REPORT
 
 
 def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery) -> Path:
-    """Write the page that shows all of it.
-
-    Raises:
-        ResourceError: the disk is full or refuses.
-    """
+    """Write the page that shows all of it."""
     lm = demo.lm
     groups = dict(pictures.groups())
     seconds = sum(demo.seconds.values())
@@ -113,14 +100,7 @@ def gallery(
     inspected: tuple[AttentionInspection, AttentionPlan] | None,
     own: AttentionPlan,
 ) -> Gallery:
-    """Draw everything; what cannot be drawn is a sentence.
-
-    Args:
-        vectors: the documents' vectors ``(n, D)``, by the name of the plan that they were read under.
-        topics: the documents' topics.
-        inspected: the attention of the layers, and under which plan it was recorded; None for no picture of it.
-        own: the plan of the encoder.
-    """
+    """Draw everything; what cannot be drawn is a sentence."""
     # t-SNE is scikit-learn's, which the demo can do without.
     method = "tsne" if find_spec("sklearn") is not None else "pca"
     wanted = [

@@ -242,11 +242,7 @@ class Demo:
     lm: LanguageModel
 
     def __init__(self, spec: ModelSpec) -> None:
-        """Read the texts.
-
-        Args:
-            spec: which model, and on which device.
-        """
+        """Read the texts."""
         self.spec = spec
         self.documents = read_passages("documents.jsonl")
         self.queries = read_passages("queries.jsonl")

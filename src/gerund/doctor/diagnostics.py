@@ -62,12 +62,7 @@ class Support:
 
 
 def support(model: PreTrainedModel, n_layers: int) -> Support:
-    """Find out which plans a model obeys.
-
-    Args:
-        model: attached to gerund's attention functions; causal, which is not looked at again here.
-        n_layers: number of decoder layers.
-    """
+    """Find out which plans a model obeys."""
     refusals = {name: _refusal(model, AttentionPlan(name), n_layers) for name in PLAN_NAMES}
     both: dict[str, str | None] = {}
     has_recurrent = bool(recurrent_modules(model))
@@ -104,19 +99,7 @@ _LONGEST = 256
 
 
 def diagnose(spec: ModelSpec) -> Diagnosis:
-    """Load a model and find out how fit it is to be read as an encoder.
-
-    Args:
-        spec: which model, and the plan to try; what is left out is the folder's own, or the default. With the type
-            float32 the model is seen and not rounding.
-
-    Returns:
-        What was found. A model that no plan reaches is examined as a causal one.
-
-    Raises:
-        ModelError: it cannot be loaded, or is no decoder-only language model.
-        ConfigError: an unknown name or impossible setting.
-    """
+    """Load a model and find out how fit it is to be read as an encoder."""
     if spec.dtype == "int8":
         raise ConfigError("a model is examined in its own type, and 8 bits are checked beside it; leave the type out")
     where = loading.pick_device(spec.device)

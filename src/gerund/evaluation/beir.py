@@ -107,16 +107,7 @@ def collections_in(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def read_collection(files: Mapping[str, Path], split: str = "test") -> Collection:
-    """Return a collection with the queries that have judgements in a split.
-
-    Args:
-        files: as ``collection_files`` returns them.
-        split: ``test`` or ``validation``.
-
-    Raises:
-        DataError: a file is missing, empty or has a malformed row; an id is there twice, or judged and not
-            there. The message names the file, and the line or up to ten ids.
-    """
+    """Return a collection with the queries that have judgements in a split."""
     corpus = _by_id(files["corpus"])
     queries = {one: row.text("text") for one, row in _by_id(files["queries"]).items()}
     if split not in files:
@@ -134,11 +125,7 @@ def read_collection(files: Mapping[str, Path], split: str = "test") -> Collectio
 
 
 def read_candidates(path: Path, collection: Collection) -> dict[str, list[str]]:
-    """Return the documents to be re-ranked by query; a query of the collection that has none gets an empty list.
-
-    Raises:
-        DataError: the file is malformed, a pair is there twice, or a document is not in the collection.
-    """
+    """Return the documents to be re-ranked by query; a query of the collection that has none gets an empty list."""
     found: dict[str, dict[str, None]] = {query: {} for query in collection.queries}
     for row, query, document in _pairs(path, ("query-id", "corpus-id")):
         # Queries that are not scored may have candidates all the same.

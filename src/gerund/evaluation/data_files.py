@@ -66,20 +66,12 @@ class Row:
 
 
 def read_json_lines(path: Path, *, limit: int | None = None) -> list[Row]:
-    """Return the first ``limit`` rows of a .jsonl file (or .jsonl.xz, .jsonl.gz); blank lines are skipped.
-
-    Raises:
-        DataError: the file is missing, empty, not UTF-8, or has a malformed row.
-    """
+    """Return the first ``limit`` rows of a .jsonl file (or .jsonl.xz, .jsonl.gz); blank lines are skipped."""
     return _not_empty([Row(where, json_row(line, where)) for where, line in islice(_lines(path), limit)], path)
 
 
 def read_tab_lines(path: Path, names: tuple[str, ...]) -> list[Row]:
-    """Return the rows of a file with exactly these tab-separated fields, without quoting.
-
-    Raises:
-        DataError: the file is missing, empty, not UTF-8, or has a malformed row.
-    """
+    """Return the rows of a file with exactly these tab-separated fields, without quoting."""
     rows = []
     for where, line in _lines(path):
         fields = line.rstrip("\r\n").split("\t")
@@ -187,11 +179,7 @@ def split_files(folder: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def check_labels(train: LabelledTexts, test: LabelledTexts, *, train_path: Path, test_path: Path) -> None:
-    """Check that a classifier can learn the test set's classes from training data.
-
-    Raises:
-        DataError: up to ten labels are only in the test set, or there is only one class.
-    """
+    """Check that a classifier can learn the test set's classes from training data."""
     if unseen := sorted(set(test.labels) - set(train.labels)):
         more = f" and {len(unseen) - _MOST_NAMED} more" if len(unseen) > _MOST_NAMED else ""
         named = f"label {', '.join(map(repr, unseen[:_MOST_NAMED]))}{more}"
@@ -238,10 +226,6 @@ def read_titled(path: Path, clean: str = AUTO) -> Iterator[Document]:
     """Yield the documents whose cleaned text is not empty, with their titles.
 
     ``clean`` is a style of ``gerund.data.corpus.clean_text``, or ``auto`` for ``style_of(path)``.
-
-    Raises:
-        DataError: the file is malformed.
-        ConfigError: unknown style.
     """
     style = style_of(path) if clean == AUTO else clean
     for document in read_documents([path]):
@@ -290,9 +274,6 @@ def read_choices(path: Path) -> list[Choice]:
 
         {"prefix": ..., "suffixes": [...], "gold": 0}                   HellaSwag
         {"sentences": [...], "endings": [...], "gold": 0}               Story Cloze
-
-    Raises:
-        DataError: the file is missing, empty or has a malformed row.
     """
     return [_choice(row) for row in read_json_lines(path)]
 

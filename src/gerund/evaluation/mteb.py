@@ -113,11 +113,7 @@ def mteb_seed(config: EvaluationConfig) -> int:
 
 
 def run_local(local: LocalTask, system: Encoder, config: EvaluationConfig, prompt: str | None) -> Mapping[str, Any]:
-    """Score an encoder on rows of texts.
-
-    Returns:
-        MTEB's scores of the split ``test``, by MTEB's names.
-    """
+    """Score an encoder on rows of texts."""
     from datasets import Dataset, DatasetDict
 
     splits = {name: Dataset.from_dict(dict(columns)) for name, columns in local.splits.items()}
@@ -133,20 +129,7 @@ def run_search(
     candidates: Mapping[str, list[str]] | None = None,
     itself: Collection[str] = (),
 ) -> Mapping[str, Any]:
-    """Score a system on finding documents.
-
-    Args:
-        local: its splits are ``corpus`` (``id``, ``title``, ``text``) and ``queries`` (``id``, ``text``).
-        judgements: grades by query and document; what is not judged is not relevant.
-        system: an encoder, BM25, or both together.
-        config: seed and progress.
-        prompt: put before queries, never before documents.
-        candidates: documents to be ranked by query; None ranks all.
-        itself: queries in whose ranking the document with the query's own id is left out.
-
-    Returns:
-        MTEB's scores, by MTEB's names.
-    """
+    """Score a system on finding documents."""
     from datasets import Dataset
 
     corpus, queries = dict(local.splits["corpus"]), dict(local.splits["queries"])
@@ -178,17 +161,7 @@ def _renamed(queries: Sequence[str], documents: Sequence[str], itself: Collectio
 
 
 def score_of(scores: Mapping[str, Any], main: str, others: Sequence[str] = (), **known: Any) -> Score:
-    """Return MTEB's scores as ours.
-
-    Args:
-        scores: MTEB's.
-        main: the name of the main metric.
-        others: the names of those reported beside it.
-        known: further fields of ``Score``; its notes come first.
-
-    Returns:
-        The score; what is not defined is 0, with a note.
-    """
+    """Return MTEB's scores as ours."""
     metrics = {name: float(scores[name]) for name in (main, *others)}
     undefined = [name for name, value in metrics.items() if not math.isfinite(value)]
     notes = tuple(known.pop("notes", ()))
@@ -208,15 +181,7 @@ def _examples(scores: Mapping[str, Any], main: str) -> Examples | None:
 
 
 def evaluate(model: Any, task: Any) -> Any:
-    """Run one of MTEB's task objects without a cache, and without a trace elsewhere.
-
-    Args:
-        model: what MTEB's protocols want.
-        task: an ``mteb.AbsTask``, fresh: its random numbers are used up by a run.
-
-    Returns:
-        MTEB's ``TaskResult``.
-    """
+    """Run one of MTEB's task objects without a cache, and without a trace elsewhere."""
     import mteb
     from threadpoolctl import threadpool_limits
 
@@ -340,11 +305,7 @@ class MtebNamed(Task):
     requires: ClassVar[type] = Encodes
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
-        """Fetch the data where they are not there yet, and measure.
-
-        Raises:
-            DataError: the data cannot be fetched.
-        """
+        """Fetch the data where they are not there yet, and measure."""
         prompt = self.prompt(config)
         prompts = {} if prompt is None else {self.title: prompt}
         with own_random_state(), quiet():
@@ -362,11 +323,7 @@ class MtebNamed(Task):
 
     @classmethod
     def known_names(cls) -> list[str]:
-        """Return the names of MTEB's text tasks, sorted.
-
-        Raises:
-            MissingDependencyError: mteb is not installed.
-        """
+        """Return the names of MTEB's text tasks, sorted."""
         return sorted(_registry())
 
     def _load(self, task: Any) -> None:

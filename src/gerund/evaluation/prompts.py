@@ -59,10 +59,6 @@ def prompt_set(name: str | Path, task_names: Sequence[str]) -> Mapping[str, str]
     without an instruction get none and are encoded with the encoder's own prompt. ``name`` is ``none``, a set's, or
     a YAML file with a mapping from task or kind to the prompt as it stands before the text.
 
-    Raises:
-        ConfigError: an unknown name, or a file that names an unknown task.
-        DataError: the file is missing or not YAML.
-
     >>> prompt_set("magnet", ["sts/stsb", "retrieval/cranfield"])
     {'sts/stsb': 'Retrieve semantically similar text: '}
     """

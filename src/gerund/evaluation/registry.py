@@ -50,11 +50,7 @@ _ORDER = (
 
 @cache
 def task_classes() -> tuple[type[Task], ...]:
-    """Return the classes of all tasks, in the order of tables.
-
-    Raises:
-        MissingDependencyError: gerund was installed before it had these entry points.
-    """
+    """Return the classes of all tasks, in the order of tables."""
     found: dict[str, type[Task]] = {entry.name: entry.load() for entry in entry_points(group=GROUP)}
     if "sts" not in found:
         raise MissingDependencyError("gerund's own tasks are not registered; install it again: pip install gerund")
@@ -63,11 +59,7 @@ def task_classes() -> tuple[type[Task], ...]:
 
 
 def tasks_in(folder: Path | None) -> list[Task]:
-    """Return every task whose data are in ``folder``, in the order of tables.
-
-    Raises:
-        DataError: there is no such folder.
-    """
+    """Return every task whose data are in ``folder``, in the order of tables."""
     if folder is None:
         return []
     if not folder.is_dir():
@@ -105,11 +97,7 @@ def select(names: Sequence[str], folder: Path | None) -> list[Task]:
 
 
 def with_options(tasks: Iterable[Task], settings: Sequence[str]) -> list[Task]:
-    """Return the tasks with options set, each spelled ``KIND.OPTION=VALUE`` or ``KIND/NAME.OPTION=VALUE``.
-
-    Raises:
-        ConfigError: no task of that name is among them, an unknown option, or a value of the wrong type.
-    """
+    """Return the tasks with options set, each spelled ``KIND.OPTION=VALUE`` or ``KIND/NAME.OPTION=VALUE``."""
     changed = list(tasks)
     for setting in settings:
         target, _, value = setting.partition("=")

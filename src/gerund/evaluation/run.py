@@ -124,11 +124,7 @@ class ResultStore:
         return Result(**{**_shallow(found), "system": system.label, "description": system.describe()})
 
     def add(self, task: Task, system: System, config: EvaluationConfig, score: Score, seconds: float) -> Result:
-        """Keep a score; written whole or not at all.
-
-        Raises:
-            ResourceError: the disk is full.
-        """
+        """Keep a score; written whole or not at all."""
         result = Result.of(task, system, config, score, seconds)
         path = self._path(task.name, result.key)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,9 +50,6 @@ DEFAULT_BUDGET = 150
 def plans_named(names: Sequence[str]) -> list[str]:
     """Return names of plans as they are here, of LBW's spellings too; an unknown name is left as it is.
 
-    Raises:
-        ConfigError: a spelling says a number, which a search chooses itself or leaves at its usual value.
-
     >>> plans_named(["MASK0&BIDIR", "causal"])
     ['mask0+bidir', 'causal']
     """
@@ -70,11 +67,7 @@ def demand_settings(
     sample: Sequence[str] = (),
     budget: int = DEFAULT_BUDGET,
 ) -> None:
-    """Refuse settings of a search that cannot be tried; the arguments are those of :func:`gerund.evaluation.tune`.
-
-    Raises:
-        ConfigError: an unknown plan, pooling or method, transforms without a sample, or a budget for nothing.
-    """
+    """Refuse settings of a search that cannot be tried; the arguments are those of :func:`gerund.evaluation.tune`."""
     for kind, names, valid in (
         ("plan to tune", plans, PLANS),
         ("pooling", poolings, tuple(POOLINGS)),
@@ -91,14 +84,7 @@ def demand_settings(
 def method_configs(
     methods: Sequence[str], starts: tuple[EncoderConfig, EncoderConfig, EncoderConfig], n_layers: int, dimensions: int
 ) -> list[EncoderConfig]:
-    """Return what is tried on the best setting, the best that takes skips and the causal one, promising ones first.
-
-    Args:
-        methods: names out of ``METHODS``.
-        starts: those three settings.
-        n_layers: of the model.
-        dimensions: of its vectors.
-    """
+    """Return what is tried on the best setting, the best that takes skips and the causal one, promising ones first."""
     best, skipping, causal = starts
 
     def on(start: EncoderConfig) -> list[EncoderConfig]:

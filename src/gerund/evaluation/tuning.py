@@ -118,12 +118,7 @@ class Tuned:
         return min(own, key=lambda trial: (-trial.mean, trial.converted)) if own else None
 
     def curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
-        """Return for every plan with one k its points (k, score), by k: LBW's Figures 2 and 4.
-
-        Args:
-            pooling: of the trials that count.
-            task: the task whose score is taken; None for the mean of all.
-        """
+        """Return for every plan with one k its points (k, score), by k: LBW's Figures 2 and 4."""
         found: dict[str, list[tuple[int, float]]] = {}
         for trial in self.trials:
             plain = trial.is_plain_with(pooling) and trial.plan.recurrent == self.recurrent
@@ -200,11 +195,7 @@ def tune(
 
 
 def demand_tasks(tasks: Sequence[Task]) -> None:
-    """Refuse tasks on which nothing can be chosen.
-
-    Raises:
-        ConfigError: no task, or a task that no plan changes.
-    """
+    """Refuse tasks on which nothing can be chosen."""
     fixed = [task.name for task in tasks if not task.reads_plan or not task.higher_is_better]
     if not tasks or fixed:
         raise ConfigError(f"no plan improves the score of {', '.join(fixed)}" if fixed else "tuning needs a task")
@@ -418,11 +409,7 @@ class TunedFusion:
 
 
 def demand_rankings(tasks: Sequence[Task]) -> None:
-    """Refuse tasks in which nothing is ranked by words and vectors.
-
-    Raises:
-        ConfigError: there is one, or none at all.
-    """
+    """Refuse tasks in which nothing is ranked by words and vectors."""
     others = [task.name for task in tasks if task.kind != KIND]
     if others or not tasks:
         raise ConfigError(f"the weight of a fusion is chosen on {KIND} tasks, not on {', '.join(others) or 'none'}")
@@ -436,18 +423,7 @@ def tune_fusion(
     folder: Path | None = None,
     reporter: ProgressReporter | None = None,
 ) -> TunedFusion:
-    """Choose what a model's vectors count beside words by the mean score over tasks.
-
-    Args:
-        lm: the model, read as it is.
-        tasks: retrieval tasks.
-        config: of the evaluation; ``split="validation"`` where tasks have one.
-        folder: where embeddings and finished scores are kept, so that an interrupted search goes on.
-        reporter: called before and after each measurement.
-
-    Raises:
-        ConfigError: a task ranks nothing.
-    """
+    """Choose what a model's vectors count beside words by the mean score over tasks."""
     demand_rankings(tasks)
     cache = EmbeddingCache() if folder is None else cache_in(folder)
     dense = language_model_system("model", lm, cache)

@@ -49,9 +49,6 @@ def copied(runtime: EncoderRuntime) -> EncoderRuntime:
     Of an encoder-decoder the encoder alone.
 
     Plan, adapter and head are those of the model: an adapter takes part as it does in encoding, and is trained too.
-
-    Raises:
-        ModelError: the weights are quantised.
     """
     model = runtime.model
     part = encoder_of(model) if is_encoder_decoder(model) else model.base_model
@@ -75,20 +72,6 @@ def fine_tuned(
     """Train a copy of an encoder, and a linear layer over its vectors, to tell texts apart.
 
     Torch's own random state is not touched.
-
-    Args:
-        runtime: the encoder, which stays as it is.
-        texts: what is learnt from; None for an empty text.
-        labels: their classes, from 0 on.
-        config: how.
-        show: whether to show progress; None only on a terminal.
-
-    Returns:
-        The classifier, not training any more.
-
-    Raises:
-        ModelError: the weights cannot be trained, or the loss is no number any more.
-        ResourceError: a step does not fit the memory.
     """
     steps = config.epochs * -(-len(texts) // config.batch_size)
     devices = [runtime.device] if runtime.device.type == "cuda" else []
@@ -114,13 +97,7 @@ def fine_tuned(
 
 @torch.no_grad()
 def predicted(classifier: TextClassifier, runtime: EncoderRuntime, texts: Sequence[Tokens | None]) -> list[int]:
-    """Return the likeliest class of each text.
-
-    Args:
-        classifier: as ``fine_tuned`` returns it.
-        runtime: that it was made from.
-        texts: any; None for an empty one.
-    """
+    """Return the likeliest class of each text."""
     found = [0] * len(texts)
     budget = default_batch_tokens(runtime.device.type, runtime.state_width)
     for rows in token_batches([1 if text is None else len(text) for text in texts], budget):
@@ -193,12 +170,7 @@ class FineTuning(LabelledTask):
             raise ConfigError(f"fine-tuning.learning_rate lies between 0 and 1, and is {self.learning_rate:g}")
 
     def run(self, system: Generates, config: EvaluationConfig) -> Score:
-        """Train on each sample, score the other set.
-
-        Raises:
-            DataError: a file is malformed, or a label is only among what is scored.
-            ModelError: the weights cannot be trained, or the training comes apart.
-        """
+        """Train on each sample, score the other set."""
         train, test = self.learnt_and_scored(config)
         found = [
             accuracy(test.labels, self._predicted(system, train.take(sample), test.texts, config, number))

@@ -62,11 +62,7 @@ class MauveResult:
 
 
 def require_scikit_learn() -> None:
-    """Check that MAUVE can be computed.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-    """
+    """Check that MAUVE can be computed."""
     try:
         import sklearn  # noqa: F401
     except ImportError as error:
@@ -80,18 +76,6 @@ def mauve(
 
     The vectors are given length 1, projected on the main directions that together hold 90% of the variance,
     given length 1 again, and clustered by k-means with a bucket for every ten vectors of a set and five starts.
-
-    Args:
-        p_features: ``(n, D)``; a longer set is cut to the length of the other.
-        q_features: ``(m, D)``.
-        seeds: how often the k-means is done again, each with a seed of its own.
-        first_seed: seed of the first; the others follow it.
-        scaling: the constant in the exponent of the curve.
-
-    Raises:
-        DataError: fewer than 100 vectors on a side, or numbers that are not finite.
-        ConfigError: vectors of different sizes.
-        MissingDependencyError: scikit-learn is not installed.
     """
     p, q = (np.asarray(side, dtype=np.float64) for side in (p_features, q_features))
     n = _checked_size(p, q)
@@ -144,15 +128,6 @@ def divergence_curve(
     For mixtures ``r = w p + (1 - w) q`` the points are ``(exp(-c KL(q|r)), exp(-c KL(p|r)))``, between the ends
     (0, 1) and (1, 0). As in the authors' library the weights w stand at even distances in the open interval
     (0, 1), and buckets are not smoothed: one that is empty on one side leaves every divergence finite.
-
-    Args:
-        p: ``(k,)`` fractions that add up to 1.
-        q: the same.
-        scaling: c.
-        points: number of mixtures.
-
-    Returns:
-        ``(points + 2, 2)``, the first column rising, the second falling.
     """
     weights = np.linspace(1 - 1e-6, 1e-6, points)
     inner = []
@@ -207,12 +182,6 @@ def rep_sentences(sentences: Sequence[str]) -> float:
 
 def rep_window(tokens: Sequence[Hashable], prefix: Sequence[Hashable] = (), *, window: int = WINDOW) -> float:
     """Return the fraction of tokens that stand among the ``window`` tokens before them (RankGen, Table 16: ``rep``).
-
-    Args:
-        tokens: what was written.
-        prefix: what stood before; its last tokens count as tokens before the first ones that were written,
-            as in Welleck et al. (2020), who look back into whatever precedes.
-        window: how far to look back.
 
     >>> rep_window("the cat saw the dog".split())
     0.2
@@ -402,13 +371,7 @@ class Writing(FileTask):
         return (*files_of(self.rerank), *files_of(self.mauve_features))
 
     def run(self, system: Generates, config: EvaluationConfig) -> Score:
-        """Write and measure.
-
-        Raises:
-            DataError: the corpus is malformed, or no document is long enough.
-            TextError: a prefix fills the model's context.
-            MissingDependencyError: MAUVE is due and scikit-learn is not installed.
-        """
+        """Write and measure."""
         n = min(self.samples, config.limit or self.samples)
         if self.has_mauve and n >= LEAST:
             require_scikit_learn()
@@ -438,14 +401,7 @@ class Writing(FileTask):
         written: Sequence["Generation"],
         others: Sequence[Passage] = (),
     ) -> "Comparison":
-        """Measure what was written, and compare it with what stands in the documents.
-
-        Args:
-            lm: counts tokens, and gives the states that MAUVE compares.
-            passages: what was continued.
-            written: a continuation of each.
-            others: as many more passages, to compare people with people.
-        """
+        """Measure what was written, and compare it with what stands in the documents."""
         # One token of the document's own where the model wrote none: silence is not what people write.
         lengths = [max(1, len(item.token_ids)) for item in written]
         human = self._ended(_cut(lm, [passage.rest for passage in passages], lengths))

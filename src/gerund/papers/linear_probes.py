@@ -65,11 +65,7 @@ class LinearProbe(LabelledTask):
             raise unknown_name("value of smote", self.smote, _CHOICES)
 
     def run(self, system: Encodes, config: EvaluationConfig) -> Score:
-        """Train on the training set, score the other.
-
-        Raises:
-            DataError: a file is malformed, or a label is only among what is scored.
-        """
+        """Train on the training set, score the other."""
         train, test = self.learnt_and_scored(config)
         vectors = system.encode(train.texts + test.texts, prompt=self.prompt(config), show=config.show_progress)
         learnt, scored = vectors[: len(train.texts)], vectors[len(train.texts) :]
@@ -131,11 +127,7 @@ class FewShot(LabelledTask):
             raise ConfigError(f"runs={self.runs} leaves nothing to score")
 
     def run(self, system: Encodes, config: EvaluationConfig) -> Score:
-        """Train on each sample, score the other set.
-
-        Raises:
-            DataError: a file is malformed, or a label is only among what is scored.
-        """
+        """Train on each sample, score the other set."""
         train, test = self.learnt_and_scored(config)
         samples = self._samples(train, config)
         used = _used(samples)
@@ -197,11 +189,6 @@ def by_label(labels: list[str], seed: int, number: int) -> list[list[int]]:
     """Return the places of each label's examples in a random order, label after label.
 
     The first so many of each are a sample; a smaller sample is part of a larger one.
-
-    Args:
-        labels: of the examples that are sampled from.
-        seed: the evaluation's.
-        number: of the sample.
     """
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
@@ -217,15 +204,6 @@ def logistic_regression(
 
     The vectors are taken as they are: measured on banking77, hwu64, chemprot and the financial phrasebank, length 1
     costs up to 18 points of accuracy, and unit variance gains nothing.
-
-    Args:
-        train_ND: one vector a training example.
-        train_labels: their labels. Where all are the same, nothing is fitted.
-        test_MD: the vectors to classify.
-        seed: handed to scikit-learn.
-
-    Returns:
-        One of ``train_labels`` for each of ``test_MD``.
     """
     if len(set(train_labels)) == 1:
         return [train_labels[0]] * len(test_MD)
@@ -248,17 +226,6 @@ def oversample(
 
     A made-up example lies between one of the class and one of its 5 nearest neighbours within the class; where
     a class has no 5 others, between as many as it has. A class with a single example stays as it is.
-
-    Args:
-        vectors_ND: one vector an example.
-        labels: their labels.
-        seed: of what is made up.
-        times: how many times as large every class becomes, so that no class becomes likelier, as LBW's released code
-            has it with 5; all of them with as many neighbours as the smallest allows. None brings every class to the
-            size of the largest.
-
-    Returns:
-        The examples, with those made up behind them, and the labels of all.
     """
     try:
         from imblearn.over_sampling import SMOTE

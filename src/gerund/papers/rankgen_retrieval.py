@@ -51,12 +51,7 @@ class BookRetrieval(ScoredTask):
             raise ConfigError("book-retrieval needs at least one prefix and two candidates")
 
     def run(self, system: ScoresCandidates, config: EvaluationConfig) -> Score:
-        """Rank the candidates of every prefix.
-
-        Raises:
-            DataError: the file is malformed, or no document is long enough.
-            ConfigError: there is no such scorer.
-        """
+        """Rank the candidates of every prefix."""
         path = self.scored_file(config)
         documents = list(self._documents(path, np.random.default_rng(config.seed)))
         if not documents:
@@ -157,12 +152,7 @@ class QuotationRetrieval(ScoredTask):
             raise ConfigError(f"quotation-retrieval.context is {' or '.join(_SIDES)}, not {self.context!r}")
 
     def run(self, system: ScoresCandidates, config: EvaluationConfig) -> Score:
-        """Rank the candidates of every claim.
-
-        Raises:
-            DataError: the file is malformed, or has no claim with a text before its quotation.
-            ConfigError: there is no such scorer.
-        """
+        """Rank the candidates of every claim."""
         path = self.scored_file(config)
         scorer = system.find_scorer(self.scorer, seed=config.seed)
         ranks: list[int] = []
@@ -198,11 +188,7 @@ class QuotationRetrieval(ScoredTask):
 
 
 def read_quotations(path: Path) -> Iterator[Quotations]:
-    """Yield the claims of a file, book by book and number of sentences by number.
-
-    Raises:
-        DataError: the file is missing or malformed; the message names the place.
-    """
+    """Yield the claims of a file, book by book and number of sentences by number."""
     try:
         books = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

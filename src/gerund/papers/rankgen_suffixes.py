@@ -131,12 +131,7 @@ class SuffixTask(ScoredTask):
         return HasLikelihoods if self.likelihoods else Generates
 
     def run(self, system: Generates, config: EvaluationConfig) -> Score:
-        """Score every candidate.
-
-        Raises:
-            DataError: the file is malformed, or no document is long enough.
-            ConfigError: there is no such scorer.
-        """
+        """Score every candidate."""
         scorer = scorer_of(system.lm, self.scorer, seed=config.seed)
         choices = self.choices(min(self.samples, config.limit or self.samples), config, system)
         scores, lost = self._by_likelihood(system, choices, config)

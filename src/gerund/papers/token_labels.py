@@ -100,15 +100,7 @@ def conll_splits(folder: Path) -> dict[str, Path]:
 
 
 def read_conll(path: Path) -> TaggedSentences:
-    """Return the sentences of a file, without the lines that begin a document.
-
-    Args:
-        path: rows of word, part of speech, phrase and name, with white space between; the last two are tagged
-            ``O``, ``B-TYPE`` or ``I-TYPE`` (IOB1 or IOB2). Blank lines and ``-DOCSTART-`` end a sentence.
-
-    Raises:
-        DataError: the file is missing, holds no sentence, or has a malformed row.
-    """
+    """Return the sentences of a file, without the lines that begin a document."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     sentences: list[list[list[str]]] = [[]]
@@ -154,21 +146,7 @@ def word_states(
     show: bool | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> Iterator[np.ndarray]:
-    """Yield one ``(n_words, D)`` float32 array, sentence after sentence.
-
-    Args:
-        system: whose vectors.
-        sentences: lists of words.
-        prompt: as in ``EncodesWords.encode_words``.
-        pooling: as in ``EncodesWords.encode_words``.
-        shift: as in ``EncodesWords.encode_words``.
-        show: whether to show progress; None only on a terminal.
-        most_bytes: where the array is larger, it lies in a file of the system's temporary folder until the
-            block ends.
-
-    Raises:
-        ResourceError: the disk is full.
-    """
+    """Yield one ``(n_words, D)`` float32 array, sentence after sentence."""
     n_words = sum(map(len, sentences))
 
     def blocks() -> Iterator[np.ndarray]:
@@ -266,17 +244,6 @@ def train_taggers(
     0.1 on the vectors and the mean cross-entropy over the words. Weight decay is 0 and the rate constant, of
     which the paper says nothing. Classifiers that are trained together read the same batches and have nothing
     else in common, so each comes out as if it were alone but for its first weights.
-
-    Args:
-        vectors_ND: the vectors of all words, sentence after sentence; may lie in a file (``np.memmap``).
-        tags: for each classifier the tags of each sentence.
-        seed: of first weights, batches and dropout; torch's own random state is not touched.
-        steps: number of steps; None for those of ``training``.
-        training: other settings than MAGNET's.
-        show: whether to show progress; None only on a terminal.
-
-    Returns:
-        One classifier for each of ``tags``, with its classes in alphabetical order.
     """
     from torch.nn import functional
 
@@ -416,11 +383,7 @@ class TokenTask(Task):
         return self.setting == "magnet"
 
     def learnt_and_scored(self, config: EvaluationConfig) -> tuple[TaggedSentences, TaggedSentences]:
-        """Return the training sentences and those that are scored.
-
-        Raises:
-            DataError: a file is malformed.
-        """
+        """Return the training sentences and those that are scored."""
         train, test = (read_conll(self._split_file(split)) for split in ("train", config.split))
         return train.first(config.limit), test.first(config.limit)
 
@@ -435,12 +398,7 @@ class TokenTask(Task):
         return train.words + test.words
 
     def run(self, system: EncodesWords, config: EvaluationConfig) -> Score:
-        """Encode, train, score.
-
-        Raises:
-            DataError: a file is missing or malformed.
-            ResourceError: the vectors fit neither memory nor disk.
-        """
+        """Encode, train, score."""
         if not self.is_measured(system, config):
             _finished[system] = (self._key(config), self._scores(system, config))
         return _finished[system][1][self.column]
@@ -521,19 +479,7 @@ def score_words(
     seed: int,
     show: bool | None = None,
 ) -> dict[Column, Score]:
-    """Train a linear classifier for every column and score it, on word vectors that are there already.
-
-    Args:
-        train_vectors: ``(n_words, D)`` float32, sentence after sentence.
-        train_tags: by column the tags of each training sentence.
-        test_vectors: as ``train_vectors``, of the sentences that are scored.
-        test_tags: their tags.
-        seed: of first weights, batches and dropout.
-        show: whether to show progress; None only on a terminal.
-
-    Raises:
-        ValueError: vectors and tags are not equally many.
-    """
+    """Train a linear classifier for every column and score it, on word vectors that are there already."""
     for vectors, tags in ((train_vectors, train_tags), (test_vectors, test_tags)):
         if {len(vectors)} != {sum(map(len, tags[column])) for column in COLUMNS}:
             raise ValueError(f"{len(vectors)} word vectors for another number of tags")
@@ -629,9 +575,6 @@ def chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     what a classifier may put together that is neither: a chunk begins at B-, after O, and where the type
     changes.
 
-    Args:
-        tags: ``O``, or ``B-`` or ``I-`` with a type.
-
     >>> sorted(chunks(["I-ORG", "O", "I-PER", "B-PER", "I-LOC"]))
     [(0, 1, 'ORG'), (2, 3, 'PER'), (3, 4, 'PER'), (4, 5, 'LOC')]
     """
@@ -649,10 +592,6 @@ def chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
 def chunk_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> ChunkScores:
     """Compare the chunks of all sentences together (micro-averaged over types).
-
-    Args:
-        gold: the true tags of each sentence.
-        predicted: as many tags for as many sentences.
 
     >>> chunk_scores([["I-PER", "I-PER", "O"]], [["I-PER", "I-PER", "I-LOC"]])
     ChunkScores(precision=0.5, recall=1.0, f1=0.6666666666666666)

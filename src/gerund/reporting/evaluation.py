@@ -176,11 +176,6 @@ def results_json(comparison: Comparison, config: EvaluationConfig, significance:
 
     ``scores`` are sorted by side, kind, task and system; how long each took and when stands in ``runs``, so that
     all else is the same when the same is measured again.
-
-    Args:
-        comparison: what was measured.
-        config: of the last evaluation; each score has its own, too.
-        significance: intervals of scores, and differences.
     """
     ordered = sorted(comparison.results, key=lambda result: (result.side, result.kind, result.task, result.system))
     document = {
@@ -247,18 +242,7 @@ def write_page(
     files: Mapping[str, Sequence[str]] | None = None,
     significance: Significance = NOTHING,
 ) -> Path:
-    """Write ``report.html`` and return where it lies.
-
-    Args:
-        folder: of the report; made where it is missing.
-        comparison: what was measured.
-        gallery: pictures, and why others are missing.
-        files: names of the data files by task, as far as they are known.
-        significance: how sure scores and differences are.
-
-    Raises:
-        ResourceError: the disk is full or refuses; nothing is left behind.
-    """
+    """Write ``report.html`` and return where it lies."""
     gallery = gallery or Gallery()
     trade_off = next((picture for picture in gallery.pictures if picture.group == SUMMARY), None)
     others = Gallery(tuple(picture for picture in gallery.pictures if picture is not trade_off), gallery.missing)

@@ -41,12 +41,6 @@ def pictures_for(
     """Draw what shows more than the table does.
 
     A picture that cannot be drawn is missing with a sentence that says why: what was measured must not be lost to it.
-
-    Args:
-        comparison: all scores.
-        systems: what is at hand, to embed with and to inspect.
-        tasks: what is at hand, to take texts from.
-        config: of the evaluation.
     """
     models = [one for one in systems if isinstance(one, Encoder)]
     return drawn(_wanted(comparison, models, tasks, config))

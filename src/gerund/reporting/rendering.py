@@ -107,16 +107,7 @@ def drawn(wanted: Iterable[Wanted]) -> Gallery:
 
 
 def write_html(path: Path, template: str, **values: object) -> Path:
-    """Fill a template and write it; the folder is made where it is missing.
-
-    Args:
-        path: where to.
-        template: name of its file in ``templates``.
-        values: what it is filled with.
-
-    Raises:
-        ResourceError: the disk is full or refuses; nothing is left behind.
-    """
+    """Fill a template and write it; the folder is made where it is missing."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

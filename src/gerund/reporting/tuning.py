@@ -70,17 +70,7 @@ def write_tuning(
 
 
 def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
-    """Write ``fusion.json`` and ``gerund.json``; return what stands in the former.
-
-    Args:
-        folder: of the report.
-        done: what was tried.
-        chosen: the model with the weight that won.
-        config: of the evaluation.
-
-    Raises:
-        ResourceError: the disk is full or refuses.
-    """
+    """Write ``fusion.json`` and ``gerund.json``; return what stands in the former."""
     settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
     write_atomic(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
     told = {

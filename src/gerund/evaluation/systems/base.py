@@ -166,12 +166,7 @@ def capabilities(system: object) -> list[type]:
 
 
 def why_nobody(systems: Iterable[System], needed: Iterable[type]) -> str:
-    """Say why none of the systems can take part in tasks.
-
-    Args:
-        systems: none of which has a capability that is needed.
-        needed: what each task asks for.
-    """
+    """Say why none of the systems can take part in tasks."""
     wanted = " or ".join(dict.fromkeys(CAPABILITIES[one] for one in needed))
     groups: dict[str, list[str]] = {}
     for one in systems:
@@ -224,14 +219,7 @@ class Encoder(System):
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, normalize: bool = False, show: bool | None = None
     ) -> np.ndarray:
-        """Turn texts into vectors ``(n, D)`` float32; an empty text gives a zero vector.
-
-        Args:
-            texts: any texts.
-            prompt: put before each; None for the encoder's own.
-            normalize: give every vector length 1.
-            show: whether to show progress; None only on a terminal.
-        """
+        """Turn texts into vectors ``(n, D)`` float32; an empty text gives a zero vector."""
         if self.cache is None:
             vectors = self.compute(list(texts), prompt, show)
         else:
@@ -278,16 +266,7 @@ class EncoderForMTEB:
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], *, task_metadata: Any, prompt_type: Any = None, **_kwargs: Any
     ) -> np.ndarray:
-        """Encode the texts of MTEB's batches, ``(n, D)`` float32.
-
-        Args:
-            inputs: batches with a list of ``text`` each.
-            task_metadata: MTEB's; its name and type choose the prompt.
-            prompt_type: ``query``, ``document`` or None.
-
-        Raises:
-            ModelError: the model gives vectors that are not finite.
-        """
+        """Encode the texts of MTEB's batches, ``(n, D)`` float32."""
         texts = [text for batch in inputs for text in batch["text"]]
         prompt = self._prompts.get(task_metadata.name, self._prompts.get(task_metadata.type))
         if prompt_type == "document":
@@ -318,14 +297,7 @@ def _directions(vectors: Any) -> torch.Tensor:
 def cosine_scores(
     encoder: Encodes, queries: Sequence[str], candidates: Sequence[str], prompt: str | None
 ) -> np.ndarray:
-    """Return the cosine of each query with each candidate, ``(queries, candidates)`` float64.
-
-    Args:
-        encoder: whose vectors are compared.
-        queries: texts.
-        candidates: texts, the same for all queries.
-        prompt: for the queries alone.
-    """
+    """Return the cosine of each query with each candidate, ``(queries, candidates)`` float64."""
     query_ND = encoder.encode(queries, prompt=prompt, normalize=True, show=False)
     candidate_MD = encoder.encode(candidates, normalize=True, show=False)
     cosine_NM: np.ndarray = query_ND.astype(np.float64) @ candidate_MD.astype(np.float64).T
@@ -352,11 +324,6 @@ Compute = Callable[[list[str], ShardCheckpoint], np.ndarray]
 class EmbeddingCache:
     """Vectors by encoder, prompt and text.
 
-    Args:
-        folder: where they are kept; None keeps them in memory.
-        unfinished: where the rows of shards that are not finished are kept although the rest is in memory; all of them
-            stay until ``forget_unfinished``. With ``folder`` they lie in there.
-
     Attributes:
         shards: how many shards are encoded at once: as many as there are workers.
     """
@@ -368,20 +335,7 @@ class EmbeddingCache:
         self._stores: dict[tuple[str, str], RowStore] = {}
 
     def vectors(self, fingerprint: str, prompt: str, texts: list[str], compute: Compute) -> np.ndarray:
-        """Return the vectors of ``texts``, computing only those that are not there.
-
-        Args:
-            fingerprint: the encoder.
-            prompt: the text of the prompt.
-            texts: any texts, repeated or not.
-            compute: called with texts that are new, without repetitions, and with what is done of them.
-
-        Returns:
-            ``(n, D)`` float32 in the order of ``texts``.
-
-        Raises:
-            ResourceError: the disk is full.
-        """
+        """Return the vectors of ``texts``, computing only those that are not there."""
         store = self.store(fingerprint, prompt)
         keys = [key_of_text(text) for text in texts]
         missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in store}.items())
@@ -394,12 +348,7 @@ class EmbeddingCache:
 
     @contextmanager
     def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[ShardCheckpoint]:
-        """Yield what is done of the vectors of some texts, to be put into the store before the block ends.
-
-        Args:
-            encoder: all that the vectors depend on besides the texts.
-            keys: those of the texts, in their order.
-        """
+        """Yield what is done of the vectors of some texts, to be put into the store before the block ends."""
         name = hashlib.blake2b(encoder.encode() + b" " + b"".join(keys), digest_size=KEY_BYTES).hexdigest()
         if self.folder is not None:
             # One shard is finished before the next begins: what lies here of another was given up.

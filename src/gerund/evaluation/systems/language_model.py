@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 def language_model_system(
     label: str, lm: "LanguageModel", cache: "EmbeddingCache | None" = None
 ) -> "LanguageModelSystem":
-    """Return a language model as a system that can do what the model can.
-
-    Args:
-        label: what tables call it.
-        lm: the model under one encoder config.
-        cache: where embeddings are kept; None keeps none.
-    """
+    """Return a language model as a system that can do what the model can."""
     kind = LanguageModelSystem if is_encoder_decoder(lm.model) else CausalModelSystem
     return kind(label, lm, cache)
 
@@ -165,28 +159,13 @@ class LanguageModelSystem(Encoder):
         return encode_word_tokens(self.lm.runtime, sentences, prompt, show=show)
 
     def find_scorer(self, name: str, *, seed: int) -> Scorer | None:
-        """Return the scorer of a name, the model's own for the empty name; None where it has none.
-
-        Raises:
-            ConfigError: there is no scorer of this name.
-            ModelError: the folder holds no scorer.
-        """
+        """Return the scorer of a name, the model's own for the empty name; None where it has none."""
         return scorer_of(self.lm, name, seed=seed)
 
     def candidate_scores(
         self, queries: Sequence[str], candidates: Sequence[str], *, scorer: Scorer | None, prompt: str | None
     ) -> np.ndarray:
-        """Score candidates by a scorer of continuations, without one by the cosine of the encoder's vectors.
-
-        Args:
-            queries: texts.
-            candidates: texts, the same for all queries.
-            scorer: scores continuations, or None.
-            prompt: for the queries, where vectors are compared.
-
-        Returns:
-            ``(queries, candidates)`` float64.
-        """
+        """Score candidates by a scorer of continuations, without one by the cosine of the encoder's vectors."""
         if scorer is None:
             return cosine_scores(self, queries, candidates, prompt)
         texts = [f" {one}" for one in candidates]
@@ -203,12 +182,7 @@ class CausalModelSystem(LanguageModelSystem):
 
 
 def scorer_of(lm: "LanguageModel", name: str, *, seed: int) -> Scorer | None:
-    """Return the scorer of a name, the model's own for the empty name; None where it has none.
-
-    Raises:
-        ConfigError: there is no scorer of this name.
-        ModelError: the folder holds no scorer.
-    """
+    """Return the scorer of a name, the model's own for the empty name; None where it has none."""
     return find_scorer(name, lm, seed=seed) if name else lm.scorer
 
 
@@ -359,13 +333,7 @@ TextShard = tuple[int, tuple[str, ...], str | None]
 
 @contextmanager
 def encoded_by(engine: JobEngine, systems: Sequence[System], *, threads: int | None = None) -> Iterator[None]:
-    """Let the workers of an engine encode whole texts for the language models among systems until the block ends.
-
-    Args:
-        engine: has the workers, which hold one system's model at a time.
-        systems: of an evaluation.
-        threads: cores that each worker computes on; None for one.
-    """
+    """Let the workers of an engine encode whole texts for the language models among systems until the block ends."""
     models = [one for one in systems if isinstance(one, LanguageModelSystem)]
     with _Pools(engine, threads) as pools:
         for one in models:

@@ -36,9 +36,6 @@ class BM25Index:
 
     Lucene's variant with its defaults (k1 = 1.2, b = 0.75). Words are those of ``text_analysis``, as in an index: stems
     and stop words are English, and texts in other scripts are read by their script.
-
-    Args:
-        documents: their texts; a text without a word is found by no query.
     """
 
     def __init__(self, documents: Sequence[str]) -> None:
@@ -61,12 +58,7 @@ class BM25Index:
         return scores
 
     def top(self, query: str, k: int) -> list[tuple[int, float]]:
-        """Return the ``k`` best documents.
-
-        Returns:
-            (index, score) pairs, best first; of equals the one that stands first among the documents, so that
-            those without a word of the query come last.
-        """
+        """Return the ``k`` best documents."""
         scores = self.scores(query)
         return [(int(index), float(scores[index])) for index in np.argsort(-scores, kind="stable")[:k]]
 
@@ -107,16 +99,7 @@ class BM25Search:
     def search(
         self, queries: Any, *, top_k: int, top_ranked: Mapping[str, list[str]] | None = None, **_kwargs: Any
     ) -> dict[str, dict[str, float]]:
-        """Rank documents for MTEB's queries.
-
-        Args:
-            queries: rows with ``id`` and ``text``.
-            top_k: how many documents a query gets at most.
-            top_ranked: candidates by query; None ranks all documents.
-
-        Returns:
-            Scores by query and document.
-        """
+        """Rank documents for MTEB's queries."""
         assert self._documents is not None, "MTEB indexes before it searches"
         results = {}
         places = {document: place for place, document in enumerate(self._ids)}
@@ -199,11 +182,7 @@ class Fusion:
     weight: float | None = None
 
     def for_encoder(self, own: float | None) -> "Fusion":
-        """Return the fusion with its weight worked out.
-
-        Args:
-            own: the encoder's weight; None where nobody has tuned it.
-        """
+        """Return the fusion with its weight worked out."""
         if self.method == RRF or self.weight is not None:
             return self
         return Fusion(self.method, hybrid_search.WEIGHT if own is None else own)
@@ -211,9 +190,6 @@ class Fusion:
 
 def fusion_named(name: str) -> Fusion | None:
     """Return what a name among the models means: ``hybrid``, ``hybrid:rrf``, ``hybrid:0.4``; None for another name.
-
-    Raises:
-        ConfigError: there is something else behind the colon.
 
     >>> fusion_named("hybrid:0.4"), fusion_named("bm25")
     (Fusion(method='convex', weight=0.4), None)
@@ -235,10 +211,6 @@ class HybridSystem(System):
     """An encoder and BM25 together: a document scores by what it has in the two rankings.
 
     It takes part where documents or candidates are ranked, and nowhere else.
-
-    Args:
-        dense: the encoder; its vectors are the ones that are kept.
-        how: how the rankings are joined; a weight that is left out is the encoder's own.
     """
 
     def __init__(self, dense: Encoder, how: Fusion = Fusion()) -> None:
@@ -284,12 +256,7 @@ class HybridSystem(System):
         return HybridSearch(self.dense.search_model(prompts, show=show), self.fusion)
 
     def find_scorer(self, name: str, *, seed: int) -> Scorer | None:
-        """Return the scorer by which the model ranks; None for vectors.
-
-        Raises:
-            ConfigError: there is no scorer of this name, or no language model for it.
-            ModelError: the folder holds no scorer.
-        """
+        """Return the scorer by which the model ranks; None for vectors."""
         if isinstance(self.dense, ScoresCandidates):
             return self.dense.find_scorer(name, seed=seed)
         if name:
@@ -315,9 +282,6 @@ def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion)
     behind them, with scores below 0, in the order of its places: no search shows it, and a deep measure of recall
     counts it.
 
-    Returns:
-        The score of every document of either, best first.
-
     >>> fused({"a": 0.9, "b": 0.5}, {"b": 2.0}, Fusion(weight=0.5))
     {'b': 0.75, 'a': 0.45}
     """
@@ -332,16 +296,7 @@ def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion)
 
 
 def fused_scores(dense_M: np.ndarray, lexical_M: np.ndarray, how: Fusion) -> np.ndarray:
-    """Join the scores that a model and BM25 give the same candidates.
-
-    Args:
-        dense_M: the model's ``(candidates,)``.
-        lexical_M: BM25's; candidates that share no word with the query (0) are not in its ranking.
-        how: how they are joined.
-
-    Returns:
-        ``(candidates,)`` float64; the least for a candidate that is not among the first 1000 of either.
-    """
+    """Join the scores that a model and BM25 give the same candidates."""
     dense = {one: float(dense_M[one]) for one in _order(dense_M)[:DEPTH]}
     lexical = {one: float(lexical_M[one]) for one in _order(lexical_M)[:DEPTH] if lexical_M[one] > 0}
     joined = fused(dense, lexical, how)
@@ -353,12 +308,7 @@ def fused_scores(dense_M: np.ndarray, lexical_M: np.ndarray, how: Fusion) -> np.
 
 
 class HybridSearch:
-    """A model and BM25 together as ``mteb.evaluate`` accepts it (``mteb.models.SearchProtocol``).
-
-    Args:
-        encoder: the model, as MTEB's own search takes it.
-        how: how the rankings are joined.
-    """
+    """A model and BM25 together as ``mteb.evaluate`` accepts it (``mteb.models.SearchProtocol``)."""
 
     def __init__(self, encoder: Any, how: Fusion) -> None:
         from mteb.models.search_wrappers import SearchEncoderWrapper
@@ -387,17 +337,7 @@ class HybridSearch:
     def search(
         self, queries: Any, *, top_k: int, top_ranked: Mapping[str, list[str]] | None = None, **settings: Any
     ) -> dict[str, dict[str, float]]:
-        """Rank documents for MTEB's queries.
-
-        Args:
-            queries: rows with ``id`` and ``text``.
-            top_k: how many documents a query gets at most.
-            top_ranked: candidates by query; None ranks all documents.
-            settings: what else MTEB's search wants to know.
-
-        Returns:
-            Scores by query and document.
-        """
+        """Rank documents for MTEB's queries."""
         depth = max(top_k, DEPTH)
         dense = self._dense.search(queries, top_k=depth, top_ranked=top_ranked, **settings)
         lexical = self._lexical.search(queries, top_k=depth, top_ranked=top_ranked)
@@ -455,9 +395,6 @@ class Way:
 def way_named(name: str) -> Way | None:
     """Return what a name among the models means: ``index``, ``index:vectors``, ``index:words,whole``; None for others.
 
-    Raises:
-        ConfigError: there is something else behind the colon.
-
     >>> print(way_named("index"), way_named("index:vectors,late"), way_named("bm25"))
     hybrid vectors,late None
     """
@@ -480,14 +417,7 @@ class IndexCache:
         self._made: dict[tuple[str, str], tuple[str, Index]] = {}
 
     def index(self, lm: Any, key: str, chunking: Chunking, documents: Sequence[Document]) -> Index:
-        """Return an index of documents, made anew where there is none.
-
-        Args:
-            lm: the model.
-            key: tells its encoder from others.
-            chunking: how documents are cut.
-            documents: what is indexed.
-        """
+        """Return an index of documents, made anew where there is none."""
         whole = hashlib.blake2b(digest_size=16)
         for one in documents:
             whole.update(f"{one.source}\0{one.digest}\0".encode())
@@ -502,13 +432,7 @@ class IndexCache:
 
 
 class IndexSystem(System):
-    """A model's index, which ranks documents and does nothing else.
-
-    Args:
-        dense: the model under one encoder config.
-        way: how the index is made and asked.
-        cache: where indices are kept that several ways share.
-    """
+    """A model's index, which ranks documents and does nothing else."""
 
     def __init__(self, dense: LanguageModelSystem, way: Way, cache: IndexCache | None = None) -> None:
         super().__init__(f"{dense.label}, index ({way})")
@@ -561,11 +485,7 @@ class IndexSystem(System):
 
 
 class IndexSearch:
-    """An index as ``mteb.evaluate`` accepts it (``mteb.models.SearchProtocol``).
-
-    Args:
-        system: the model and the way.
-    """
+    """An index as ``mteb.evaluate`` accepts it (``mteb.models.SearchProtocol``)."""
 
     def __init__(self, system: IndexSystem) -> None:
         self._system = system
@@ -589,16 +509,7 @@ class IndexSearch:
     def search(
         self, queries: Any, *, top_k: int, top_ranked: Mapping[str, list[str]] | None = None, **_settings: Any
     ) -> dict[str, dict[str, float]]:
-        """Rank documents for MTEB's queries.
-
-        Args:
-            queries: rows with ``id`` and ``text``.
-            top_k: how many documents a query gets at most.
-            top_ranked: candidates by query; None ranks all documents.
-
-        Returns:
-            Scores by query and document: one over the document's place.
-        """
+        """Rank documents for MTEB's queries."""
         assert self._index is not None, "MTEB indexes before it searches"
         way, found = self._system.way, {}
         settings: dict[str, Any] = {"mode": way.mode, "weight": self._system.weight}

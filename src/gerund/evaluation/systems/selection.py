@@ -114,11 +114,7 @@ def systems_of(
 
 
 def read_as(lm: LanguageModel, config: EncoderConfig, sample: Sequence[str]) -> LanguageModel:
-    """Return a model under an encoder config, its transform fitted on ``sample`` where it has one that is not.
-
-    Raises:
-        ConfigError: the config does not fit the model, or there is no sample.
-    """
+    """Return a model under an encoder config, its transform fitted on ``sample`` where it has one that is not."""
     found = lm.with_encoder(config)
     if config.transform == NO_TRANSFORM or found.transform is not None:
         return found

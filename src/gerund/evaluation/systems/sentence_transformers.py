@@ -32,17 +32,7 @@ _SLICE = 256
 
 
 class SentenceTransformersSystem(Encoder):
-    """A model as sentence-transformers runs it: a vector for a whole text, and nothing else.
-
-    Args:
-        name: a folder, or a hub id.
-        device: ``auto``, ``cpu``, ``cuda``, ...
-        max_length: longest text in tokens; None takes the model's own limit.
-
-    Raises:
-        ModelError: there is no such model.
-        MissingDependencyError: sentence-transformers is not installed.
-    """
+    """A model as sentence-transformers runs it: a vector for a whole text, and nothing else."""
 
     def __init__(
         self,

@@ -37,11 +37,7 @@ class Classification(LabelledTask):
             raise ConfigError(f"{self.kind}: per_label and runs are 1 or more")
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: a malformed file, a label that is only among the scored texts, or a single label.
-        """
+        """Measure."""
         from sklearn.linear_model import LogisticRegression
 
         train, test = self.learnt_and_scored(config)
@@ -62,11 +58,7 @@ class Classification(LabelledTask):
         return score_of(scores, local.main, ("f1",), spread=spread, runs=self.runs, size=len(test.texts))
 
     def learnt_and_scored(self, config: EvaluationConfig) -> tuple[LabelledTexts, LabelledTexts]:
-        """Return all training texts, and those that are scored.
-
-        Raises:
-            DataError: a file is malformed, or a label is only among what is scored.
-        """
+        """Return all training texts, and those that are scored."""
         path = self.split_file("train")
         train, test = read_labelled(path), self.scored(config)
         check_labels(train, test, train_path=path, test_path=self.split_file(config.split))
@@ -127,11 +119,7 @@ class ZeroShot(LabelledTask):
             raise ConfigError(f"label_template={self.label_template!r} has no {{}} for the name of the class")
 
     def run(self, system: Encodes, config: EvaluationConfig) -> Score:
-        """Classify.
-
-        Raises:
-            DataError: a file is malformed, or a label has no letter and so means nothing as a text.
-        """
+        """Classify."""
         labels = self._labels()
         test = self.scored(config)
         vectors = system.encode(
@@ -207,11 +195,7 @@ class Clustering(Task):
         return [cls(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: a malformed file, or a single label.
-        """
+        """Measure."""
         texts = self.picture_data(config)
         if len(set(texts.labels)) < 2:
             raise DataError(f"{self.files[0]}: every text has the label {texts.labels[0]!r}; two are needed")

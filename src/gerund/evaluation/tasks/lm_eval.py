@@ -50,21 +50,12 @@ class HarnessTask(Task):
 
     @classmethod
     def known_names(cls) -> list[str]:
-        """Return the names of the harness's own tasks, whose data are fetched when they run.
-
-        Raises:
-            MissingDependencyError: lm-evaluation-harness is not installed.
-        """
+        """Return the names of the harness's own tasks, whose data are fetched when they run."""
         require_lm_eval()
         return list(_own_tasks().all_tasks)
 
     def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
-        """Run the harness.
-
-        Raises:
-            MissingDependencyError: lm-evaluation-harness is not installed.
-            DataError: the data cannot be had, or are malformed.
-        """
+        """Run the harness."""
         try:
             found = run_tasks(
                 system.causal_lm,
@@ -115,11 +106,7 @@ def _own_tasks() -> Any:
 
 
 def require_lm_eval() -> None:
-    """Check that lm-evaluation-harness is there.
-
-    Raises:
-        MissingDependencyError: it is not.
-    """
+    """Check that lm-evaluation-harness is there."""
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:
@@ -154,16 +141,7 @@ def lm_eval_model(lm: LanguageModel, *, batch_size: int = 16) -> Any:
 
 
 def multiple_choice_task(path: Path, name: str, *, limit: int | None = None) -> dict[str, Any]:
-    """Return a task of the harness: the likeliest continuation, as its ``hellaswag`` (``acc``, ``acc_norm``).
-
-    Args:
-        path: rows of ``prefix``, ``suffixes`` and ``gold``, or of ``sentences``, ``endings`` and ``gold``.
-        name: what the harness calls it.
-        limit: at most so many rows.
-
-    Raises:
-        DataError: a malformed row.
-    """
+    """Return a task of the harness: the likeliest continuation, as its ``hellaswag`` (``acc``, ``acc_norm``)."""
     rows = [
         {"query": choice.prefix, "choices": list(choice.candidates), "gold": choice.gold}
         for choice in read_choices(path)[:limit]
@@ -179,16 +157,7 @@ def multiple_choice_task(path: Path, name: str, *, limit: int | None = None) -> 
 
 
 def last_word_task(path: Path, name: str, *, limit: int | None = None) -> dict[str, Any]:
-    """Return a task of the harness: the last word of each text, as its ``lambada`` (``acc``, ``perplexity``).
-
-    Args:
-        path: rows of ``text``.
-        name: what the harness calls it.
-        limit: at most so many rows.
-
-    Raises:
-        DataError: a malformed row, or a text of a single word.
-    """
+    """Return a task of the harness: the last word of each text, as its ``lambada`` (``acc``, ``perplexity``)."""
     rows = []
     for row in read_json_lines(path)[:limit]:
         before, _, word = row.text("text").rstrip().rpartition(" ")
@@ -213,21 +182,7 @@ def run_tasks(
     seed: int = 0,
     show: bool | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Run tasks of the harness.
-
-    Args:
-        lm: the model.
-        tasks: local tasks from this module, or names of the harness's own, whose data are fetched.
-        limit: at most so many examples of each.
-        seed: of the few-shot examples.
-        show: whether to show the harness's bars; None only on a terminal.
-
-    Returns:
-        By task its metrics by the harness's names without the filter (``acc``, ``acc_norm``).
-
-    Raises:
-        MissingDependencyError: lm-evaluation-harness is not installed.
-    """
+    """Run tasks of the harness."""
     require_lm_eval()
     from lm_eval import evaluator
     from lm_eval.tasks import TaskManager

@@ -99,12 +99,7 @@ class PerplexityTask(FileTask):
                 raise ConfigError(f"perplexity.{name}={value} leaves nothing to score")
 
     def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
-        """Score every token.
-
-        Raises:
-            DataError: the file is malformed or holds no text.
-            ConfigError: the windows do not fit the model's context, or an unknown cleaning.
-        """
+        """Score every token."""
         lm = system.causal_lm
         head = beginning(lm)
         window, stride = self._windows(lm, len(head))
@@ -165,15 +160,6 @@ def beginning(lm: LanguageModel) -> list[int]:
 
 def windows(n_tokens: int, window: int, stride: int, first: int) -> Iterator[tuple[int, int, int]]:
     """Yield windows over a text in which every token is scored once.
-
-    Args:
-        n_tokens: tokens of the text.
-        window: tokens of a window.
-        stride: tokens from one window to the next.
-        first: the first token that is scored.
-
-    Yields:
-        Where a window begins, its first token that is scored, and where it ends.
 
     >>> list(windows(10, window=6, stride=3, first=0))
     [(0, 0, 6), (3, 6, 9), (6, 9, 10)]
@@ -251,12 +237,7 @@ class InfillingTask(FileTask):
             raise ConfigError(f"infilling.samples={self.samples} leaves nothing to score")
 
     def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
-        """Measure both modes.
-
-        Raises:
-            DataError: the file is malformed, or no text is long enough.
-            UnsupportedModelError: the hybrid mask does not reach every layer of the model.
-        """
+        """Measure both modes."""
         lm = system.causal_lm
         path = self.scored_file(config)
         count = min(self.samples, config.limit or self.samples)
@@ -323,11 +304,7 @@ class DocumentInfilling(InfillingTask):
 
 
 def sample_spans(n_tokens: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Sample one to three spans of 8 to 32 tokens, with context before, between and behind them.
-
-    Returns:
-        (start, end) of each span, from left to right; fewer or shorter ones where there is no room.
-    """
+    """Sample one to three spans of 8 to 32 tokens, with context before, between and behind them."""
     count = int(rng.integers(1, _MOST_SPANS + 1))
     room = n_tokens // count
     spans = []

@@ -65,11 +65,7 @@ class Questions:
 
 
 def read_questions(path: Path) -> Questions:
-    """Read a file; paragraphs of the same text are one.
-
-    Raises:
-        DataError: it is missing or malformed; the message says where.
-    """
+    """Read a file; paragraphs of the same text are one."""
     content = read_json(path)
     paragraphs: dict[str, Paragraph] = {}
     questions = []
@@ -191,11 +187,7 @@ class Ask(FileTask):
             raise ConfigError("ask.chunks and ask.max_new_tokens are 1 or more")
 
     def run(self, system: Generates, config: EvaluationConfig) -> Score:
-        """Ask every question.
-
-        Raises:
-            DataError: the file is malformed.
-        """
+        """Ask every question."""
         read = read_questions(self.scored_file(config))
         asked = read.questions[: config.limit]
         index = open_index(None, system.lm)
@@ -211,13 +203,7 @@ class Ask(FileTask):
 
 
 def scored(asked: Sequence[Question], answers: Sequence[Answer], paragraphs: Sequence[Paragraph]) -> Score:
-    """Return the measures of answers.
-
-    Args:
-        asked: the questions.
-        answers: the answer to each.
-        paragraphs: what was indexed.
-    """
+    """Return the measures of answers."""
     pairs = list(zip(asked, answers, strict=True))
     right = [(one, answer) for one, answer in pairs if one.answers]
     impossible = [answer for one, answer in pairs if not one.answers]

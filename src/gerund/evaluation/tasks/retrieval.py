@@ -49,11 +49,7 @@ class CollectionTask(Task):
         return "validation" in self.places
 
     def collection(self, config: EvaluationConfig) -> Collection:
-        """Return the documents, and the queries that are scored.
-
-        Raises:
-            DataError: a file is malformed.
-        """
+        """Return the documents, and the queries that are scored."""
         return read_collection(self.places, config.split).first(config.limit)
 
     def key_parts(self, config: EvaluationConfig) -> tuple[str, ...]:
@@ -78,11 +74,7 @@ class Retrieval(CollectionTask):
     kind: ClassVar[str] = "retrieval"
 
     def run(self, system: Ranks, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: the collection is malformed.
-        """
+        """Measure."""
         collection = self.collection(config)
         return retrieved(self.name, collection, system, config, self.prompt(config), notes_on(collection))
 
@@ -95,19 +87,7 @@ def retrieved(
     prompt: str | None,
     notes: Sequence[str] = (),
 ) -> Score:
-    """Rank all documents of a collection for each of its queries.
-
-    Args:
-        name: the task's.
-        collection: what is ranked, and for whom.
-        system: what ranks them.
-        config: the evaluation's.
-        prompt: put before queries.
-        notes: what a reader of the score has to know.
-
-    Returns:
-        nDCG@10, and beside it the measures that the papers report.
-    """
+    """Rank all documents of a collection for each of its queries."""
     local = search_task(name, "Retrieval", "ndcg_at_10", collection)
     scores = run_search(local, collection.judgements, system, config, prompt, itself=collection.itself)
     others = ("recall_at_10", "recall_at_100", "mrr_at_10", "map_at_1000")
@@ -169,11 +149,7 @@ class Reranking(CollectionTask):
             raise ConfigError(f"{self.kind}: candidates is 1 or more")
 
     def run(self, system: Ranks, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: the collection or its candidates are malformed.
-        """
+        """Measure."""
         collection = self.collection(config)
         offered, origin = self._candidates(collection, config)
         local = search_task(self.name, "Reranking", "map_at_1000", collection)
@@ -233,11 +209,7 @@ class TitleRetrieval(FileTask):
             raise ConfigError(f"words={self.words} leaves nothing of a passage")
 
     def run(self, system: Ranks, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: the file is malformed, or there are no two documents to tell apart.
-        """
+        """Measure."""
         path = self.scored_file(config)
         whole, untitled = _collection(path, self.words, path.stat().st_mtime_ns)
         collection = whole.first(config.limit)
@@ -257,11 +229,6 @@ class TitleRetrieval(FileTask):
 
 def passages_of(text: str, words: int, *, skip: int = 0) -> Iterator[str]:
     """Yield a document cut into as many whole sentences as have at most so many words together.
-
-    Args:
-        text: the document.
-        words: words of a passage at most; a longer sentence stands alone.
-        skip: how many sentences are left out at the beginning.
 
     >>> list(passages_of("A cat sat. It saw a dog. The dog saw nothing at all.", 8))
     ['A cat sat. It saw a dog.', 'The dog saw nothing at all.']
@@ -290,11 +257,7 @@ def _has_several(path: Path) -> bool:
 
 @lru_cache(maxsize=2)
 def _collection(path: Path, words: int, changed: int) -> tuple[Collection, bool]:
-    """Return all queries and passages, and whether the file has no titles; read once for all systems.
-
-    Raises:
-        DataError: the file is malformed, or there are no two documents to tell apart.
-    """
+    """Return all queries and passages, and whether the file has no titles; read once for all systems."""
     del changed
     documents = list(read_titled(path))
     untitled = not any(document.title for document in documents)

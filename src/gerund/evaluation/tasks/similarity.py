@@ -40,11 +40,7 @@ class Sts(FileTask):
         return [cls(name=f"{cls.kind}/{name}", files=paths[name]) for name in names]
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: a malformed file, or fewer than two pairs.
-        """
+        """Measure."""
         pairs = self.picture_data(config)
         if len(pairs.ratings) < 2:
             raise DataError(f"{self._file(config)}: a correlation needs two pairs or more")
@@ -109,11 +105,7 @@ class PairClassification(Task):
         return [cls(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
-        """Measure.
-
-        Raises:
-            DataError: a malformed file, or pairs of one kind only.
-        """
+        """Measure."""
         pairs = self.picture_data(config)
         if len(set(pairs.ratings)) < 2:
             raise DataError(f"{self.files[0]}: all pairs have label {pairs.ratings[0]:g}; both 0 and 1 are needed")

@@ -158,12 +158,7 @@ def pair_cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def separation(cosines: np.ndarray, ratings: Sequence[float]) -> Separation:
-    """Return how far the least and the best rated pairs are apart: of two ratings each, of more the outer quarters.
-
-    Raises:
-        ConfigError: as many ratings as cosines are needed.
-        DataError: all ratings are the same.
-    """
+    """Return how far the least and the best rated pairs are apart: of two ratings each, of more the outer quarters."""
     groups = _groups(ratings, len(cosines))
     low, high = (np.sort(np.asarray(cosines, dtype=float)[members]) for members in (groups[0][1], groups[-1][1]))
     deviation = math.sqrt((low.var() + high.var()) / 2)

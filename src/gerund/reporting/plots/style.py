@@ -26,11 +26,7 @@ _SVG_ID = re.compile(rb'(?P<before>\bid="|#)(?P<name>\w*[0-9a-f]{10})(?=["\)])')
 
 
 def require_matplotlib() -> None:
-    """Check that pictures can be drawn.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Check that pictures can be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -38,11 +34,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty white ``matplotlib.figure.Figure`` of so many inches.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Return an empty white ``matplotlib.figure.Figure`` of so many inches."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
