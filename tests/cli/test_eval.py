@@ -96,8 +96,8 @@ def test_an_interruption_says_what_becomes_of_the_work(tiny_folder, data, tmp_pa
     monkeypatch.setattr("gerund.evaluation.run._measure", interrupt)
     assert "nothing new was done yet" in run_cli(*command).err
     (tmp_path / "r" / "embeddings").mkdir(parents=True)
-    told = f"0 finished scores, and the vectors of texts that were encoded for others, are kept in {tmp_path / 'r'}"
-    assert f"gerund: interrupted; {told}: run the same command again to go on from there\n" in run_cli(*command).err
+    message = f"0 finished scores and the embeddings so far are saved in {tmp_path / 'r'}"
+    assert f"gerund: interrupted; {message}: run the same command again to continue\n" in run_cli(*command).err
 
 
 def test_what_was_interrupted_before_its_first_score_goes_on(tiny_folder, data, tmp_path):

@@ -6,65 +6,51 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.evaluation.systems.base import EmbeddingCache, System, why_nobody
+from gerund.evaluation.systems.base import EmbeddingCache, System, unsupported_message
 from gerund.evaluation.systems.language_model import precompute, precomputed_words, word_groups
 from gerund.evaluation.task import EvaluationConfig, Score, Task, options_of
 from gerund.jobs.files import write_atomic
 from gerund.version import __version__
 
-# The second format has no examples in its scores, and is read all the same.
+# The second format, which has no examples in its scores, is still read.
 FORMAT = 3
 _READ = (2, FORMAT)
-# Names of the first format, and what they are called now.
+# Names in the first format, and their current names.
 _RENAMED = {"contender": "system", "reading": "description", "settings": "config"}
 _FOLDER = "scores"
+EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One score and all that it depends on."""
+    """One score and everything that it depends on; ``key`` is the hash of that, ``date`` is UTC (ISO 8601)."""
 
     task: str
-    """``kind/name``."""
     kind: str
-    """The kind of task."""
     side: str
-    """``representation``, ``tokens`` or ``generation``."""
     unit: str
-    """``percent`` (of fractions of 1), ``perplexity``, ``bits`` or ``fraction``."""
     higher_is_better: bool
-    """Which way is up."""
     reads_plan: bool
-    """Whether it depends on the encoder config, or only on the weights."""
     system: str
-    """What tables call the system."""
     description: Mapping[str, Any]
-    """Model, plan, pooling, fingerprint."""
     score: Score
-    """What was measured."""
     options: Mapping[str, Any]
-    """The task's options."""
     config: Mapping[str, Any]
-    """Seed, limit, split and prompts."""
     key: str
-    """Hash of everything that the score depends on."""
     seconds: float
-    """How long it took."""
     date: str
-    """When, in UTC (ISO 8601)."""
     version: str
-    """gerund's version."""
 
     @classmethod
     def of(cls, task: Task, system: System, config: EvaluationConfig, score: Score, seconds: float) -> "Result":
-        """Return a fresh score with all that it depends on."""
+        """Return a new result."""
         return cls(
             task=task.name,
             kind=task.kind,
@@ -116,15 +102,14 @@ class ResultStore:
         self.folder = folder / _FOLDER
 
     def find(self, task: Task, system: System, config: EvaluationConfig) -> Result | None:
-        """Return the finished score, under the system's present name; None when it is still to be measured."""
+        """Return the finished score under the system's current name; None if it is not measured yet."""
         path = self._path(task.name, key_of(task, system, config))
         if not path.is_file():
             return None
-        found = _read(path)
-        return Result(**{**_shallow(found), "system": system.label, "description": system.describe()})
+        return replace(_read(path), system=system.label, description=system.describe())
 
     def add(self, task: Task, system: System, config: EvaluationConfig, score: Score, seconds: float) -> Result:
-        """Keep a score; written whole or not at all."""
+        """Save a score."""
         result = Result.of(task, system, config, score, seconds)
         path = self._path(task.name, result.key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +129,6 @@ class ResultStore:
 
     def _path(self, task: str, key: str) -> Path:
         return self.folder / f"{task.replace('/', '.')}-{key}.json"
-
-
-def _shallow(result: Result) -> dict[str, Any]:
-    return {item.name: getattr(result, item.name) for item in fields(result)}
 
 
 def _read(path: Path) -> Result:
@@ -178,13 +159,11 @@ def _digest(files: tuple[Path, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def _file_digest(path: Path, changed: int, size: int) -> bytes:
-    """Return a hash of a file, read once for all systems as long as it stays as it is."""
+    """Return a hash of a file, which is read once for all systems unless it changes."""
     del changed, size
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
 
-
-EMBEDDINGS = "embeddings"
 
 # Called with the task, the system, and the result or None before it is measured.
 ProgressReporter = Callable[[Task, System, Result | None], None]
@@ -192,14 +171,14 @@ ProgressReporter = Callable[[Task, System, Result | None], None]
 
 @dataclass
 class Cost:
-    """What something took: seconds on the clock, and of all processors, child processes that ended included."""
+    """Wall-clock seconds, and CPU seconds including those of child processes that ended."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Add what the block takes."""
+        """Add the time that the block takes."""
         before = os.times()
         try:
             yield
@@ -211,16 +190,12 @@ class Cost:
 
 @dataclass
 class Evaluation:
-    """What was measured, and the systems and tasks, which are still at hand for pictures.
+    """Results in the order of tasks, with the systems and tasks in memory for figures.
 
     Attributes:
-        results: one a task and system, in the order of tasks.
-        systems: what was measured.
-        tasks: on which tasks.
-        config: of the evaluation.
-        reused: how many results were there before.
-        costs: what was spent on each system alone, by its label, apart from what several share.
-        shared: what was spent on the layers that plans of one model share, which run once for all of them.
+        reused: number of results that were measured before.
+        costs: what each system took alone, by its label.
+        shared: what the layers took that plans of one model share, which run once for all of them.
     """
 
     results: list[Result]
@@ -246,103 +221,94 @@ def evaluate(
         systems: what is measured; systems of one model share the layers that their plans share.
         tasks: on which tasks.
         config: of the evaluation.
-        folder: where finished scores are kept and looked for, so that an interrupted evaluation goes on;
-            None keeps nothing.
-        reporter: called before and after each measurement, and once for each score that was there already.
+        folder: where finished scores are saved and looked up, so that an interrupted evaluation continues;
+            None saves nothing.
+        reporter: called before and after each measurement, and once for each score that was reused.
 
     Raises:
-        ConfigError: no system, no task, two systems of one name, or no system that can take part in any task.
+        ConfigError: no system, no task, two systems of one name, or no system that supports any task.
         DataError: a task's data are malformed.
-        KeyboardInterrupt: with a note that says what is kept.
+        KeyboardInterrupt: with a note that says what is saved.
     """
     if not systems or not tasks:
         raise ConfigError("an evaluation needs at least one model and one task")
-    if len({one.label for one in systems}) < len(systems):
+    if len({system.label for system in systems}) < len(systems):
         raise ConfigError("two systems have the same name")
-    if not any(isinstance(one, task.capability) for one in systems for task in tasks):
-        raise ConfigError(why_nobody(systems, [task.capability for task in tasks]))
+    if not any(isinstance(system, task.capability) for system in systems for task in tasks):
+        raise ConfigError(unsupported_message(systems, [task.capability for task in tasks]))
     done = Evaluation([], list(systems), list(tasks), config or EvaluationConfig())
     store = None if folder is None else ResultStore(folder)
     try:
         for task in tasks:
             _measure(task, done, store, reporter or (lambda *_: None))
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt as interrupt:
         if folder is not None and store is not None and (store.count() or (folder / EMBEDDINGS).is_dir()):
-            stop.add_note(
-                f"{store.count()} finished scores, and the vectors of texts that were encoded for others, are kept in "
-                f"{folder}: run the same command again to go on from there"
+            interrupt.add_note(
+                f"{store.count()} finished scores and the embeddings so far are saved in {folder}: run the same "
+                "command again to continue"
             )
         raise
     return done
 
 
 def cache_in(folder: Path) -> EmbeddingCache:
-    """Return the cache that lies in a report's folder."""
+    """Return the embedding cache of a report's folder."""
     return EmbeddingCache(folder / EMBEDDINGS)
 
 
 def _measure(task: Task, done: Evaluation, store: ResultStore | None, reporter: ProgressReporter) -> None:
-    able = [one for one in done.systems if isinstance(one, task.capability)]
+    able = [system for system in done.systems if isinstance(system, task.capability)]
     results: dict[str, Result] = {}
-    for one in able:
-        if store is not None and (found := store.find(task, one, done.config)) is not None:
-            results[one.label] = found
+    for system in able:
+        if store is not None and (result := store.find(task, system, done.config)) is not None:
+            results[system.label] = result
             done.reused += 1
-            reporter(task, one, found)
-    for group, ready in _prepared([one for one in able if one.label not in results], task, done):
+            reporter(task, system, result)
+    for group, shared in _groups([system for system in able if system.label not in results], task, done):
         with ExitStack() as block:
             with done.shared.counted():
-                block.enter_context(ready)
-            for one in group:
-                with done.costs.setdefault(one.label, Cost()).counted():
-                    results[one.label] = _result(task, one, done.config, store, list(results.values()), reporter)
-                reporter(task, one, results[one.label])
-    done.results += [results[one.label] for one in able]
+                block.enter_context(shared)
+            for system in group:
+                with done.costs.setdefault(system.label, Cost()).counted():
+                    results[system.label] = _result(task, system, done.config, store, results, reporter)
+                reporter(task, system, results[system.label])
+    done.results += [results[system.label] for system in able]
 
 
-def _prepared(
+def _groups(
     systems: list[System], task: Task, done: Evaluation
 ) -> Iterator[tuple[list[System], AbstractContextManager[None]]]:
-    """Yield systems in groups, each with a block in which what the group shares is at hand."""
+    """Yield systems in groups, each with a block during which the vectors that the group shares are in memory."""
     if not systems:
         return
     config = done.config
-    sentences = task.sentences(config)
+    prompt, show, sentences = task.prompt(config), config.show_progress, task.sentences(config)
     if not sentences:
         with done.shared.counted():
-            precompute(systems, task.texts(config), prompt=task.prompt(config), show=config.show_progress)
+            precompute(systems, task.texts(config), prompt=prompt, show=show)
         yield systems, nullcontext()
         return
-    measured = [one for one in systems if task.is_measured(one, config)]
+    measured = [system for system in systems if task.is_measured(system, config)]
     yield measured, nullcontext()
-    for group in word_groups([one for one in systems if one not in measured], sentences):
-        prompt, shift = task.prompt(config), task.shifts_words
-        yield (
-            group,
-            precomputed_words(
-                group, sentences, prompt=prompt, pooling=task.word_pooling, shift=shift, show=config.show_progress
-            ),
-        )
+    how: dict[str, Any] = {"prompt": prompt, "pooling": task.word_pooling, "shift": task.shifts_words, "show": show}
+    for group in word_groups([system for system in systems if system not in measured], sentences):
+        yield group, precomputed_words(group, sentences, **how)
 
 
 def _result(
     task: Task,
-    one: System,
+    system: System,
     config: EvaluationConfig,
     store: ResultStore | None,
-    others: list[Result],
+    others: Mapping[str, Result],
     reporter: ProgressReporter,
 ) -> Result:
     if not task.reads_plan:
-        for other in others:
-            # The same weights write the same under every plan.
-            if other.key == key_of(task, one, config):
-                return replace(other, system=one.label, description=one.describe(), seconds=0.0)
-    reporter(task, one, None)
-    return _score(task, one, config, store)
-
-
-def _score(task: Task, system: System, config: EvaluationConfig, store: ResultStore | None) -> Result:
+        for other in others.values():
+            # The same weights generate the same under every plan.
+            if other.key == key_of(task, system, config):
+                return replace(other, system=system.label, description=system.describe(), seconds=0.0)
+    reporter(task, system, None)
     start = time.perf_counter()
     try:
         score = task.run(system, config)

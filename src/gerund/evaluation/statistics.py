@@ -74,7 +74,9 @@ def difference_of(one: Examples, other: Examples, *, seed: int = 0) -> Differenc
     first, second = np.array(one.values), np.array([other.values[row[name]] for name in one.ids])
     if one.targets is None:
         gaps = first - second
-        return Difference(float(gaps.mean()), _bootstrap((gaps,), np.mean, seed)[0], _randomization(gaps, seed), len(first))
+        return Difference(
+            float(gaps.mean()), _bootstrap((gaps,), np.mean, seed)[0], _randomization(gaps, seed), len(first)
+        )
     if one.ids != other.ids:
         return None
 

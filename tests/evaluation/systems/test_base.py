@@ -18,7 +18,7 @@ from gerund.evaluation.systems.base import (
     ScoresCandidates,
     System,
     capabilities,
-    why_nobody,
+    unsupported_message,
 )
 from gerund.evaluation.systems.language_model import language_model_system, trained_plan
 from gerund.evaluation.systems.search import BM25System, HybridSystem
@@ -62,7 +62,7 @@ def test_somebody_elses_system_takes_part_where_it_has_the_members():
 
 
 def test_systems_that_can_do_the_same_are_named_together(causal, t5):
-    found = why_nobody([BM25System(), HybridSystem(causal), t5], [HasLikelihoods, HasLikelihoods, Generates])
+    found = unsupported_message([BM25System(), HybridSystem(causal), t5], [HasLikelihoods, HasLikelihoods, Generates])
     assert found == (
         "these tasks need a system that can tell how probable a text is or generate texts, and bm25, tiny + BM25 can "
         "only rank documents and score candidates; t5 can only encode whole texts, encode words, encode the tokens "

@@ -15,7 +15,7 @@ from gerund.evaluation.systems.search import (
     HybridSystem,
     fused,
     fused_scores,
-    fusion_named,
+    parse_fusion,
 )
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
@@ -186,7 +186,7 @@ def test_without_a_model_there_is_nothing_to_join(names):
 
 def test_the_weight_is_the_encoders_own_where_nothing_is_said(tiny_folder):
     lm = gerund.load(tiny_folder, fusion=0.7)
-    named = [HybridSystem(language_model_system("tiny", lm), fusion_named(name)) for name in NAMES]
+    named = [HybridSystem(language_model_system("tiny", lm), parse_fusion(name)) for name in NAMES]
     assert [one.fusion for one in named] == [Fusion("convex", 0.7), Fusion("rrf"), Fusion("convex", 0.2)]
     assert [one.label for one in named] == ["tiny + BM25", "tiny + BM25 (RRF)", "tiny + BM25 (0.2 vectors)"]
     assert len({one.fingerprint for one in named}) == 3
@@ -202,5 +202,5 @@ NAMES = ("hybrid", "hybrid:rrf", "hybrid:0.2")
 
 @pytest.mark.parametrize("name", ["hybrid:", "hybrid:best", "hybrid:1.5", "hybrid:nan"])
 def test_a_fusion_that_there_is_none_of(name):
-    with pytest.raises(ConfigError, match=r"behind hybrid: stands rrf or|is not a number from 0"):
-        fusion_named(name)
+    with pytest.raises(ConfigError, match=r"hybrid: must be followed by rrf or|is not a number from 0"):
+        parse_fusion(name)

@@ -7,7 +7,7 @@ import gerund
 from gerund import Chunking, Document
 from gerund.errors import ConfigError
 from gerund.evaluation.systems.language_model import language_model_system
-from gerund.evaluation.systems.search import RERANKED, IndexCache, IndexSystem, Way, way_named
+from gerund.evaluation.systems.search import RERANKED, IndexCache, IndexOptions, IndexSystem, parse_index
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import Reranking, Retrieval
@@ -53,12 +53,12 @@ def by_hand(lm, way):
 def test_scores_are_those_of_a_users_search(folder, bundled):
     [task] = Retrieval.find(folder)
     systems = systems_of([bundled, *WAYS])
-    assert [one.label for one in systems[1:]] == [f"{systems[0].label}, index ({way_named(name)})" for name in WAYS]
+    assert [one.label for one in systems[1:]] == [f"{systems[0].label}, index ({parse_index(name)})" for name in WAYS]
     assert len({one.cache_key for one in systems}) == len(systems)
     for system in systems[1:]:
         score = task.run(system, EvaluationConfig())
-        if not system.way.is_whole:
-            run = by_hand(bundled, system.way)
+        if not system.options.is_whole:
+            run = by_hand(bundled, system.options)
             wanted = [trec.measures(run[query], {name: grade for asked, name, grade in JUDGED if asked == query})
                       for query in QUERIES]  # fmt: skip
             for name, value in trec.mean(wanted).items():
@@ -68,7 +68,7 @@ def test_scores_are_those_of_a_users_search(folder, bundled):
 
 
 def test_whole_documents_are_one_chunk(bundled):
-    system = IndexSystem(language_model_system("m", bundled), Way(is_whole=True))
+    system = IndexSystem(language_model_system("m", bundled), IndexOptions(is_whole=True))
     search = system.search_model({})
     corpus = {"id": list(DOCUMENTS), "text": list(DOCUMENTS.values()), "title": [""] * len(DOCUMENTS)}
     search.index(corpus)
@@ -86,9 +86,11 @@ def test_several_ways_share_one_index(bundled, monkeypatch):
     cache = IndexCache()
     corpus = {"id": ["a", "b"], "text": ["One cat.", "Two dogs."], "title": ["", ""]}
     for mode in ("hybrid", "words", "vectors"):
-        IndexSystem(language_model_system("m", bundled), Way(mode), cache).search_model({}).index(corpus)
+        IndexSystem(language_model_system("m", bundled), IndexOptions(mode), cache).search_model({}).index(corpus)
     assert len(made) == 1
-    IndexSystem(language_model_system("m", bundled), Way(), cache).search_model({}).index({**corpus, "id": ["a", "c"]})
+    IndexSystem(language_model_system("m", bundled), IndexOptions(), cache).search_model({}).index(
+        {**corpus, "id": ["a", "c"]}
+    )
     assert len(made) == 2
 
 
@@ -104,13 +106,13 @@ def test_candidates_alone_are_ranked_and_those_not_found_come_last(folder, bundl
 
 @pytest.mark.parametrize("name", ["index:", "index:magic", "index:vectors,", "index:0.4"])
 def test_names_that_are_none(name):
-    with pytest.raises(ConfigError, match="part behind index:"):
-        way_named(name)
+    with pytest.raises(ConfigError, match="part after index:"):
+        parse_index(name)
 
 
 def test_names():
-    assert way_named("bm25") is None
-    assert way_named("index:words,whole") == Way("words", is_whole=True)
+    assert parse_index("bm25") is None
+    assert parse_index("index:words,whole") == IndexOptions("words", is_whole=True)
     with pytest.raises(ConfigError, match="index is that of a language model"):
         systems_of(["bm25", "index"])
 
@@ -126,4 +128,4 @@ def test_on_the_command_line(folder):
 
 def test_slips_in_a_name_show_before_anything_is_loaded(folder):
     report = ["--tasks", "retrieval", "--data", folder, "-o", folder / "report"]
-    assert "unknown part behind index:" in run_cli("eval", "index:x", *report).mistake
+    assert "unknown part after index:" in run_cli("eval", "index:x", *report).mistake

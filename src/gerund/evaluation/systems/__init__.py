@@ -1,1 +1,1 @@
-"""What is evaluated: a language model under one encoder config, BM25, models of others, hybrids, and indices."""
+"""Systems under evaluation: language models, sentence-transformers models, BM25, hybrid search and indices."""

@@ -20,16 +20,11 @@ from gerund.settings.templates import PromptText
 from gerund.types import Scorer
 
 if TYPE_CHECKING:
-    from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.language_model import LanguageModel
 
 
 class System(ABC):
-    """What is evaluated.
-
-    Attributes:
-        label: what tables call it.
-    """
+    """What is evaluated; ``label`` is its name in tables."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -46,7 +41,7 @@ class System(ABC):
 
     @property
     def cache_key(self) -> str:
-        """What scores depend on to the last digit: the fingerprint, and where it matters the type computed in."""
+        """What scores depend on exactly: the fingerprint, and where it matters the compute type."""
         return self.fingerprint
 
     @property
@@ -56,7 +51,7 @@ class System(ABC):
 
     @property
     def infill_adapter(self) -> str:
-        """Hash of the adapter that gaps are filled with; empty without one."""
+        """Hash of the infill adapter; empty without one."""
         return ""
 
     @property
@@ -85,7 +80,7 @@ class EncodesWords(Protocol):
 
     @property
     def dimensions(self) -> int:
-        """Numbers in a vector."""
+        """Dimensions of a vector."""
 
     def encode_words(
         self,
@@ -96,7 +91,7 @@ class EncodesWords(Protocol):
         shift: bool = False,
         show: bool | None = None,
     ) -> list[np.ndarray]:
-        """Return one ``(n_words, D)`` float32 array a sentence."""
+        """Return one ``(n_words, D)`` float32 array per sentence."""
 
 
 @runtime_checkable
@@ -127,12 +122,12 @@ class EncodesWordTokens(Protocol):
     def encode_word_tokens(
         self, sentences: Sequence[Sequence[str]], *, prompt: str | None = None, show: bool | None = None
     ) -> list[list[np.ndarray]]:
-        """Return for each sentence one ``(n_tokens, D)`` float32 array a word."""
+        """Return for each sentence one ``(n_tokens, D)`` float32 array per word."""
 
 
 @runtime_checkable
 class Generates(Protocol):
-    """Is a language model that continues texts, and whose weights and states are at hand."""
+    """Is a language model in memory that generates text."""
 
     @property
     def lm(self) -> "LanguageModel":
@@ -141,7 +136,7 @@ class Generates(Protocol):
 
 @runtime_checkable
 class HasLikelihoods(Protocol):
-    """Is a causal language model, which tells how probable a text is."""
+    """Is a causal language model, which gives the probability of a text."""
 
     @property
     def causal_lm(self) -> "LanguageModel":
@@ -165,30 +160,103 @@ def capabilities(system: object) -> list[type]:
     return [protocol for protocol in CAPABILITIES if isinstance(system, protocol)]
 
 
-def why_nobody(systems: Iterable[System], needed: Iterable[type]) -> str:
-    """Say why none of the systems can take part in tasks."""
-    wanted = " or ".join(dict.fromkeys(CAPABILITIES[one] for one in needed))
-    groups: dict[str, list[str]] = {}
-    for one in systems:
-        groups.setdefault(_listed([CAPABILITIES[protocol] for protocol in capabilities(one)]), []).append(one.label)
-    known = "; ".join(f"{', '.join(labels)} can only {what}" for what, labels in groups.items())
-    return f"these tasks need a system that can {wanted}, and {known}"
+def unsupported_message(systems: Iterable[System], required: Iterable[type]) -> str:
+    """Say why none of the systems supports tasks that require these protocols."""
+    needed = " or ".join(dict.fromkeys(CAPABILITIES[protocol] for protocol in required))
+    labels: dict[str, list[str]] = {}
+    for system in systems:
+        words = [CAPABILITIES[protocol] for protocol in capabilities(system)]
+        text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+        labels.setdefault(text, []).append(system.label)
+    known = "; ".join(f"{', '.join(names)} can only {text}" for text, names in labels.items())
+    return f"these tasks need a system that can {needed}, and {known}"
+
+
+# Texts per shard.
+_SHARD = 4096
+_UNFINISHED = "unfinished"
+
+# Turns texts into vectors ``(n, D)``; may save finished rows in the checkpoint.
+Compute = Callable[[list[str], ShardCheckpoint], np.ndarray]
+
+
+class EmbeddingCache:
+    """Vectors by encoder, prompt and text, in memory or in a folder; no text is encoded twice.
+
+    New texts are encoded shard by shard, ``shards`` of them at once (as many as there are workers). Finished rows of an
+    unfinished shard are saved in ``unfinished`` (in the folder, where there is one), so that an interrupted evaluation
+    continues with the same batches. Without a folder they stay there until ``forget_unfinished``.
+    """
+
+    def __init__(self, folder: Path | None = None, *, unfinished: Path | None = None) -> None:
+        self.folder = folder
+        self.shards = 1
+        self._unfinished = unfinished if folder is None else folder / _UNFINISHED
+        self._stores: dict[tuple[str, str], RowStore] = {}
+
+    def vectors(self, fingerprint: str, prompt: str, texts: list[str], compute: Compute) -> np.ndarray:
+        """Return the vectors of ``texts``, ``(n, D)`` float32; ``compute`` is called with new texts alone."""
+        store = self.store(fingerprint, prompt)
+        keys = [key_of_text(text) for text in texts]
+        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in store}.items())
+        step = _SHARD * self.shards
+        for start in range(0, len(missing), step):
+            new_keys, new_texts = zip(*missing[start : start + step], strict=True)
+            with self.shard(f"{fingerprint} {prompt}", new_keys) as checkpoint:
+                store.add(new_keys, compute(list(new_texts), checkpoint))
+        return store.rows(keys)
+
+    @contextmanager
+    def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[ShardCheckpoint]:
+        """Yield the checkpoint of a shard; its vectors have to be in the store before the block ends."""
+        name = hashlib.blake2b(encoder.encode() + b" " + b"".join(keys), digest_size=KEY_BYTES).hexdigest()
+        if self.folder is not None:
+            # One shard is finished before the next begins: the checkpoint of another was abandoned.
+            for path in (self.folder / _UNFINISHED).glob("*"):
+                if path.name != name:
+                    shutil.rmtree(path, ignore_errors=True)
+        with ShardCheckpoint(None if self._unfinished is None else self._unfinished / name, name) as checkpoint:
+            yield checkpoint
+        if self.folder is not None:
+            checkpoint.discard()
+            with suppress(OSError):
+                (self.folder / _UNFINISHED).rmdir()
+
+    def forget_unfinished(self) -> None:
+        """Remove the checkpoints of shards."""
+        if self._unfinished is not None:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
+        """Store vectors that were computed elsewhere; texts that are there already keep theirs."""
+        store = self.store(fingerprint, prompt)
+        fresh = {key: row for row, key in enumerate(map(key_of_text, texts)) if key not in store}
+        if fresh:
+            store.add(list(fresh), vectors[list(fresh.values())])
+
+    def store(self, fingerprint: str, prompt: str) -> RowStore:
+        """Return the vectors of one encoder with one prompt."""
+        name = (fingerprint, hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if prompt else "plain")
+        if name not in self._stores:
+            self._stores[name] = RowStore(None if self.folder is None else self.folder / f"{name[0]}-{name[1]}")
+        return self._stores[name]
+
+
+def key_of_text(text: str) -> bytes:
+    """Return the key of a text's vector."""
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
 class Encoder(System):
-    """A system that gives a vector for each text, computed once and kept; it ranks documents by their cosine.
+    """A system that gives a vector for each text, cached where there is a cache; it ranks documents by their cosine."""
 
-    Attributes:
-        cache: where embeddings are kept; None keeps none.
-    """
-
-    def __init__(self, label: str, cache: "EmbeddingCache | None" = None) -> None:
+    def __init__(self, label: str, cache: EmbeddingCache | None = None) -> None:
         super().__init__(label)
         self.cache = cache
 
     @property
     def fusion_weight(self) -> float | None:
-        """What its vectors count where they are joined with words; None where nobody has tuned it."""
+        """The weight of its vectors in hybrid search; None where it was not tuned."""
         return None
 
     @property
@@ -199,7 +267,7 @@ class Encoder(System):
     @property
     @abstractmethod
     def dimensions(self) -> int:
-        """Numbers in a vector."""
+        """Dimensions of a vector."""
 
     @property
     @abstractmethod
@@ -208,9 +276,9 @@ class Encoder(System):
 
     @abstractmethod
     def compute(
-        self, texts: list[str], prompt: str | None, show: bool | None, kept: "ShardCheckpoint | None" = None
+        self, texts: list[str], prompt: str | None, show: bool | None, checkpoint: ShardCheckpoint | None = None
     ) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
+        """Compute vectors ``(n, D)`` float32 as they were pooled; finished batches are saved in the checkpoint."""
 
     @abstractmethod
     def prompt_text(self, prompt: str | None) -> str:
@@ -219,15 +287,15 @@ class Encoder(System):
     def encode(
         self, texts: Sequence[str], *, prompt: str | None = None, normalize: bool = False, show: bool | None = None
     ) -> np.ndarray:
-        """Turn texts into vectors ``(n, D)`` float32; an empty text gives a zero vector."""
+        """Turn texts into vectors ``(n, D)`` float32; prompt None is the encoder's own, an empty text a zero vector."""
         if self.cache is None:
             vectors = self.compute(list(texts), prompt, show)
         else:
 
-            def own(new: list[str], kept: "ShardCheckpoint") -> np.ndarray:
-                return self.compute(new, prompt, show, kept)
+            def compute(new: list[str], checkpoint: ShardCheckpoint) -> np.ndarray:
+                return self.compute(new, prompt, show, checkpoint)
 
-            vectors = self.cache.vectors(self.cache_key, self.prompt_text(prompt), list(texts), own)
+            vectors = self.cache.vectors(self.cache_key, self.prompt_text(prompt), list(texts), compute)
         return unit(vectors) if normalize else vectors
 
     def search_model(self, prompts: Mapping[str, str], *, show: bool | None = None) -> Any:
@@ -302,87 +370,3 @@ def cosine_scores(
     candidate_MD = encoder.encode(candidates, normalize=True, show=False)
     cosine_NM: np.ndarray = query_ND.astype(np.float64) @ candidate_MD.astype(np.float64).T
     return cosine_NM
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence.
-
-    >>> _listed(["a"]), _listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-# Texts of a shard.
-_SHARD = 4096
-_UNFINISHED = "unfinished"
-
-# Turns texts into vectors ``(n, D)``; may keep finished rows in what it is given with them.
-Compute = Callable[[list[str], ShardCheckpoint], np.ndarray]
-
-
-class EmbeddingCache:
-    """Vectors by encoder, prompt and text.
-
-    Attributes:
-        shards: how many shards are encoded at once: as many as there are workers.
-    """
-
-    def __init__(self, folder: Path | None = None, *, unfinished: Path | None = None) -> None:
-        self.folder = folder
-        self.shards = 1
-        self._unfinished = unfinished if folder is None else folder / _UNFINISHED
-        self._stores: dict[tuple[str, str], RowStore] = {}
-
-    def vectors(self, fingerprint: str, prompt: str, texts: list[str], compute: Compute) -> np.ndarray:
-        """Return the vectors of ``texts``, computing only those that are not there."""
-        store = self.store(fingerprint, prompt)
-        keys = [key_of_text(text) for text in texts]
-        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in store}.items())
-        step = _SHARD * self.shards
-        for start in range(0, len(missing), step):
-            new_keys, new_texts = zip(*missing[start : start + step], strict=True)
-            with self.shard(f"{fingerprint} {prompt}", new_keys) as kept:
-                store.add(new_keys, compute(list(new_texts), kept))
-        return store.rows(keys)
-
-    @contextmanager
-    def shard(self, encoder: str, keys: Sequence[bytes]) -> Iterator[ShardCheckpoint]:
-        """Yield what is done of the vectors of some texts, to be put into the store before the block ends."""
-        name = hashlib.blake2b(encoder.encode() + b" " + b"".join(keys), digest_size=KEY_BYTES).hexdigest()
-        if self.folder is not None:
-            # One shard is finished before the next begins: what lies here of another was given up.
-            for path in (self.folder / _UNFINISHED).glob("*"):
-                if path.name != name:
-                    shutil.rmtree(path, ignore_errors=True)
-        with ShardCheckpoint(None if self._unfinished is None else self._unfinished / name, name) as kept:
-            yield kept
-        if self.folder is not None:
-            kept.discard()
-            with suppress(OSError):
-                (self.folder / _UNFINISHED).rmdir()
-
-    def forget_unfinished(self) -> None:
-        """Remove what is kept of shards, once nobody is going to go on with them."""
-        if self._unfinished is not None:
-            shutil.rmtree(self._unfinished, ignore_errors=True)
-
-    def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
-        """Keep vectors that were computed elsewhere; texts that are there already keep theirs."""
-        store = self.store(fingerprint, prompt)
-        fresh = {key: row for row, key in enumerate(map(key_of_text, texts)) if key not in store}
-        if fresh:
-            store.add(list(fresh), vectors[list(fresh.values())])
-
-    def store(self, fingerprint: str, prompt: str) -> "RowStore":
-        """Return the vectors of one encoder with one prompt."""
-        name = (fingerprint, hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest() if prompt else "plain")
-        if name not in self._stores:
-            place = None if self.folder is None else self.folder / f"{name[0]}-{name[1]}"
-            self._stores[name] = RowStore(place)
-        return self._stores[name]
-
-
-def key_of_text(text: str) -> bytes:
-    """Return the key of a text's vector."""
-    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()

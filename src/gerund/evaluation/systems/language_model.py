@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.evaluation.systems.base import Encoder, System, cosine_scores, key_of_text
+from gerund.evaluation.systems.base import EmbeddingCache, Encoder, System, cosine_scores, key_of_text
 from gerund.inference.encode.spans import WordPooling, check_words, word_vectors
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
 from gerund.inference.encode.texts import encode_word_tokens, text_tokens
@@ -24,13 +24,11 @@ from gerund.types import Scorer
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
-    from gerund.evaluation.systems.base import EmbeddingCache
-    from gerund.jobs.checkpoints import ShardCheckpoint
     from gerund.language_model import LanguageModel
 
 
 def language_model_system(
-    label: str, lm: "LanguageModel", cache: "EmbeddingCache | None" = None
+    label: str, lm: "LanguageModel", cache: EmbeddingCache | None = None
 ) -> "LanguageModelSystem":
     """Return a language model as a system that can do what the model can."""
     kind = LanguageModelSystem if is_encoder_decoder(lm.model) else CausalModelSystem
@@ -42,14 +40,14 @@ class LanguageModelSystem(Encoder):
 
     Attributes:
         lm: the model.
-        words: vectors of words that were computed beforehand, by (prompt, pooling, shift) and sentence.
-        elsewhere: what encodes texts, behind a prompt, in the place of this process.
+        words: precomputed vectors of words, by (prompt, pooling, shift) and sentence.
+        worker_encode: encodes texts with a prompt in worker processes; None encodes in this process.
     """
 
-    def __init__(self, label: str, lm: "LanguageModel", cache: "EmbeddingCache | None" = None) -> None:
+    def __init__(self, label: str, lm: "LanguageModel", cache: EmbeddingCache | None = None) -> None:
         super().__init__(label, cache)
         self.lm = lm
-        self.elsewhere: Callable[[Sequence[str], str | None, ShardCheckpoint | None], np.ndarray] | None = None
+        self.worker_encode: Callable[[Sequence[str], str | None, ShardCheckpoint | None], np.ndarray] | None = None
         self.words: dict[tuple[str | None, str, bool], dict[tuple[str, ...], np.ndarray]] = {}
 
     @property
@@ -64,7 +62,7 @@ class LanguageModelSystem(Encoder):
 
     @property
     def cache_key(self) -> str:
-        """The encoder and the type that it computes in."""
+        """The encoder and its compute type."""
         return f"{self.fingerprint}-{_name(self.lm.compute_dtype)}"
 
     @property
@@ -79,22 +77,22 @@ class LanguageModelSystem(Encoder):
 
     @property
     def infill_adapter(self) -> str:
-        """Hash of the adapter that gaps are filled with; empty without one."""
+        """Hash of the infill adapter; empty without one."""
         return self.lm.adapters.hash("infill")
 
     @property
     def scorer(self) -> Any:
-        """The scorer of continuations that the model was trained to be under this encoder config."""
+        """The scorer of continuations that was trained with this encoder config."""
         return self.lm.scorer
 
     @property
     def fusion_weight(self) -> float | None:
-        """What its vectors count where they are joined with words; None where nobody has tuned it."""
+        """The weight of its vectors in hybrid search; None where it was not tuned."""
         return self.lm.encoder.fusion
 
     @property
     def dimensions(self) -> int:
-        """Numbers in a vector."""
+        """Dimensions of a vector."""
         return self.lm.dimensions
 
     @property
@@ -123,13 +121,13 @@ class LanguageModelSystem(Encoder):
         }
 
     def compute(
-        self, texts: list[str], prompt: str | None, show: bool | None, kept: "ShardCheckpoint | None" = None
+        self, texts: list[str], prompt: str | None, show: bool | None, checkpoint: ShardCheckpoint | None = None
     ) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished batches where it is said."""
-        if self.elsewhere is not None:
-            return self.elsewhere(texts, prompt, kept)
+        """Compute vectors ``(n, D)`` float32 as they were pooled; finished batches are saved in the checkpoint."""
+        if self.worker_encode is not None:
+            return self.worker_encode(texts, prompt, checkpoint)
         vectors: np.ndarray = self.lm.encode(
-            texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show, kept=kept
+            texts, prompt=prompt, normalize=False, empty="zeros", show_progress=show, kept=checkpoint
         )
         return vectors
 
@@ -146,7 +144,7 @@ class LanguageModelSystem(Encoder):
         shift: bool = False,
         show: bool | None = None,
     ) -> list[np.ndarray]:
-        """Return one ``(n_words, D)`` float32 array a sentence; see ``LanguageModel.encode_words``."""
+        """Return one ``(n_words, D)`` float32 array per sentence; see ``LanguageModel.encode_words``."""
         known = self.words.get((prompt, pooling, shift), {})
         if known and all(tuple(words) in known for words in sentences):
             return [known[tuple(words)] for words in sentences]
@@ -168,16 +166,16 @@ class LanguageModelSystem(Encoder):
         """Score candidates by a scorer of continuations, without one by the cosine of the encoder's vectors."""
         if scorer is None:
             return cosine_scores(self, queries, candidates, prompt)
-        texts = [f" {one}" for one in candidates]
+        texts = [f" {candidate}" for candidate in candidates]
         return np.array(scorer.score(queries, [texts for _ in queries]), dtype=np.float64)
 
 
 class CausalModelSystem(LanguageModelSystem):
-    """A decoder-only model, which also tells how probable a text is."""
+    """A decoder-only model, which also gives the probability of a text."""
 
     @property
     def causal_lm(self) -> "LanguageModel":
-        """The model, whose untouched causal weights give the likelihoods."""
+        """The model; its unmodified causal attention gives the likelihoods."""
         return self.lm
 
 
@@ -187,7 +185,7 @@ def scorer_of(lm: "LanguageModel", name: str, *, seed: int) -> Scorer | None:
 
 
 def adapter_facts(lm: "LanguageModel") -> dict[str, Any]:
-    """Return what the encoder's adapter is called, and the plan that it was trained under where that is known."""
+    """Return the name of the encoder's adapter, and the plan that it was trained under where that is known."""
     folder = lm.adapters.folders.get("encode")
     if folder is None:
         return {}
@@ -197,7 +195,7 @@ def adapter_facts(lm: "LanguageModel") -> dict[str, Any]:
 
 
 def adapter_name(folder: Path) -> str:
-    """Return what tables call an adapter: what lies in a model's folder is called as the model is.
+    """Return the name of an adapter in tables; in a model's folder it is the model's name.
 
     >>> [adapter_name(Path(name)) for name in ("lora", "runs/mine/model/adapter", "runs/mine/model")]
     ['lora', 'mine', 'mine']
@@ -207,9 +205,9 @@ def adapter_name(folder: Path) -> str:
 
 
 def trained_plan(folder: Path, n_layers: int) -> AttentionPlan | None:
-    """Return the plan that the ``gerund.json`` beside an adapter, or in the folder above it, says; None without one."""
-    for place in (folder, folder.parent):
-        saved = read_saved(place)
+    """Return the plan in the ``gerund.json`` next to an adapter, or in the folder above; None without one."""
+    for path in (folder, folder.parent):
+        saved = read_saved(path)
         if saved is not None:
             return saved.plan(AttentionPlan()).with_defaults(n_layers)
     return None
@@ -219,41 +217,38 @@ def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Vectors of words that are held at once: 1 GB.
+# Vectors of words that are in memory at once: 1 GB.
 _MOST_BYTES = 1 << 30
 
 
 def precompute(systems: Sequence[System], texts: Sequence[str], *, prompt: str | None, show: bool | None) -> None:
-    """Fill the caches of systems that are the same model under several plans with the vectors of texts.
+    """Fill the caches of systems that are one model under several plans, running the layers that plans share once.
 
-    Layers that two plans share run once. Systems without a cache, alone with their model, whose plan
-    gives the text twice, that read in templates or off several layers, or for which others encode, are left to
-    themselves.
+    Systems that cannot share passes compute their own vectors later: those without a cache, with workers, alone with
+    their model, or whose encoder repeats the text, uses templates, mixes layers or has a transform.
     """
     texts = list(dict.fromkeys(texts))
-    if not texts:
-        return
-    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
-    able = [one for one in models if one.cache is not None and one.elsewhere is None and _shares(one)]
-    for _, group in groupby(able, key=_kinship):
-        kin = list(group)
-        if len(kin) > 1:
-            _fill(kin, prompt, texts, show)
+    models = [system for system in systems if isinstance(system, LanguageModelSystem)]
+    able = [system for system in models if system.cache is not None and system.worker_encode is None]
+    for _, group in groupby(filter(_shares, able), key=_shared_pass):
+        siblings = list(group)
+        if texts and len(siblings) > 1:
+            _fill(siblings, prompt, texts, show)
 
 
 def word_groups(systems: Sequence[System], sentences: Sequence[Sequence[str]]) -> list[list[System]]:
-    """Return the systems in groups whose word vectors fit the memory together.
+    """Return the systems in groups of one model whose word vectors fit into memory together.
 
-    Those of one model stand together; who cannot share a pass is a group of its own.
+    A system that cannot share a pass is a group by itself.
     """
     n_words = sum(map(len, sentences))
-    groups: list[list[System]] = [[one] for one in systems if not isinstance(one, LanguageModelSystem)]
-    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
-    for _, same in groupby(models, key=_kinship):
-        kin = list(same)
-        able = [one for one in kin if _shares(one)]
-        groups += [[one] for one in kin if not _shares(one)]
-        room = max(1, _MOST_BYTES // max(1, 4 * n_words * kin[0].lm.dimensions))
+    models = [system for system in systems if isinstance(system, LanguageModelSystem)]
+    groups: list[list[System]] = [[system] for system in systems if system not in models]
+    for _, group in groupby(models, key=_shared_pass):
+        siblings = list(group)
+        able = [system for system in siblings if _shares(system)]
+        groups += [[system] for system in siblings if system not in able]
+        room = max(1, _MOST_BYTES // max(1, 4 * n_words * siblings[0].lm.dimensions))
         groups += [[*able[start : start + room]] for start in range(0, len(able), room)]
     return groups
 
@@ -268,47 +263,44 @@ def precomputed_words(
     shift: bool,
     show: bool | None,
 ) -> Iterator[None]:
-    """Hold the word vectors of a group of ``word_groups`` while the block runs; a group of one computes its own."""
-    models = [one for one in group if isinstance(one, LanguageModelSystem)]
+    """Compute the word vectors of a group of ``word_groups`` for the block; a group of one computes its own."""
+    models = [system for system in group if isinstance(system, LanguageModelSystem)]
     if len(models) > 1:
         unique = list(dict.fromkeys(map(tuple, check_words(sentences))))
-        lm = models[0].lm
-        tokens = text_tokens(lm.runtime, [" ".join(words) for words in unique], prompt, offsets=True)
-        for one in models:
-            one.words[prompt, pooling, shift] = {}
+        tokens = text_tokens(models[0].lm.runtime, [" ".join(words) for words in unique], prompt, offsets=True)
+        for system in models:
+            system.words[prompt, pooling, shift] = {}
 
-        def keep(place: int, row: int, states_TD: np.ndarray) -> None:
+        def save(model: int, row: int, states_TD: np.ndarray) -> None:
             read = tokens[row]
             if read is not None:
                 vectors = word_vectors(unique[row], read, states_TD, pooling=pooling, shift=shift)
-                models[place].words[prompt, pooling, shift][unique[row]] = vectors
+                models[model].words[prompt, pooling, shift][unique[row]] = vectors
 
-        encode_tokens_each([one.lm.runtime for one in models], tokens, keep, show=show)
+        encode_tokens_each([system.lm.runtime for system in models], tokens, save, show=show)
     try:
         yield
     finally:
-        for one in models:
-            one.words.clear()
+        for system in models:
+            system.words.clear()
 
 
-def _fill(kin: list[LanguageModelSystem], prompt: str | None, texts: list[str], show: bool | None) -> None:
-    text_of_prompt = kin[0].lm.encoder.prompt_text(prompt)
-    stores = [one.cache.store(one.cache_key, text_of_prompt) for one in kin if one.cache is not None]
+def _fill(siblings: list[LanguageModelSystem], prompt: str | None, texts: list[str], show: bool | None) -> None:
+    prompt_text = siblings[0].lm.encoder.prompt_text(prompt)
+    caches = [system.cache for system in siblings if system.cache is not None]
+    stores = [cache.store(system.cache_key, prompt_text) for system, cache in zip(siblings, caches, strict=True)]
     keys = {text: key_of_text(text) for text in texts}
     missing = [text for text, key in keys.items() if any(key not in store for store in stores)]
     new = [keys[text] for text in missing]
-    needy = [one for one, store in zip(kin, stores, strict=True) if any(key not in store for key in new)]
-    if len(needy) < 2:
+    rows = [row for row, store in enumerate(stores) if any(key not in store for key in new)]
+    if len(rows) < 2:
         return
-    tokens: list[Tokens | None] = text_tokens(kin[0].lm.runtime, missing, prompt, empty="zeros")
-    cache = needy[0].cache
-    assert cache is not None
-    everything = " ".join([*(one.cache_key for one in needy), text_of_prompt])
-    with cache.shard(everything, new) as kept:
-        vectors = encode_each([one.lm.runtime for one in needy], tokens, show=show, kept=kept)
-        for one, own in zip(needy, vectors, strict=True):
-            if one.cache is not None:
-                one.cache.put(one.cache_key, text_of_prompt, missing, own)
+    tokens: list[Tokens | None] = text_tokens(siblings[0].lm.runtime, missing, prompt, empty="zeros")
+    name = " ".join([*(siblings[row].cache_key for row in rows), prompt_text])
+    with caches[rows[0]].shard(name, new) as checkpoint:
+        runtimes = [siblings[row].lm.runtime for row in rows]
+        for row, vectors in zip(rows, encode_each(runtimes, tokens, show=show, kept=checkpoint), strict=True):
+            caches[row].put(siblings[row].cache_key, prompt_text, missing, vectors)
 
 
 def _shares(system: LanguageModelSystem) -> bool:
@@ -317,38 +309,38 @@ def _shares(system: LanguageModelSystem) -> bool:
     return not (lm.runtime.plan.repeats_text or others)
 
 
-def _kinship(system: LanguageModelSystem) -> tuple[int, str, bool, int | None]:
-    """What systems of one sweep have in common: the model and the tokens."""
+def _shared_pass(system: LanguageModelSystem) -> tuple[int, str, bool, int | None]:
+    """Return what systems of one pass have in common: the model and the tokens."""
     lm = system.lm
     return id(lm.model), lm.encoder.prompt, lm.encoder.append_eos, lm.max_length
 
 
-# Texts that a worker encodes at a time; batches are made of texts of one shard.
+# Texts per worker and shard; batches are made of texts of one shard.
 _SHARD = 512
-# The number of the pass under which they keep shards; no encoder has so many of its own.
-_OF_WORKERS = 1_000_000
-# A shard: its number, its texts and what is put before them.
+# The pass number under which workers save shards; higher than that of any encoder's own passes.
+_WORKER_PASS = 1_000_000
+# The number of a shard's first text, its texts, and their prompt.
 TextShard = tuple[int, tuple[str, ...], str | None]
 
 
 @contextmanager
 def encoded_by(engine: JobEngine, systems: Sequence[System], *, threads: int | None = None) -> Iterator[None]:
-    """Let the workers of an engine encode whole texts for the language models among systems until the block ends."""
-    models = [one for one in systems if isinstance(one, LanguageModelSystem)]
+    """Encode whole texts by an engine's workers during the block; each computes on ``threads`` cores (None: one)."""
+    models = [system for system in systems if isinstance(system, LanguageModelSystem)]
     with _Pools(engine, threads) as pools:
-        for one in models:
-            one.elsewhere = partial(pools.encode, one.lm)
-            if one.cache is not None:
-                one.cache.shards = max(one.cache.shards, engine.workers)
+        for system in models:
+            system.worker_encode = partial(pools.encode, system.lm)
+            if system.cache is not None:
+                system.cache.shards = max(system.cache.shards, engine.workers)
         try:
             yield
         finally:
-            for one in models:
-                one.elsewhere = None
+            for system in models:
+                system.worker_encode = None
 
 
 class _Pools(ExitStack):
-    """The workers of one system, until another one asks."""
+    """Worker processes with the model of one system at a time."""
 
     def __init__(self, engine: JobEngine, threads: int | None) -> None:
         super().__init__()
@@ -357,25 +349,25 @@ class _Pools(ExitStack):
         self.pool: WorkerPool[TextShard, np.ndarray] | None = None
 
     def encode(
-        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, kept: ShardCheckpoint | None = None
+        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, checkpoint: ShardCheckpoint | None = None
     ) -> np.ndarray:
-        """Return vectors as they were pooled, ``(n, D)`` float32, keeping finished shards where it is said."""
+        """Return vectors ``(n, D)`` float32 as they were pooled; finished shards are saved in the checkpoint."""
         if lm is not self.lm or self.pool is None:
             self.close()
             model = WorkerModel.of(lm, threads=self.threads)
             work = StatefulWork(partial(_opened, model), gpus=model.gpus, threads=model.threads)
             self.pool, self.lm = self.enter_context(self.engine.pool(work)), lm
         vectors_ND = np.zeros((len(texts), lm.dimensions), dtype=np.float32)
-        # Batches of a shard are others than those of all texts: what was kept without workers is not taken.
-        finished = None if kept is None else kept.encoding_pass(_OF_WORKERS, _OF_WORKERS + 1)
+        # A shard's batches differ from those of all texts: what was saved without workers isn't used.
+        finished = None if checkpoint is None else checkpoint.encoding_pass(_WORKER_PASS, _WORKER_PASS + 1)
         done = frozenset() if finished is None else finished.restore(vectors_ND)
-        stretches = [range(start, min(start + _SHARD, len(texts))) for start in range(0, len(texts), _SHARD)]
-        shards = ((own.start, tuple(texts[own.start : own.stop]), prompt) for own in stretches if not done >= {*own})
-        for (start, own_texts, _), found_ND in self.pool.map(shards):
-            rows = range(start, start + len(own_texts))
-            vectors_ND[rows.start : rows.stop] = found_ND
+        ranges = [range(start, min(start + _SHARD, len(texts))) for start in range(0, len(texts), _SHARD)]
+        shards = ((rows.start, tuple(texts[rows.start : rows.stop]), prompt) for rows in ranges if not done >= {*rows})
+        for (start, shard_texts, _), shard_ND in self.pool.map(shards):
+            rows = range(start, start + len(shard_texts))
+            vectors_ND[rows.start : rows.stop] = shard_ND
             if finished is not None:
-                finished.save(rows, found_ND)
+                finished.save(rows, shard_ND)
         return vectors_ND
 
 

@@ -17,8 +17,8 @@ from gerund.evaluation.systems.search import (
     HybridSystem,
     IndexCache,
     IndexSystem,
-    fusion_named,
-    way_named,
+    parse_fusion,
+    parse_index,
 )
 from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.language_model import LanguageModel
@@ -28,7 +28,7 @@ from gerund.settings.templates import NAMED, NO_TEMPLATE, NO_TRANSFORM
 
 
 def label_of(config: EncoderConfig, n_layers: int) -> str:
-    """Return a short name of an encoder config: what tables call it.
+    """Return the short name of an encoder config in tables.
 
     >>> label_of(EncoderConfig(pooling="last"), 8)
     'mask0-bidir k=4, last'
@@ -40,8 +40,8 @@ def label_of(config: EncoderConfig, n_layers: int) -> str:
         parts.append("eos")
     if config.template != NO_TEMPLATE:
         parts.append(config.template if config.template in NAMED else f"template {config.template[:20]!r}")
-    others = [name for name in config.methods if name != "template"]
-    parts += [f"{name} {getattr(config, name)}" if name != "transform" else config.transform for name in others]
+    methods = [name for name in config.methods if name != "template"]
+    parts += [f"{name} {getattr(config, name)}" if name != "transform" else config.transform for name in methods]
     if config.prompt:
         parts.append(f"prompt {config.prompt[:20]!r}")
     return ", ".join(parts)
@@ -76,55 +76,53 @@ def systems_of(
         ConfigError: an encoder config does not fit a model, or names a transform and there is no sample; ``"hybrid"``
             has no model to join with BM25; or a name is neither.
     """
-    models = [load(one) if isinstance(one, ModelSpec) else one for one in models]
+    models = [load(model) if isinstance(model, ModelSpec) else model for model in models]
     cache = cache or EmbeddingCache()
-    fusions = [how for one in models if isinstance(one, str) and (how := fusion_named(one)) is not None]
-    ways = [way for one in models if isinstance(one, str) and (way := way_named(one)) is not None]
-    named: list[tuple[str, Callable[[str], System]]] = []
+    names = [model for model in models if isinstance(model, str)]
+    fusions = [how for name in names if (how := parse_fusion(name)) is not None]
+    indices = [options for name in names if (options := parse_index(name)) is not None]
     several = len({model.name for model in models if isinstance(model, LanguageModel)}) > 1
+    # Labels, and what makes a system with its label.
+    makers: list[tuple[str, Callable[[str], System]]] = []
     for model in models:
-        if isinstance(model, str) and (fusion_named(model) is not None or way_named(model) is not None):
-            continue
         if isinstance(model, SentenceTransformersSystem):
-            named.append((_short(model.name), partial(model.called, cache=cache)))
-            continue
-        if not isinstance(model, LanguageModel):
-            if model != BM25:
-                raise ConfigError(f"a spec, a model in memory, {BM25!r}, {HYBRID!r} or {INDEX!r}, not {model!r}")
-            named.append((BM25, BM25System))
-            continue
-        for column in columns or (EncoderSpec(),):
-            config = column.applied_to(model.encoder)
-            lm = model if config == model.encoder else read_as(model, config, sample)
-            label = label_of(config, model.n_layers)
-            make = partial(language_model_system, lm=lm, cache=cache)
-            named.append((f"{_short(model.name)}: {label}" if several else label, make))
-    labels = distinct([label for label, _ in named])
-    found = [make(label) for label, (_, make) in zip(labels, named, strict=True)]
-    hybrids = [HybridSystem(one, how) for how in fusions for one in found if isinstance(one, Encoder)]
-    if fusions and not hybrids:
+            makers.append((_short(model.name), partial(model.called, cache=cache)))
+        elif isinstance(model, LanguageModel):
+            for column in columns or (EncoderSpec(),):
+                config = column.applied_to(model.encoder)
+                lm = model if config == model.encoder else read_as(model, config, sample)
+                label = label_of(config, model.n_layers)
+                make = partial(language_model_system, lm=lm, cache=cache)
+                makers.append((f"{_short(model.name)}: {label}" if several else label, make))
+        elif model == BM25:
+            makers.append((BM25, BM25System))
+        elif not isinstance(model, str) or (parse_fusion(model) is None and parse_index(model) is None):
+            raise ConfigError(f"a spec, a model in memory, {BM25!r}, {HYBRID!r} or {INDEX!r}, not {model!r}")
+    labels = distinct([label for label, _ in makers])
+    systems = [make(label) for label, (_, make) in zip(labels, makers, strict=True)]
+    encoders = [system for system in systems if isinstance(system, Encoder)]
+    language_models = [system for system in systems if isinstance(system, LanguageModelSystem)]
+    if fusions and not encoders:
         raise ConfigError("hybrid joins the ranking of a model with that of BM25; name a model too")
-    indices_made = IndexCache()
-    indices = [
-        IndexSystem(one, way, indices_made) for way in ways for one in found if isinstance(one, LanguageModelSystem)
-    ]
-    if ways and not indices:
+    if indices and not language_models:
         raise ConfigError("index is that of a language model; name a model too")
-    return [*found, *hybrids, *indices]
+    shared = IndexCache()
+    systems += [HybridSystem(system, how) for how in fusions for system in encoders]
+    return systems + [IndexSystem(system, options, shared) for options in indices for system in language_models]
 
 
 def read_as(lm: LanguageModel, config: EncoderConfig, sample: Sequence[str]) -> LanguageModel:
     """Return a model under an encoder config, its transform fitted on ``sample`` where it has one that is not."""
-    found = lm.with_encoder(config)
-    if config.transform == NO_TRANSFORM or found.transform is not None:
-        return found
+    model = lm.with_encoder(config)
+    if config.transform == NO_TRANSFORM or model.transform is not None:
+        return model
     if not sample:
         raise ConfigError(f"the transform {config.transform!r} is fitted on texts; give a sample of them")
-    return found.fitted(sample)
+    return model.fitted(sample)
 
 
 def refusal(lm: LanguageModel, config: EncoderConfig) -> GerundError | None:
-    """Return why a model cannot be read that way, or None where it can.
+    """Return why a model doesn't support an encoder config; None if it does.
 
     A template may leave no room for text, a plan may convert nothing in a model, a method may not fit its layers.
     """
@@ -136,7 +134,7 @@ def refusal(lm: LanguageModel, config: EncoderConfig) -> GerundError | None:
 
 
 def _short(name: str) -> str:
-    """Return the last part of a model's name that says something: a training leaves all of its models in ``model``.
+    """Return the last part of a model's name that identifies it: training saves every model in a folder ``model``.
 
     >>> [_short(name) for name in ("runs/mine/model", "org/name", "model")]
     ['mine', 'name', 'model']
@@ -146,7 +144,7 @@ def _short(name: str) -> str:
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """Return the labels with a number behind those that occur again.
+    """Return the labels, numbered where they repeat.
 
     >>> distinct(["a", "b", "a"])
     ['a', 'b', 'a (2)']

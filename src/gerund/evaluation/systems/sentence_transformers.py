@@ -1,7 +1,4 @@
-"""A model of sentence-transformers among the systems: the encoder that a language model is to replace.
-
-Knows: sentence-transformers. Does not know: language models, tasks.
-"""
+"""Sentence-transformers models as systems, to compare language models with."""
 
 import copy
 import hashlib
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
     from gerund.jobs.checkpoints import ShardCheckpoint
 
 PREFIX = "st:"
-"""Put before a folder or a hub id, it says that sentence-transformers is to read it."""
-# Texts that are encoded before they are kept: whole batches of its usual 32.
+"""Before a folder or a hub id: load it with sentence-transformers."""
+# Texts that are encoded between two saves: whole batches of the library's default of 32.
 _SLICE = 256
 
 
@@ -48,7 +45,7 @@ class SentenceTransformersSystem(Encoder):
             self._model.max_seq_length = max_length
 
     def called(self, label: str, cache: "EmbeddingCache") -> "SentenceTransformersSystem":
-        """Return the same model under another name, with a place to keep embeddings."""
+        """Return the same model with another label and a cache."""
         other = copy.copy(self)
         other.label, other.cache = label, cache
         return other
@@ -60,12 +57,12 @@ class SentenceTransformersSystem(Encoder):
 
     @property
     def fusion_weight(self) -> float:
-        """More than half of the sum: what these models embed with was trained on pairs of queries and documents."""
+        """More than half of the sum, since these models are trained on pairs of queries and documents."""
         return 0.7
 
     @property
     def dimensions(self) -> int:
-        """Numbers in a vector."""
+        """Dimensions of a vector."""
         return int(self._model.get_embedding_dimension() or 0)
 
     @property
@@ -97,36 +94,36 @@ class SentenceTransformersSystem(Encoder):
         }
 
     def compute(
-        self, texts: list[str], prompt: str | None, show: bool | None, kept: "ShardCheckpoint | None" = None
+        self, texts: list[str], prompt: str | None, show: bool | None, checkpoint: "ShardCheckpoint | None" = None
     ) -> np.ndarray:
-        """Compute vectors ``(n, D)`` float32 as they were pooled, keeping finished slices where it is said."""
+        """Compute vectors ``(n, D)`` float32 as they were pooled; finished slices are saved in the checkpoint."""
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        kept_pass = None if kept is None else kept.encoding_pass()
-        done = frozenset() if kept_pass is None else kept_pass.restore(vectors)
+        saved = None if checkpoint is None else checkpoint.encoding_pass()
+        done = frozenset() if saved is None else saved.restore(vectors)
         # Longest first, as sentence-transformers itself goes through its batches.
         order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         with progress(len(texts), "encoding", show=show) as advance:
             for start in range(0, len(order), _SLICE):
                 rows = order[start : start + _SLICE]
                 if not done.issuperset(rows):
-                    own = [texts[row] for row in rows]
-                    found = self._model.encode(own, prompt=prompt, show_progress_bar=False, convert_to_numpy=True)
-                    vectors[rows] = np.asarray(found, dtype=np.float32)
-                    if kept_pass is not None:
-                        kept_pass.save(rows, vectors[rows])
+                    batch = [texts[row] for row in rows]
+                    encoded = self._model.encode(batch, prompt=prompt, show_progress_bar=False, convert_to_numpy=True)
+                    vectors[rows] = np.asarray(encoded, dtype=np.float32)
+                    if saved is not None:
+                        saved.save(rows, vectors[rows])
                 advance(len(rows))
         return vectors
 
     @property
     def stored_prompts(self) -> Mapping[str, str]:
         """The model's own prompts by name."""
-        found: dict[str, str] = self._model.prompts
-        return found
+        prompts: dict[str, str] = self._model.prompts
+        return prompts
 
     def prompt_text(self, prompt: str | None) -> str:
         """Return what is put before a text."""
-        own: str = self._model.prompts.get(self._model.default_prompt_name or "", "")
-        return own if prompt is None else prompt
+        default: str = self._model.prompts.get(self._model.default_prompt_name or "", "")
+        return default if prompt is None else prompt
 
 
 def _load(name: str, device: str) -> "SentenceTransformer":

@@ -1,1 +1,1 @@
-"""The tasks, one file a kind: found in a folder of data, or fetched by name from MTEB and lm-eval."""
+"""Evaluation tasks on local data, one file per kind of question; lm-evaluation-harness by name."""
