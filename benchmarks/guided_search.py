@@ -26,9 +26,8 @@ from transformers.activations import NewGELUActivation
 import gerund
 import harness
 from gerund.language_model import LanguageModel
-from gerund.models.t5_scorer import T5EncoderWithProjection
 from gerund.scoring.dual_encoder import DualScorer, VectorScorer
-from gerund.scoring.t5 import T5Scorer
+from gerund.scoring.t5 import T5EncoderWithProjection, T5Scorer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.sampling import Rerank, Sampling

@@ -1,8 +1,11 @@
 """Progress: lines where there is no terminal and a command asks for them, silence in a library."""
 
+import multiprocessing
 import threading
 
-from gerund.progress import progress, progress_lines
+import pytest
+
+from gerund.progress import printed_notes, progress, progress_lines, say_once
 
 
 def test_a_library_is_silent_off_a_terminal(capsys):
@@ -35,3 +38,16 @@ def test_a_short_stage_and_one_that_is_silenced_write_nothing(capsys):
     with progress(None, "reading"):  # the block of lines has ended
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_a_process_that_another_one_started_is_silent_unless_it_prints_notes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    say_once.cache_clear()
+    say_once("a note")
+    assert not caplog.text
+    with printed_notes():
+        for _ in range(2):
+            say_once("a note")
+    assert capsys.readouterr().err == "gerund: a note\n"

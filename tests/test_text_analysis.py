@@ -1,8 +1,13 @@
 """Words as a search compares them, in every script."""
 
-import pytest
+import random
 
-from gerund.text_analysis import Analyzer, overlap_words, stop_words
+import pytest
+import sentencex
+
+from gerund.data.passages import sentence_bounds
+from gerund.papers.generated_texts import sentences_of
+from gerund.text_analysis import Analyzer, overlap_words, segments, stop_words
 
 ENGLISH = Analyzer("en")
 
@@ -108,3 +113,39 @@ def test_where_the_words_of_a_query_stand():
 def test_words_of_overlap_are_those_between_spaces():
     assert overlap_words("a b-c d.") == ["a", "b-c", "d."]
     assert overlap_words("Zürich: 北京市!") == ["Zürich:", "北", "京", "市", "!"]
+
+
+@pytest.mark.parametrize("space", ["\xa0", "\u2003", "\u3000", "\u2028", "\x85", "\u202f", " \xa0", "\xa0\xa0"])
+@pytest.mark.parametrize("language", ["en", "de", "zh"])
+def test_white_space_of_several_bytes_before_a_full_stop(space: str, language: str) -> None:
+    text = f"The plan W{space}.D was his. It failed."
+    assert segments(text, language)[-1] == "It failed."
+    assert "".join(segments(text, language)).split() == text.split()
+    (first, last), *_ = sentence_bounds(text, language)
+    assert text[first:last].startswith("The plan")
+    assert sentences_of(text)[-1] == "It failed."
+
+
+def test_any_text_is_cut_without_loss() -> None:
+    generator = random.Random(0)
+    for _ in range(3000):
+        text = "".join(generator.choices("Wab \xa0\u3000é.D,!?\n\"'(1)。", k=generator.randint(0, 30)))
+        assert "".join("".join(segments(text)).split()) == "".join(text.split())
+
+
+def test_other_texts_are_cut_as_ever() -> None:
+    for text in ("Mr. Smith left.  He left. He", "a\xa0.b C. He", "One.\n\nTwo!", ""):
+        assert segments(text) == list(sentencex.segment("en", text))
+
+
+def test_where_the_splitter_panics_lines_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As PyO3's: no Exception."""
+
+    def panics(language: str, text: str) -> list[str]:
+        del language, text
+        raise PanicException("byte index 1 is not a char boundary")
+
+    monkeypatch.setattr(sentencex, "segment", panics)
+    assert segments("One. Two.\nThree.") == ["One. Two.\n", "Three."]
+    assert sentence_bounds("One. Two.\nThree.") == [(0, 9), (10, 16)]

@@ -2,23 +2,29 @@
 
 import shutil
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import gerund
+from gerund import AttentionPlan, Sampling
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.adapters import active_adapter, base_state, count_parameters, load_adapters, merged_state
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.tiny import save_tiny
+from tests.tiny import batch, save_tiny, tiny
 
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 IDS = torch.arange(3, 20)[None]
-pytestmark = pytest.mark.filterwarnings(*PEFT_WARNINGS)
+pytestmark = pytest.mark.filterwarnings(
+    *PEFT_WARNINGS, "ignore:The following:RuntimeWarning", "ignore:.*checkpointing:FutureWarning"
+)
 
 KINDS: dict[str, dict] = {
     "lora": {},
@@ -310,3 +316,119 @@ def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
     merged, own = merged_state(model, None), model.state_dict()
     assert merged.keys() == own.keys()
     assert all(merged[name].data_ptr() == own[name].data_ptr() for name in own)
+
+
+TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
+SPAN = ("the old man", " looked at", " the sea")
+SAMPLED = Sampling(temperature=1.0, top_p=0.9, seed=3)
+ROUNDS = 12
+LAYERS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "gemma2": "all-linear"}
+
+
+@pytest.fixture(params=LAYERS)
+def models(request, tmp_path: Path) -> tuple[gerund.LanguageModel, gerund.LanguageModel]:
+    """The same model without and with an adapter."""
+    base = save_tiny(tmp_path / "base", request.param)
+    adapter = make_adapter(base, tmp_path / "lora", target_modules=LAYERS[request.param])
+    return tuple(gerund.load(base, k=2, adapter=folder, dtype="float32") for folder in (None, adapter))
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, (np.ndarray, torch.Tensor)):
+        return bool((one == other).all())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def inactive(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
+    """Return the verbs that an adapter takes no part in."""
+    return {
+        "logits": torch.no_grad()(lambda: lm.model(torch.arange(3, 20)[None]).logits),
+        "generate": lambda: lm.generate(TEXTS, 4, SAMPLED),
+        "stream": lambda: list(lm.stream(TEXTS[0], 4)),
+        "left only": lambda: lm.span_logprobs(*SPAN, mode="causal"),
+    }
+
+
+def verbs_with_adapter(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
+    """Return the verbs that it takes part in: encoding, under plans of every kind, and infilling."""
+    plans = [AttentionPlan(name) for name in ("causal", "bidir", "mask0-bidir", "inter-back", "extra-bidir")]
+    encoders = {plan.name: lm.with_encoder(replace(lm.encoder, attention=plan)) for plan in plans}
+    found = {name: (lambda own=own: own.encode(TEXTS)) for name, own in encoders.items()}
+    return found | {
+        "tokens": lambda: lm.encode_tokens(TEXTS),
+        "both sides": lambda: lm.span_logprobs(*SPAN, mode="infill"),
+        "infill": lambda: lm.infill("a dog in [blank] thing", lengths=[2, 3]).scores,
+    }
+
+
+@pytest.mark.slow
+def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
+    plain, lm = models
+    verbs = inactive(lm) | verbs_with_adapter(lm)
+    wanted = {name: verb() for name, verb in (inactive(plain) | verbs_with_adapter(lm)).items()}
+    without = {name: verb() for name, verb in verbs_with_adapter(plain).items()}
+    assert not any(same(wanted[name], without[name]) for name in without)
+    found = {name: verb() for name, verb in verbs.items()}
+    assert [name for name in verbs if not same(found[name], wanted[name])] == []
+
+    wrong: list[object] = []
+    barrier = threading.Barrier(len(verbs))
+
+    def repeat(name: str) -> None:
+        barrier.wait()
+        try:
+            for _ in range(ROUNDS):
+                if not same(verbs[name](), wanted[name]):
+                    wrong.append(name)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(name,)) for name in verbs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# PEFT's, about settings for experts that it has made up itself, and about an old name of transformers'.
+@pytest.fixture(params=["qwen2_moe", "deepseek_v3"])
+def experts(request, tmp_path):
+    torch.manual_seed(0)
+    wrapped = get_peft_model(tiny(request.param, vocab_size=266), LoraConfig(r=2, target_modules="all-linear"))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(0, 0.1)
+    wrapped.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    return request.param, tmp_path / "adapter"
+
+
+@torch.no_grad()
+def test_merging_gives_what_the_active_adapter_gives(experts):
+    name, folder = experts
+    inputs = batch("none")
+    plain = tiny(name, vocab_size=266)
+    model = tiny(name, vocab_size=266)
+    load_adapters(model, {"encode": folder})
+    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
+    own = base_state(model)
+    assert own.keys() == plain.state_dict().keys()
+    assert all(torch.equal(own[key], value) for key, value in plain.state_dict().items())
+    with active_adapter("encode"):
+        active = model(**inputs).logits
+    assert (active - plain(**inputs).logits).abs().max() > 1e-3
+    merged = tiny(name, vocab_size=266)
+    merged.load_state_dict(merged_state(model, "encode"))
+    torch.testing.assert_close(merged(**inputs).logits, active, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_saved_folder_reads_again(experts, tmp_path):
+    name, folder = experts
+    base = save_tiny(tmp_path / "base", name)
+    lm = gerund.load(base, attention="bidir", adapter=str(folder), dtype="float32")
+    lm.save(tmp_path / "saved")
+    again = gerund.load(tmp_path / "saved", dtype="float32")
+    assert abs(again.encode(["an owl"]) - lm.encode(["an owl"])).max() < 1e-6

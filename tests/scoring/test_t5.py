@@ -11,9 +11,8 @@ import gerund
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.encode.runtime import smallest_cosine
 from gerund.models.sources import Source
-from gerund.models.t5_scorer import _tokenizer
 from gerund.scoring import t5
-from gerund.scoring.t5 import CONTINUATION, PREFIX, Side, T5Scorer
+from gerund.scoring.t5 import CONTINUATION, PREFIX, Side, T5Scorer, _tokenizer
 from gerund.settings.sampling import Rerank, Sampling
 from tests.tiny import byte_tokenizer
 

@@ -91,7 +91,7 @@ def _described(path: Path) -> tuple[int | None, str]:
     """Return how large a model is, with all its files, and what it is in a few words."""
     from gerund.errors import ModelError
     from gerund.models.catalog import parts_of
-    from gerund.models.gguf_files import ARCHITECTURES, read_file
+    from gerund.models.gguf_files import LAYOUTS, read_file
 
     try:
         size = sum(part.stat().st_size for part in parts_of(path))
@@ -100,6 +100,6 @@ def _described(path: Path) -> tuple[int | None, str]:
         return None, f"cannot be read: {error}"
     if not file.types:
         return size, f"{file.architecture}, no weights"
-    reads = "" if file.architecture in ARCHITECTURES else ", an architecture that gerund does not read from GGUF"
+    reads = "" if file.architecture in LAYOUTS else ", an architecture that gerund does not read from GGUF"
     about = f"{file.architecture}, {file.n_parameters / 1e6:,.0f} million weights, mostly {file.types[0]}{reads}"
     return size, about

@@ -32,6 +32,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import base_state
 from gerund.models.architectures import NoHead
+from gerund.models.gguf_files import LAYOUTS, Layout, pairs_from_halves
 
 MODEL_FILE = "model.gguf"
 _NEEDED = ("gguf", "xllamacpp")
@@ -137,21 +138,8 @@ def _other(kinds: list[str]) -> ConfigError:
     )
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """An architecture in llama.cpp."""
-
-    name: str
-    pairs: bool = False  # whether it rotates neighboring dimensions, where transformers rotates the halves of a head
-    scaled: bool = False  # whether it reads factors that divide the rotary frequencies
-
-
-_KINDS = {
-    "llama": _Kind("llama", pairs=True, scaled=True),
-    "mistral": _Kind("llama", pairs=True, scaled=True),
-    "qwen2": _Kind("qwen2"),
-    "qwen3": _Kind("qwen3"),
-}
+# llama.cpp's architectures by transformers' names.
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
 def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool = False) -> Export:
@@ -166,16 +154,17 @@ def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool
     return Export(folder, f"llama-cli -m {shlex.quote(str(folder / MODEL_FILE))}")
 
 
-def _kind_of(model: PreTrainedModel) -> _Kind:
-    """Return the architecture, or raise ``ConfigError`` if llama.cpp would compute it differently."""
+def _kind_of(model: PreTrainedModel) -> Layout:
+    """Return the architecture's layout, or raise ``ConfigError`` if llama.cpp would compute it differently."""
     config = model.config
-    kind = _KINDS.get(config.model_type)
-    if kind is None:
-        known = ", ".join(_KINDS)
+    name = _ARCHITECTURES.get(config.model_type)
+    if name is None:
+        known = ", ".join(_ARCHITECTURES)
         raise ConfigError(
             f"a {config.model_type} model is not written as GGUF; {known} are (llama.cpp's repository has a converter "
             "for others, convert_hf_to_gguf.py)"
         )
+    kind = LAYOUTS[name]
     if isinstance(model.get_output_embeddings(), NoHead):
         raise ConfigError("this model was saved without an output head: it encodes, and GGUF is for generating")
     rope = config.rope_parameters.get("rope_type", "default")
@@ -196,7 +185,7 @@ def _kind_of(model: PreTrainedModel) -> _Kind:
 def _write_file(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    kind: _Kind,
+    kind: Layout,
     table: TokenTable,
     path: Path,
     *,
@@ -271,7 +260,7 @@ def _ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[in
     return listed or [one for one in (tokenizer.eos_token_id,) if one is not None]
 
 
-def _tensors(model: PreTrainedModel, kind: _Kind) -> dict[str, Tensor]:
+def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
     """Return the weights by their names in GGUF."""
     import gguf
 
@@ -284,9 +273,9 @@ def _tensors(model: PreTrainedModel, kind: _Kind) -> dict[str, Tensor]:
         if gguf_name is None:
             raise ConfigError(f"llama.cpp has no place for {name} of a {config.model_type} model")
         if kind.pairs and ".q_proj." in name:
-            tensor = _as_pairs(tensor, config.num_attention_heads)
+            tensor = pairs_from_halves(tensor, config.num_attention_heads)
         elif kind.pairs and ".k_proj." in name:
-            tensor = _as_pairs(tensor, config.num_key_value_heads)
+            tensor = pairs_from_halves(tensor, config.num_key_value_heads)
         weights[gguf_name] = tensor
     factors = _frequency_factors(model)
     if factors is not None:
@@ -297,16 +286,6 @@ def _tensors(model: PreTrainedModel, kind: _Kind) -> dict[str, Tensor]:
 def _untied(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Return the weights without a tied output head."""
     return {name: one for name, one in state.items() if not (config.tie_word_embeddings and name == "lm_head.weight")}
-
-
-def _as_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Put the two dimensions of a head that are rotated together next to each other.
-
-    >>> _as_pairs(torch.arange(8.0), 1).tolist()
-    [0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]
-    """
-    rows = tensor.shape[0]
-    return tensor.reshape(heads, 2, rows // heads // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def _frequency_factors(model: PreTrainedModel) -> Tensor | None:

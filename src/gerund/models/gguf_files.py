@@ -332,46 +332,51 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Layout:
     """How llama.cpp lays out an architecture.
 
     Attributes:
-        config: what is special in its config.
-        pairs: whether the rows of queries and keys are stored in pairs, as they are rotated.
+        name: the architecture, as llama.cpp calls it. config: the fields of the config that only this architecture has.
+        pairs: whether the rows of queries and keys are stored in pairs, as they are rotated; transformers rotates the
+        two
+            halves of a head.
         offset_norms: whether norms are stored with one added.
         scaled: whether positions may be scaled by factors in the file.
     """
 
+    name: str
     config: Callable[[GgufFile], dict[str, Any]]
     pairs: bool = False
     offset_norms: bool = False
     scaled: bool = False
 
 
-_KINDS = {
-    "llama": _Kind(_llama, pairs=True, scaled=True),
-    "qwen2": _Kind(_qwen2),
-    "qwen3": _Kind(_qwen3),
-    "gemma3": _Kind(_gemma3, offset_norms=True, scaled=True),
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("llama", _llama, pairs=True, scaled=True),
+        Layout("qwen2", _qwen2),
+        Layout("qwen3", _qwen3),
+        Layout("gemma3", _gemma3, offset_norms=True, scaled=True),
+    )
 }
-ARCHITECTURES = tuple(_KINDS)
-"""Architectures that are read from GGUF, as llama.cpp calls them."""
+"""The supported architectures."""
 
 
-def _kind_of(file: GgufFile) -> _Kind:
-    kind = _KINDS.get(file.architecture)
-    if kind is None:
-        known = ", ".join(_KINDS)
+def _layout_of(file: GgufFile) -> Layout:
+    layout = LAYOUTS.get(file.architecture)
+    if layout is None:
+        known = ", ".join(LAYOUTS)
         raise ModelError(
             f"cannot load {file.path}: GGUF files of architecture {file.architecture!r} are not read; {known} are. "
             "Give the folder of the model in safetensors"
         )
-    return kind
+    return layout
 
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
     """Return the config of the model in a file."""
-    kind, vocabulary = _kind_of(file), _vocabulary(file)
+    layout, vocabulary = _layout_of(file), _vocabulary(file)
     _refuse_absurd_sizes(file)
     shared = {
         "vocab_size": vocabulary,
@@ -389,10 +394,10 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         "pad_token_id": file.token_id("padding"),
         "dtype": _stored_dtype(file),
     }
-    settings = {**shared, **kind.config(file)}
-    if kind.scaled and "full_attention" not in settings["rope_parameters"]:
+    settings = {**shared, **layout.config(file)}
+    if layout.scaled and "full_attention" not in settings["rope_parameters"]:
         settings["rope_parameters"] = _scaled_positions(file, settings)
-    elif file.value("rope.scaling.type") not in (None, "none") and not kind.scaled:
+    elif file.value("rope.scaling.type") not in (None, "none") and not layout.scaled:
         raise ModelError(f"cannot load {file.path}: its positions are scaled, which is not read for this architecture")
     if any(isinstance(value, list) for value in (file.value("attention.head_count"), settings["intermediate_size"])):
         raise ModelError(f"cannot load {file.path}: its layers differ from each other, which is not read")
@@ -470,7 +475,7 @@ def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> 
     """Put a file's weights, unpacked, into a model that has none yet (that is on torch's meta device)."""
     import gguf
 
-    kind, config = _kind_of(file), model.config
+    layout, config = _layout_of(file), model.config
     architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     state: dict[str, Tensor] = {}
@@ -484,10 +489,10 @@ def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> 
         if tensor.shape != parameter.shape:
             shapes = f"{tuple(tensor.shape)} and not {tuple(parameter.shape)}"
             raise ModelError(f"cannot load {file.path}: {stored} is of shape {shapes}")
-        if kind.pairs and re.search(r"\.attn_[qk]\.", stored):
+        if layout.pairs and re.search(r"\.attn_[qk]\.", stored):
             heads = config.num_attention_heads if ".attn_q." in stored else config.num_key_value_heads
             tensor = halves_from_pairs(tensor, heads)
-        if kind.offset_norms and stored.endswith("norm.weight"):
+        if layout.offset_norms and stored.endswith("norm.weight"):
             tensor = tensor - 1
         state[name] = tensor.to(dtype)
     model.load_state_dict(state, strict=False, assign=True)
@@ -503,13 +508,23 @@ def _unpacked(file: GgufFile, name: str) -> np.ndarray:
 
 
 def halves_from_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Put the numbers of a head that are rotated together half a head apart, as transformers has them.
+    """Move the two dimensions that are rotated together half a head apart, as transformers has them.
 
     >>> halves_from_pairs(torch.tensor([0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]), 1).tolist()
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     """
     rows = tensor.shape[0]
     return tensor.reshape(heads, rows // heads // 2, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def pairs_from_halves(tensor: Tensor, heads: int) -> Tensor:
+    """Undo ``halves_from_pairs``.
+
+    >>> pairs_from_halves(torch.arange(8.0), 1).tolist()
+    [0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]
+    """
+    rows = tensor.shape[0]
+    return tensor.reshape(heads, 2, rows // heads // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 # Tokenizer

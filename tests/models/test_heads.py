@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.models.heads import WEIGHTS_FILE, HeadConfig, ProjectionHead, read_head
-from gerund.models.word_vectors import WordVectors
+from gerund.models.heads import WEIGHTS_FILE, HeadConfig, ProjectionHead, WordVectors, read_head
 from gerund.training.losses.distillation import StaticFit, fit_head
 
 TEXTS = [
