@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gerund.errors import ConfigError
 from gerund.training.corpus.texts import Mixture, Sample
 
 
@@ -51,17 +50,3 @@ def test_sources_alternate_rather_than_follow_each_other():
 
 def test_epochs():
     assert Mixture([10, 50], [3.0, 1.0], seed=0).epochs(2000) == [150.0, 10.0]
-
-
-@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]])
-def test_impossible_weights(weights):
-    with pytest.raises(ConfigError, match="2 sources need as many positive weights"):
-        Mixture([3, 3], weights, seed=0)
-
-
-def test_nothing_to_deal():
-    for sizes in ([], [3, 0]):
-        with pytest.raises(ConfigError, match="every source needs items"):
-            Mixture(sizes, [1.0] * len(sizes), seed=0)
-    with pytest.raises(IndexError):
-        Mixture([3], [1.0], seed=0).sample(-1)

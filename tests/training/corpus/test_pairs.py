@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gerund.errors import ConfigError, DataError
+from gerund.errors import DataError
 from gerund.training.corpus.pairs import Example, Examples, MinedPair, SameTaskExamples, read_examples, read_pairs
 from gerund.training.corpus.texts import Mixture
 
@@ -215,8 +215,6 @@ def test_examples_without_negatives_where_they_are_wanted():
         Examples([example(0), example(1, 0)], seed=0, hard_negatives=2)
     with pytest.raises(DataError, match="no examples"):
         Examples([], seed=0)
-    with pytest.raises(ConfigError, match="must not be negative"):
-        Examples([example(0)], seed=0, hard_negatives=-1)
 
 
 SIZES = {"a": 10, "b": 7, "c": 2}

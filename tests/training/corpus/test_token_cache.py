@@ -220,10 +220,6 @@ def test_mistakes_are_named(corpus, tokenizer, tmp_path):
     path = corpus / "a.train.jsonl"
     with pytest.raises(DataError, match="no such file"):
         tokenize_corpus([corpus / "absent.jsonl"], tokenizer, tmp_path)
-    with pytest.raises(ConfigError, match="unknown unit 'lines'; valid are: documents, sentences"):
-        tokenize_corpus([path], tokenizer, tmp_path, unit="lines")
-    with pytest.raises(ConfigError, match="min_words must not be negative"):
-        tokenize_corpus([path], tokenizer, tmp_path, min_words=-1)
 
     class Slow:
         is_fast = False

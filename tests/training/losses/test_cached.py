@@ -162,8 +162,3 @@ def test_a_chunk_is_embedded_twice_and_only_once_with_a_graph():
     calls.clear()
     cached_loss(embed, chunks[:1], lambda all_ND: all_ND.sum())
     assert calls == [True]
-
-
-def test_no_chunks():
-    with pytest.raises(ValueError, match="at least one chunk"):
-        cached_loss(lambda chunk: chunk, [], torch.sum)

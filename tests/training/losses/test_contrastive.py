@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from gerund.errors import ConfigError
 from gerund.training.losses.contrastive import accuracy, excluded_pairs, info_nce
 
 B, K, D = 4, 7, 5
@@ -143,19 +142,6 @@ def test_vectors_that_are_all_the_same_tell_nothing():
     same = torch.ones(B, D)
     assert accuracy(same, same, torch.arange(B)).item() == 0
     assert accuracy(same, same[:1], torch.zeros(B, dtype=torch.long)).item() == B
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
-def test_bad_temperatures(temperature):
-    queries, keys, positives = case()
-    with pytest.raises(ConfigError, match="the temperature is a positive number, not"):
-        info_nce(queries, keys, positives, temperature=temperature)
-
-
-def test_bad_arguments():
-    queries, keys, positives = case()
-    with pytest.raises(ConfigError, match="unknown similarity 'euclid'; valid are: cosine, dot"):
-        info_nce(queries, keys, positives, temperature=0.1, similarity="euclid")
 
 
 def test_a_nested_loss_is_the_mean_over_shortened_vectors():

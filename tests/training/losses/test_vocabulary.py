@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gerund.errors import ConfigError, ModelError
+from gerund.errors import ModelError
 from gerund.training.losses import vocabulary
 from gerund.training.losses.vocabulary import head_of, token_loss
 from tests.adapters import PEFT_WARNINGS
@@ -243,11 +243,3 @@ def test_ids_outside_the_vocabulary_are_errors(chunk, target):
     targets[5] = target
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         token_loss(head, states, targets, parameters=tuple(head.parameters()), chunk=chunk)
-
-
-def test_bad_arguments():
-    head, states, targets = linear_case()
-    with pytest.raises(ConfigError, match="at least one position, not 0"):
-        token_loss(head, states, targets, chunk=0)
-    with pytest.raises(ValueError, match="do not fit"):
-        token_loss(head, states, targets[:-1])

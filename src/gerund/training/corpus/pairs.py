@@ -11,7 +11,7 @@ import numpy as np
 from gerund.data.files import checked_text, decode, json_row, opened
 from gerund.data.mining.substrings import normalised
 from gerund.data.tables import open_table, read_rows
-from gerund.errors import ConfigError, DataError
+from gerund.errors import DataError
 from gerund.training.corpus.texts import Mixture
 
 
@@ -85,8 +85,6 @@ class Examples:
     """
 
     def __init__(self, examples: Sequence[Example], *, seed: int, hard_negatives: int = 0) -> None:
-        if hard_negatives < 0:
-            raise ConfigError(f"hard_negatives must not be negative, and is {hard_negatives}")
         if not examples:
             raise DataError("there are no examples to train on")
         lacking = [number for number, example in enumerate(examples, start=1) if not example.negatives]

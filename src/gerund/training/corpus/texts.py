@@ -10,19 +10,18 @@ what the interrupted one would have.
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 
 from gerund.data.corpus import clean_text, part_of, read_documents
 from gerund.data.passages import split_sentences
-from gerund.errors import ConfigError, DataError, ModelError, unknown_name
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.jobs.checkpoints import InputFiles
 from gerund.jobs.files import atomic_file, write_atomic
 from gerund.training.objectives.settings import TextConfig
@@ -68,10 +67,6 @@ class Mixture:
     PERIOD = 1000
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], *, seed: int, shifts: int = 1) -> None:
-        if len(sizes) != len(weights) or not all(math.isfinite(weight) and weight > 0 for weight in weights):
-            raise ConfigError(f"{len(sizes)} sources need as many positive weights, not {list(weights)}")
-        if not sizes or min(sizes) < 1:
-            raise ConfigError(f"every source needs items; there are {list(sizes)}")
         self.sizes, self.seed, self.shifts = list(sizes), seed, shifts
         self.pattern = self._pattern(weights)
         chosen = self.pattern[:, None] == np.arange(len(sizes))
@@ -182,10 +177,6 @@ def tokenize_corpus(
     ``part`` is as in :func:`gerund.data.corpus.part_of`; of it, at most the first ``limit`` documents are read.
     ``begins`` is called before the work.
     """
-    if unit not in get_args(Unit):
-        raise unknown_name("unit", unit, list(get_args(Unit)))
-    if min_words < 0:
-        raise ConfigError(f"min_words must not be negative, and is {min_words}")
     if not tokenizer.is_fast:
         raise ModelError("training needs a fast tokenizer (tokenizer.json), and this one is none")
     files = [Path(path) for path in paths]
@@ -202,32 +193,26 @@ def tokenize_corpus(
         return result
     if begins is not None:
         begins()
-    corpus = _Corpus(
-        files, clean=clean, text_column=text_column, unit=unit, min_words=min_words, limit=limit, part=part_of(part)
-    )
+    corpus = _Corpus(files, clean, text_column, unit, min_words, part_of(part), limit)
     cache = _write(corpus, tokenizer, target)
     fields = {name: value for name, value in asdict(cache).items() if name != "path"}
     write_atomic(card, json.dumps({**fields, "files": [path.name for path in files]}))
     return cache
 
 
+@dataclass
 class _Corpus:
     """The texts of a corpus in order; counts on the way how many documents they come from."""
 
-    def __init__(
-        self,
-        files: list[Path],
-        *,
-        clean: str,
-        text_column: str,
-        unit: Unit,
-        min_words: int,
-        part: tuple[int, int],
-        limit: int | None,
-    ) -> None:
-        self.files, self.clean, self.text_column = files, clean, text_column
-        self.unit, self.min_words, self.limit, self.part = unit, min_words, limit, part
-        self.documents_read = self.documents_used = 0
+    files: list[Path]
+    clean: str
+    text_column: str
+    unit: Unit
+    min_words: int
+    part: tuple[int, int]
+    limit: int | None
+    documents_read: int = 0
+    documents_used: int = 0
 
     def __iter__(self) -> Iterator[str]:
         first, step = self.part
@@ -240,8 +225,8 @@ class _Corpus:
 
     def _texts(self, text: str) -> list[str]:
         if self.unit == "sentences":
-            result = split_sentences(text)
-            return [text[item.start : item.end] for item in result if item.words >= self.min_words]
+            sentences = split_sentences(text)
+            return [text[item.start : item.end] for item in sentences if item.words >= self.min_words]
         return [text] if len(text.split()) >= max(1, self.min_words) else []
 
     def nothing(self) -> DataError:
@@ -507,35 +492,33 @@ class Sources:
         """Where tokens are kept, and what objectives make of texts."""
         return cache_folder(self.recipe)
 
-    def chosen(self, names: list[str]) -> list[SourceConfig]:
-        """Return the sources of these names; all where there are none."""
-        return [source for source in self.recipe.data.sources if not names or source.name in names]
-
     def texts(self, config: TextConfig, length: int, seed: int) -> Texts:
         """Return training texts of an objective, at most ``length`` tokens each."""
-        sources = self.chosen(config.sources)
-        caches = [self._tokens(source, source.files, config.unit, config.min_words) for source in sources]
-        return self._texts(sources, caches, config, length, seed)
+        return self._texts(self._caches(config.sources, config.unit, config.min_words), config, length, seed)
 
     def validation_texts(self, config: TextConfig, length: int, seed: int) -> Texts | None:
         """Return validation texts of an objective; None where its sources have none."""
-        sources = self._validated(config.sources)
-        caches = [self._tokens(source, source.validation, config.unit, config.min_words) for source in sources]
-        return self._texts(sources, caches, config, length, seed) if sources else None
+        caches = self._caches(config.sources, config.unit, config.min_words, validation=True)
+        return self._texts(caches, config, length, seed) if caches else None
+
+    @staticmethod
+    def _texts(caches: list[tuple[SourceConfig, TokenCache]], config: TextConfig, length: int, seed: int) -> Texts:
+        weights, least = [source.weight for source, _ in caches], min(config.shortest_text, length)
+        return Texts([cache for _, cache in caches], weights, length=length, seed=seed, min_tokens=least)
 
     def blocks(self, names: list[str], length: int, seed: int) -> PackedBlocks:
         """Return packed training blocks of these sources."""
-        sources = self.chosen(names)
-        caches = [self._tokens(source, source.files, "documents", 0) for source in sources]
-        return PackedBlocks(caches, [source.weight for source in sources], length=length, seed=seed)
+        caches = self._caches(names)
+        weights = [source.weight for source, _ in caches]
+        return PackedBlocks([cache for _, cache in caches], weights, length=length, seed=seed)
 
     def validation_blocks(self, names: list[str], length: int, rows: int) -> dict[str, SpreadBlocks]:
         """Return validation blocks of each of these sources that has any, in groups of ``rows``."""
-        sources = self._validated(names)
-        caches = [self._tokens(source, source.validation, "documents", 0) for source in sources]
         limit = self.recipe.data.validation_tokens
-        named = zip(sources, caches, strict=True)
-        return {source.name: SpreadBlocks(cache, length=length, rows=rows, limit=limit) for source, cache in named}
+        return {
+            source.name: SpreadBlocks(cache, length=length, rows=rows, limit=limit)
+            for source, cache in self._caches(names, validation=True)
+        }
 
     def reads(self, name: str, files: list[Path]) -> None:
         """Take note of files that an objective reads by itself, which the recipe has as ``name``."""
@@ -551,32 +534,29 @@ class Sources:
             summary[FILES] = {name: _content(files) for name, files in sorted(self.read.items())}
         return summary
 
-    def _validated(self, names: list[str]) -> list[SourceConfig]:
-        return [source for source in self.chosen(names) if source.validation]
+    def _caches(
+        self, names: list[str], unit: Unit = "documents", min_words: int = 0, *, validation: bool = False
+    ) -> list[tuple[SourceConfig, TokenCache]]:
+        """Return the sources of these names (all for none) that have such files, with their tokens."""
+        sources = [source for source in self.recipe.data.sources if not names or source.name in names]
+        sources = [source for source in sources if source.validation or not validation]
+        return [(source, self._tokens(source, unit, min_words, validation)) for source in sources]
 
-    @staticmethod
-    def _texts(
-        sources: list[SourceConfig], caches: list[TokenCache], config: TextConfig, length: int, seed: int
-    ) -> Texts:
-        weights = [source.weight for source in sources]
-        return Texts(caches, weights, length=length, seed=seed, min_tokens=min(config.shortest_text, length))
-
-    def _tokens(self, source: SourceConfig, files: list[Path], unit: Unit, min_words: int) -> TokenCache:
-        trains = files is source.files
-        part = "training" if trains else "validation"
-        name = f"{source.name} {part} {unit} {min_words}"
+    def _tokens(self, source: SourceConfig, unit: Unit, min_words: int, validation: bool) -> TokenCache:
+        use = "validation" if validation else "training"
+        name = f"{source.name} {use} {unit} {min_words}"
         if name not in self.opened:
             self.opened[name] = tokenize_corpus(
-                existing(self.recipe, files),
+                existing(self.recipe, source.validation if validation else source.files),
                 self.tokenizer,
-                cache_folder(self.recipe),
+                self.cache,
                 clean=source.clean,
                 text_column=source.text_column,
                 unit=unit,
                 min_words=min_words,
-                part=source.part if trains else "1/1",
-                limit=source.limit if trains else None,
-                begins=lambda: self.report(f"tokenising the {part} {unit} of {source.name}"),
+                part="1/1" if validation else source.part,
+                limit=None if validation else source.limit,
+                begins=lambda: self.report(f"tokenising the {use} {unit} of {source.name}"),
             )
         return self.opened[name]
 
@@ -591,8 +571,8 @@ def existing(recipe: Recipe, files: list[Path], *, texts: bool = True) -> list[P
     paths = [recipe.data.folder / file for file in files]
     for path in paths:
         if not path.is_file():
-            own = ", and --texts names texts of your own" if texts else ", where such files are looked for"
-            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}{own}")
+            hint = ", and --texts names texts of your own" if texts else ", where such files are looked for"
+            raise ConfigError(f"{path}: no such file; data.folder is {str(recipe.data.folder)!r}{hint}")
     return paths
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gerund.errors import ConfigError, unknown_name
 from gerund.training.losses.vocabulary import trained_leaves
 from gerund.training.processes import gather_numbers, gather_rows
 
@@ -38,7 +37,7 @@ def info_nce(
     >>> round(info_nce(vectors, vectors, torch.tensor([0, 1]), temperature=1.0).item(), 4)
     0.6265
     """
-    scores_BK = _scores(queries_BD, keys_KD, similarity) / _positive(temperature)
+    scores_BK = _scores(queries_BD, keys_KD, similarity) / temperature
     return functional.cross_entropy(_without(scores_BK, positives_B, excluded_BK), positives_B, reduction="sum")
 
 
@@ -94,8 +93,6 @@ def accuracy(
 
 
 def _scores(queries_BD: Tensor, keys_KD: Tensor, similarity: str) -> Tensor:
-    if similarity not in ("cosine", "dot"):
-        raise unknown_name("similarity", similarity, ["cosine", "dot"])
     dtype = torch.promote_types(torch.promote_types(queries_BD.dtype, keys_KD.dtype), torch.float32)
     queries_BD, keys_KD = queries_BD.to(dtype), keys_KD.to(dtype)
     if similarity == "cosine":
@@ -115,12 +112,6 @@ def _without(scores_BK: Tensor, positives_B: Tensor, excluded_BK: Tensor | None)
     if excluded_BK is None:
         return scores_BK
     return scores_BK.masked_fill(excluded_BK.scatter(1, positives_B[:, None], False), -math.inf)
-
-
-def _positive(temperature: float | Tensor) -> float | Tensor:
-    if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
-        raise ConfigError(f"the temperature is a positive number, not {temperature}")
-    return temperature
 
 
 def batch_info_nce(
@@ -223,8 +214,6 @@ def cached_loss(
     >>> weight.grad.item()
     40.0
     """
-    if not chunks:
-        raise ValueError("a loss needs at least one chunk")
     push = backward or _plainly
     if not torch.is_grad_enabled():
         return compare(torch.cat([embed(chunk) for chunk in chunks]))

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from gerund.errors import ConfigError, ModelError
+from gerund.errors import ModelError
 from gerund.inference.lm_head import TokenHead
 
 # From last hidden states ``(N, D)`` to logits ``(N, V)``.
@@ -55,10 +55,6 @@ def token_loss(
     >>> round(token_loss(nn.Identity(), states, targets, chunk=2).item(), 4)
     1.6543
     """
-    if states_ND.ndim != 2 or targets_N.shape != states_ND.shape[:1]:
-        raise ValueError(f"states {tuple(states_ND.shape)} and targets {tuple(targets_N.shape)} do not fit")
-    if chunk is not None and chunk < 1:
-        raise ConfigError(f"a chunk has at least one position, not {chunk}")
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not len(targets_N):
         return _nothing(states_ND, trained)
