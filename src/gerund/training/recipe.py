@@ -5,10 +5,10 @@ No torch is imported here. An unknown field is refused with the valid ones liste
 
 import difflib
 import re
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, WrapValidator, field_validator, model_validator
@@ -22,183 +22,6 @@ from gerund.training.objectives import settings as objective_settings
 from gerund.training.objectives.settings import ObjectiveConfig, Purpose, Section, class_of, parse_objective
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
-
-# For each base class whose place several classes may take, those classes.
-Unions = Mapping[type[BaseModel], Sequence[type[BaseModel]]]
-
-
-def bundled_recipes() -> dict[str, str]:
-    """Return the bundled recipes by name, each with what it says of itself in one sentence.
-
-    >>> bundled_recipes()["magnet-default"]
-    'Fill gaps, and embed tokens and sentences read both ways: one adapter of the bundled default model (MAGNET).'
-    """
-    paths = sorted(_FOLDER.glob("*.yaml"), key=lambda path: path.stem)
-    return {path.stem: _first_sentence(path.read_text("utf-8")) for path in paths}
-
-
-def bundled_contents() -> dict[str, dict[str, Any]]:
-    """Return what the bundled recipes hold, by name, as plain data."""
-    return {path.stem: parse_yaml(path.read_text("utf-8")) for path in _FOLDER.glob("*.yaml")}
-
-
-def find_recipe(recipe: str | Path) -> Path:
-    """Return the file of a recipe: a path, or the name of a bundled one, of which ``-default`` may be left out.
-
-    >>> find_recipe("align").name
-    'align-default.yaml'
-    """
-    path, bundled = Path(recipe), _FOLDER / f"{recipe}.yaml"
-    if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
-        # A path that leads nowhere is refused where the file is read.
-        return path
-    for item in (bundled, _FOLDER / f"{recipe}-default.yaml"):
-        if item.is_file():
-            return item
-    names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
-    spelled = {name: name for name in names} | {name.removesuffix("-default"): name for name in names}
-    close = list(dict.fromkeys(spelled[item] for item in difflib.get_close_matches(str(recipe), list(spelled), n=3)))
-    hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"
-    raise ConfigError(f"{recipe}: no such recipe, neither a file nor one of those inside; {hint}")
-
-
-def made_by(model: str | Path) -> str:
-    """Return what makes a model that is not there, as the end of a sentence; empty where no bundled recipe does.
-
-    >>> made_by("runs/default-base/model")
-    '; `gerund train default-base output=runs/default-base` makes it'
-    """
-    run = Path(model).parent
-    return f"; `gerund train {run.name} output={run}` makes it" if run.name in bundled_recipes() else ""
-
-
-def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return the settings in a YAML file with other files of texts, if any are given, and the overrides put in."""
-    try:
-        content = parse_yaml(read_input(path))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of settings")
-    if texts:
-        data = content.get("data") or {}
-        # A generator that reads one half of the documents does so whosever they are.
-        parts = {item.get("part") for item in data.get("sources") or () if isinstance(item, dict)} - {None}
-        part = {"part": parts.pop()} if len(parts) == 1 else {}
-        content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts), **part}]}
-    for override in overrides:
-        _apply(content, override)
-    return content
-
-
-def explain(problem: Any, root: type[BaseModel], unions: Unions) -> str:
-    """Return one of pydantic's errors as a sentence; for an unknown field with the valid ones listed."""
-    section, names = _walk(root, problem["loc"], unions)
-    where = ".".join(names)
-    if problem["type"] == "extra_forbidden" and section is not None:
-        close = difflib.get_close_matches(names[-1], section.model_fields, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}{hint}"
-    if problem["type"] == "union_tag_invalid":
-        return f"{where}: unknown kind {problem['ctx']['tag']!r}; valid are: {problem['ctx']['expected_tags']}"
-    if problem["type"] == "union_tag_not_found":
-        return f"{where}: needs a kind, the name of an objective"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
-
-
-def _apply(content: dict[str, Any], override: str) -> None:
-    key, sign, raw = override.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"override {override!r} has not the form key=value")
-    try:
-        value = parse_yaml(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
-    place: Any = content
-    *parents, last = key.split(".")
-    for name in parents:
-        place = _child(place, name, override)
-    if isinstance(place, list):
-        place[_index(place, last, override)] = value
-    else:
-        place[last] = value
-
-
-def _child(place: Any, name: str, override: str) -> Any:
-    child = place[_index(place, name, override)] if isinstance(place, list) else place.setdefault(name, {})
-    if not isinstance(child, dict | list):
-        raise ConfigError(f"override {override!r}: {name!r} has no fields")
-    return child
-
-
-def _index(place: list[Any], name: str, override: str) -> int:
-    """Return which item of a list is meant: a number, or the ``name`` or ``kind`` of an item."""
-    for index, item in enumerate(place):
-        if isinstance(item, dict) and name in (item.get("kind"), item.get("name")):
-            return index
-    # No list has an index of ten digits, and other scripts' digits are no number to int.
-    if not re.fullmatch("[0-9]{1,9}", name) or int(name) >= len(place):
-        known = [str(item.get("kind") or item.get("name")) for item in place if isinstance(item, dict)]
-        there = f"; there are {', '.join(known)}" if known else ""
-        raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}{there}")
-    return int(name)
-
-
-def _walk(
-    root: type[BaseModel], location: tuple[int | str, ...], unions: Unions
-) -> tuple[type[BaseModel] | None, list[str]]:
-    """Return the innermost section on the way to an error, and the way in the user's words."""
-    section: type[BaseModel] | None = root
-    here: Any = root
-    names = []
-    for part in location:
-        sections = list(_sections(here, unions))
-        if isinstance(part, int):
-            names.append(str(part))
-            continue
-        tagged = [section for section in sections if part in typing.get_args(_annotation(section, "kind"))]
-        if tagged and part not in sections[0].model_fields:
-            # pydantic puts the kind of the objective into the way; the user has not written it there.
-            section = here = tagged[0]
-            continue
-        names.append(str(part))
-        owners = [section for section in sections if part in section.model_fields]
-        if owners:
-            section = owners[0]
-            here = section.model_fields[str(part)].annotation
-            inner = list(_sections(here, unions))
-            section = inner[0] if len(inner) == 1 and part != location[-1] else section
-    return section, names
-
-
-def _annotation(section: type[BaseModel], field: str) -> Any:
-    result = section.model_fields.get(field)
-    return None if result is None else result.annotation
-
-
-def _sections(annotation: Any, unions: Unions) -> Iterator[type[BaseModel]]:
-    """Yield the sections that a field's annotation names."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield from unions.get(annotation, (annotation,))
-    for part in typing.get_args(annotation):
-        yield from _sections(part, unions)
-
-
-def _first_sentence(text: str) -> str:
-    lines = []
-    for line in text.split("\n"):
-        if not line.removeprefix("#").strip() or not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    whole = " ".join(lines)
-    # The full stop of "et al. 2024" ends no sentence.
-    return re.split(r"(?<=\.) (?=[A-Z])", whole)[0]
-
 
 AnyObjective = Annotated[SerializeAsAny[ObjectiveConfig], WrapValidator(lambda value, _: parse_objective(value))]
 
@@ -473,7 +296,7 @@ def load_recipe(
     try:
         result = Recipe.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(f"{recipe}: {'; '.join(_explained(error))}") from None
+        raise ConfigError(f"{recipe}: {'; '.join(map(_explained, error.errors()))}") from None
     if texts:
         _check_texts(result, texts, str(recipe))
     return result
@@ -485,25 +308,20 @@ def recipes_by_purpose() -> dict[str, dict[str, str]]:
     >>> [purpose for purpose, own in recipes_by_purpose().items() if "magnet-default" in own]
     ['Fill gaps (MAGNET)']
     """
-    result: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
-    contents = bundled_contents()
+    recipes: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
     for name, summary in bundled_recipes().items():
-        purposes = {
-            own.purpose_of(content) for content in contents[name]["objectives"] if (own := class_of(content["kind"]))
-        }
-        # The first purpose that any objective has: beside it, others keep the model what it was.
-        result[next(item for item in Purpose if item in purposes)][name] = summary
-    return {purpose.value: item for purpose, item in result.items() if item}
+        objectives = parse_yaml((_FOLDER / f"{name}.yaml").read_text("utf-8"))["objectives"]
+        purposes = {kind.purpose_of(item) for item in objectives if (kind := class_of(item["kind"]))}
+        # The first purpose that any objective has: the others keep the model what it was.
+        recipes[next(purpose for purpose in Purpose if purpose in purposes)][name] = summary
+    return {purpose.value: names for purpose, names in recipes.items() if names}
 
 
 def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
     """Put another teacher into a recipe that distils."""
     objectives = content.get("objectives")
-    listed = objectives if isinstance(objectives, list) else []
-    distilling = [
-        item for item in listed
-        if isinstance(item, dict) and (own := class_of(item.get("kind"))) and "teacher" in own.model_fields
-    ]  # fmt: skip
+    listed = [item for item in objectives if isinstance(item, dict)] if isinstance(objectives, list) else []
+    distilling = [item for item in listed if (kind := class_of(item.get("kind"))) and "teacher" in kind.model_fields]
     if not distilling:
         raise ConfigError(f"{name} learns from no teacher; --teacher is for recipes that distil, such as align-default")
     data = content.get("data")
@@ -516,8 +334,59 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
         item["teacher"] = teacher
 
 
-def _explained(error: ValidationError) -> list[str]:
-    return [explain(problem, Recipe, {ObjectiveConfig: objective_settings.OBJECTIVES}) for problem in error.errors()]
+def _explained(problem: Any) -> str:
+    """Return one of pydantic's errors as a sentence; for an unknown field with the valid ones listed."""
+    section, names = _section_of(problem["loc"])
+    where = ".".join(names)
+    if problem["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(names[-1], section.model_fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"unknown field {where!r}; valid are: {', '.join(section.model_fields)}{hint}"
+    if problem["type"] == "union_tag_invalid":
+        return f"{where}: unknown kind {problem['ctx']['tag']!r}; valid are: {problem['ctx']['expected_tags']}"
+    if problem["type"] == "union_tag_not_found":
+        return f"{where}: needs a kind, the name of an objective"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
+
+
+def _section_of(location: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str]]:
+    """Return the innermost section on the way to an error, and the way in the user's words."""
+    section: type[BaseModel] = Recipe
+    here: Any = Recipe
+    names = []
+    for part in location:
+        if isinstance(part, int):
+            names.append(str(part))
+            continue
+        candidates = list(_sections(here))
+        objective = next((item for item in candidates if part in get_args(_annotation(item, "kind"))), None)
+        if objective is not None and part not in candidates[0].model_fields:
+            # pydantic puts the kind of the objective into the way; the user has not written it there.
+            section = here = objective
+            continue
+        names.append(part)
+        owner = next((item for item in candidates if part in item.model_fields), None)
+        if owner is not None:
+            here = _annotation(owner, part)
+            inner = list(_sections(here))
+            section = inner[0] if len(inner) == 1 and part != location[-1] else owner
+    return section, names
+
+
+def _annotation(section: type[BaseModel], field: str) -> Any:
+    info = section.model_fields.get(field)
+    return None if info is None else info.annotation
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the sections that a field's annotation names; for any objective, all of them."""
+    if annotation is ObjectiveConfig:
+        yield from objective_settings.OBJECTIVES
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)
 
 
 def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:
@@ -531,3 +400,110 @@ def _check_texts(recipe: Recipe, texts: list[Path], name: str) -> None:
     for path in texts:
         if path.is_dir() and output.is_relative_to(path.resolve()):
             raise ConfigError(f"the output {recipe.output} lies in the texts' folder {path}; choose another one")
+
+
+def bundled_recipes() -> dict[str, str]:
+    """Return the bundled recipes by name, each with what it says of itself in one sentence.
+
+    >>> bundled_recipes()["magnet-default"]
+    'Fill gaps, and embed tokens and sentences read both ways: one adapter of the bundled default model (MAGNET).'
+    """
+    paths = sorted(_FOLDER.glob("*.yaml"), key=lambda path: path.stem)
+    return {path.stem: _first_sentence(path.read_text("utf-8")) for path in paths}
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """Return the file of a recipe: a path, or the name of a bundled one, of which ``-default`` may be left out.
+
+    >>> find_recipe("align").name
+    'align-default.yaml'
+    """
+    path, bundled = Path(recipe), _FOLDER / f"{recipe}.yaml"
+    if path.is_file() or path.name != str(recipe) or path.suffix in (".yaml", ".yml"):
+        # A path that leads nowhere is refused where the file is read.
+        return path
+    for item in (bundled, _FOLDER / f"{recipe}-default.yaml"):
+        if item.is_file():
+            return item
+    names = [file.stem for file in sorted(_FOLDER.glob("*.yaml"))]
+    spelled = {name: name for name in names} | {name.removesuffix("-default"): name for name in names}
+    close = list(dict.fromkeys(map(spelled.__getitem__, difflib.get_close_matches(str(recipe), spelled, n=3))))
+    hint = f"did you mean {' or '.join(close)}?" if close else "`gerund recipes` lists those inside"
+    raise ConfigError(f"{recipe}: no such recipe, neither a file nor one of those inside; {hint}")
+
+
+def made_by(model: str | Path) -> str:
+    """Return what makes a model that is not there, as the end of a sentence; empty where no bundled recipe does.
+
+    >>> made_by("runs/default-base/model")
+    '; `gerund train default-base output=runs/default-base` makes it'
+    """
+    run = Path(model).parent
+    return f"; `gerund train {run.name} output={run}` makes it" if run.name in bundled_recipes() else ""
+
+
+def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the settings in a YAML file with other files of texts, if any are given, and the overrides put in."""
+    try:
+        content = parse_yaml(read_input(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings")
+    if texts:
+        data = content.get("data") or {}
+        # A generator that reads one half of the documents does so whosever they are.
+        parts = {item.get("part") for item in data.get("sources") or () if isinstance(item, dict)} - {None}
+        part = {"part": parts.pop()} if len(parts) == 1 else {}
+        content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts), **part}]}
+    for override in overrides:
+        _apply(content, override)
+    return content
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, sign, raw = override.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {override!r} has not the form key=value")
+    try:
+        value = parse_yaml(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
+    place: Any = content
+    *parents, last = key.split(".")
+    for name in parents:
+        place = _child(place, name, override)
+    if isinstance(place, list):
+        place[_index(place, last, override)] = value
+    else:
+        place[last] = value
+
+
+def _child(place: Any, name: str, override: str) -> Any:
+    child = place[_index(place, name, override)] if isinstance(place, list) else place.setdefault(name, {})
+    if not isinstance(child, dict | list):
+        raise ConfigError(f"override {override!r}: {name!r} has no fields")
+    return child
+
+
+def _index(place: list[Any], name: str, override: str) -> int:
+    """Return which item of a list is meant: a number, or the ``name`` or ``kind`` of an item."""
+    for index, item in enumerate(place):
+        if isinstance(item, dict) and name in (item.get("kind"), item.get("name")):
+            return index
+    # No list has an index of ten digits, and other scripts' digits are no number to int.
+    if not re.fullmatch("[0-9]{1,9}", name) or int(name) >= len(place):
+        known = [str(item.get("kind") or item.get("name")) for item in place if isinstance(item, dict)]
+        there = f"; there are {', '.join(known)}" if known else ""
+        raise ConfigError(f"override {override!r}: {name!r} is no index of a list of {len(place)}{there}")
+    return int(name)
+
+
+def _first_sentence(text: str) -> str:
+    comments = takewhile(lambda line: re.match(r"#\s*\S", line), text.split("\n"))
+    # The full stop of "et al. 2024" ends no sentence.
+    return re.split(r"(?<=\.) (?=[A-Z])", " ".join(line.removeprefix("#").strip() for line in comments))[0]
