@@ -26,9 +26,6 @@ def place(what: str, value: Any) -> Path:
         what: what it is for: the subject of the sentence when it is none.
         value: a text or a path.
 
-    Raises:
-        ConfigError: it is neither, holds a NUL, or is longer than file systems allow.
-
     >>> place("adapter", 5)
     Traceback (most recent call last):
     gerund.errors.ConfigError: adapter is a path, not 5
@@ -52,9 +49,6 @@ def place(what: str, value: Any) -> Path:
 def one_of(kind: str, value: Any, valid: Sequence[str]) -> None:
     """Refuse what is not one of a few names.
 
-    Raises:
-        ConfigError: it is not; the message lists them.
-
     >>> one_of("pooling", "max", ["mean", "last"])
     Traceback (most recent call last):
     gerund.errors.ConfigError: unknown pooling 'max'; valid are: mean, last
@@ -64,22 +58,14 @@ def one_of(kind: str, value: Any, valid: Sequence[str]) -> None:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return a whole number, also one of numpy's, as Python's own.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return a whole number, also one of numpy's, as Python's own."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name} is a whole number, not {value!r}")
     return int(value)
 
 
 def demand_number(name: str, value: Any) -> None:
-    """Refuse what is no number.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Refuse what is no number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} is a number, not {value!r}")
 
@@ -90,9 +76,6 @@ def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
     Args:
         dimensions: how many numbers are kept; None for all.
         most: how many a vector has; None where that is not known yet.
-
-    Raises:
-        ConfigError: it is no whole number, less than 1, or more than ``most``.
     """
     if dimensions is None:
         return
@@ -102,22 +85,14 @@ def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return a setting that is on or off.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a setting that is on or off."""
     if type(value).__name__ not in ("bool", "bool_") and not isinstance(value, Integral):
         raise ConfigError(f"{name} is True or False, not {value!r}")
     return bool(value)
 
 
 def flag_or_none(name: str, value: Any) -> bool | None:
-    """Return a setting that is on, off or left out.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return a setting that is on, off or left out."""
     return None if value is None else flag(name, value)
 
 
@@ -135,9 +110,6 @@ def check_unicode(what: str, text: str, index: int | None = None) -> None:
         what: what the text is, such as ``text`` or ``the prompt``.
         text: the text.
         index: its number, where there are several.
-
-    Raises:
-        TextError: there is one; the message says where.
     """
     try:
         text.encode()
@@ -153,9 +125,6 @@ def some_texts(one: str, several: str, texts: Any) -> list[str]:
         one: what one of them is called in messages.
         several: what they are called together.
         texts: what was given for them.
-
-    Raises:
-        TextError: it is no list, or one in it is no text, blank, or not valid Unicode.
 
     >>> some_texts("query", "queries", ["bread", " "])
     Traceback (most recent call last):
@@ -174,11 +143,7 @@ def some_texts(one: str, several: str, texts: Any) -> list[str]:
 
 
 def check_texts(texts: Any) -> list[str]:
-    """Return the texts as a list, refusing whatever is not a string.
-
-    Raises:
-        TextError: something in there is not a string; the message names its index.
-    """
+    """Return the texts as a list, refusing whatever is not a string."""
     if isinstance(texts, str):
         return [texts]
     if not is_listing(texts):
@@ -191,11 +156,7 @@ def check_texts(texts: Any) -> list[str]:
 
 
 def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list[list[str]]]:
-    """Return prefixes and the continuations of each as lists, refusing whatever is something else.
-
-    Raises:
-        TextError: a prefix has no list of continuations, or a text is no string; or a continuation is blank.
-    """
+    """Return prefixes and the continuations of each as lists, refusing whatever is something else."""
     checked = check_texts(prefixes)
     listed = [*continuations] if is_listing(continuations) else [continuations]
     for own in listed:
@@ -209,11 +170,7 @@ def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list
 
 
 def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
-    """Refuse continuations without a character but white space.
-
-    Raises:
-        TextError: there is one; the message says which, and of which prefix.
-    """
+    """Refuse continuations without a character but white space."""
     for number, own in enumerate(continuations):
         for index, text in enumerate(own):
             if not text.strip():
@@ -221,12 +178,7 @@ def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
 
 
 def open_input(path: str | Path) -> BinaryIO:
-    """Open a file for reading its bytes; of a named pipe a writer is waited for a few seconds, and not for ever.
-
-    Raises:
-        OSError: it cannot be opened.
-        DataError: nothing writes to the pipe.
-    """
+    """Open a file for reading its bytes; of a named pipe a writer is waited for a few seconds, and not for ever."""
     path = Path(path)
     if not path.is_fifo():
         return path.open("rb")
@@ -249,23 +201,13 @@ def open_input(path: str | Path) -> BinaryIO:
 
 
 def read_input(path: str | Path) -> str:
-    """Return the text of a file, or of a pipe as ``open_input`` opens it.
-
-    Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
-        DataError: nothing writes to the pipe.
-    """
+    """Return the text of a file, or of a pipe as ``open_input`` opens it."""
     with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
         return text.read()
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
-
-    Raises:
-        DataError: it cannot be read, or is no valid JSON.
-    """
+    """Return what a JSON file holds."""
     try:
         return json.loads(read_input(path))
     except OSError as error:
@@ -277,11 +219,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_sample(path: str | Path) -> list[str]:
-    """Read the texts that a transform is fitted on, one a line; blank lines are passed over.
-
-    Raises:
-        DataError: the file cannot be read, or holds no text.
-    """
+    """Read the texts that a transform is fitted on, one a line; blank lines are passed over."""
     try:
         content = read_input(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -293,22 +231,14 @@ def read_sample(path: str | Path) -> list[str]:
 
 
 def demand_between(name: str, value: Any, least: float, most: float) -> None:
-    """Refuse a value of a setting that is no number, or not between two.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a value of a setting that is no number, or not between two."""
     demand_number(name, value)
     if not least <= value <= most:
         raise ConfigError(f"{name}={value} is not between {least} and {most}")
 
 
 def demand_unicode(name: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON may spell and no tokenizer and no file can hold.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse half of a surrogate pair, which JSON may spell and no tokenizer and no file can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -116,9 +116,6 @@ def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:
     Args:
         spec: which model.
         only_writes: leave its own adapters on the disk, since generating uses none of them.
-
-    Raises:
-        GerundError: as ``load``.
     """
     seq2seq = loading.is_seq2seq(find_spec(spec))
     adapter = NO_ADAPTER if only_writes and spec.adapter is None and not seq2seq else None

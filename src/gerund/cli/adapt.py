@@ -22,28 +22,22 @@ def command(
             "--texts",
             help="Files and folders of documents: .txt, .md, .html, .docx, .epub, .pdf, .jsonl, .csv, .tsv, .parquet; "
             "may be repeated.",
-            show_default=False,
         ),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The folder for the model and the report.", show_default=False),
+        Path | None, typer.Option("--output", "-o", help="The folder for the model and the report.")
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(help="Longest training time; 10, or with --recipe the recipe's own steps.", show_default=False),
+        float | None, typer.Option(help="Longest training time; 10, or with --recipe the recipe's own steps.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Train for this many steps, however long they take.", show_default=False)
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps, however long they take.")] = None,
     held_out: Annotated[
         float, typer.Option(help="Fraction of the documents put aside to measure on: 30 to 500 of them.")
     ] = 0.2,
     questions: Annotated[
         Path | None,
         typer.Option(
-            help="Measure on the questions of this .jsonl file (question, source), not on titles and first sentences.",
-            show_default=False,
+            help="Measure on the questions of this .jsonl file (question, source), not on titles and first sentences."
         ),
     ] = None,
     ask: Annotated[
@@ -53,8 +47,7 @@ def command(
         ),
     ] = "titles",
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.", show_default=False),
+        str | None, typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.")
     ] = None,
     *,
     spec: "ModelSpec",

@@ -27,14 +27,12 @@ def command(
             metavar="INDEX [QUESTION]",
             help="An index, unless there is --document, and what is asked; - for standard input. Without a question a "
             "terminal asks for one after the other.",
-            show_default=False,
         ),
     ] = None,
     *,
     spec: "ModelSpec",
     document: Annotated[
-        Path | None,
-        typer.Option(help="Ask this file instead of an index: it is read whole, and kept.", show_default=False),
+        Path | None, typer.Option(help="Ask this file instead of an index: it is read whole, and kept.")
     ] = None,
     extractive: Annotated[
         bool | None,
@@ -42,7 +40,6 @@ def command(
             "--extractive/--generate",
             help="Quote the best sentence of the documents, or let the model write the answer from them; left out, it "
             "writes if it was trained to chat.",
-            show_default=False,
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
@@ -53,15 +50,11 @@ def command(
         Path | None,
         typer.Option(
             help="Keep here what was read of a --document, or with --approximate-cache of an index's chunks. "
-            "[default: the user's caches]",
-            show_default=False,
+            "[default: the user's caches]"
         ),
     ] = None,
     language: Annotated[
-        str | None,
-        typer.Option(
-            help="Language of a --document: en, zh, de, ... An index has its own. [default: en]", show_default=False
-        ),
+        str | None, typer.Option(help="Language of a --document: en, zh, de, ... An index has its own. [default: en]")
     ] = None,
     cache_size: Annotated[
         str, typer.Option(help="What is kept takes this much at most; 0 keeps nothing. What is unused longest goes.")

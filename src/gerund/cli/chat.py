@@ -29,12 +29,9 @@ def command(
     *,
     spec: "ModelSpec",
     messages: Annotated[
-        Path | None,
-        typer.Option(help="A JSON file: a list of messages, each with role and content.", show_default=False),
+        Path | None, typer.Option(help="A JSON file: a list of messages, each with role and content.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="What the model is told before the conversation.", show_default=False)
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate in a turn.")] = 256,
     sampling: dict[str, Any],
     asked: "GenerationKeywords",

@@ -53,11 +53,7 @@ class CheckedCommand(LiteralHelp):
     """A command that refuses what no command can use: broken text, impossible paths, unknown types."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command.
-
-        Raises:
-            ConfigError: an argument cannot be used; the message names it.
-        """
+        """Run the command."""
         for param in self.params:
             name = str(param.name)
             called = max(param.opts, key=len) if param.param_type_name == "option" else f"the {name}"

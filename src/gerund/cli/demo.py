@@ -20,8 +20,7 @@ def command(
         "demo-output"
     ),
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", help="What to continue, beside what comes with gerund.", show_default=False),
+        str | None, typer.Option("--prompt", "-p", help="What to continue, beside what comes with gerund.")
     ] = None,
     *,
     spec: "ModelSpec",

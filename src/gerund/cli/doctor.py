@@ -20,11 +20,7 @@ _BAR = 24
 @options.takes(
     spec=options.model("MODEL", *options.PLAN, *options.MACHINE, MODEL=options.DEFAULT_MODEL, dtype="float32")
 )
-def command(
-    *,
-    spec: "ModelSpec",
-    as_json: options.Json = False,
-) -> None:
+def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
     """Examine a model: does the attention plan reach every layer, where are its sinks, what can be done.
 
     The probe changes one token at a time before every layer and checks which other tokens change; the pictures show

@@ -32,14 +32,10 @@ def command(
             metavar="INPUT",
             help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
             "is one text; a URL of an object store; or - for standard input. Text formats may also be .gz or .xz.",
-            show_default=False,
         ),
     ],
     output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", help="OUT.parquet or OUT.npy; or such a path on an object store.", show_default=False
-        ),
+        str, typer.Option("--output", "-o", help="OUT.parquet or OUT.npy; or such a path on an object store.")
     ],
     column: options.Column = None,
     id_column: Annotated[

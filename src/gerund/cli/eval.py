@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path | None,
-    typer.Option(
-        help="A folder with sts/, retrieval/, classification/, ...; see docs/reference/evaluation.md.",
-        show_default=False,
-    ),
+    typer.Option(help="A folder with sts/, retrieval/, classification/, ...; see docs/reference/evaluation.md."),
 ]
 Limit = Annotated[
     int | None,
     typer.Option(
-        help="Use at most this many examples of each task, for a quick look; training sets of classifiers stay whole.",
-        show_default=False,
+        help="Use at most this many examples of each task, for a quick look; training sets of classifiers stay whole."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all sampling.")]
@@ -34,8 +30,7 @@ Prompts = Annotated[
     str, typer.Option(help="Instructions for each task: none, lbw, magnet, or a YAML file of prompts by task or kind.")
 ]
 Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="An option of a task, KIND.OPTION=VALUE; may be repeated.", show_default=False),
+    list[str] | None, typer.Option("--set", help="An option of a task, KIND.OPTION=VALUE; may be repeated.")
 ]
 
 
@@ -50,27 +45,22 @@ def command(
             "of the vectors); index for each model's index, as gerund search asks it (index:words, index:vectors, "
             "index:rerank, with ,whole, ,late, ,float16 or ,binary behind it); st:FOLDER or st:ID for a model of "
             "sentence-transformers, which only encodes.",
-            show_default=False,
         ),
     ] = None,
     tasks: Annotated[
         list[str] | None,
         typer.Option(
             help="Tasks with commas, or one each time: names (sts/stsb), kinds (retrieval), sides (representation, "
-            "tokens, generation), all, MTEB15, MTEB names, lm-eval/NAME.",
-            show_default=False,
+            "tokens, generation), all, MTEB15, MTEB names, lm-eval/NAME."
         ),
     ] = None,
     data: Data = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The report's folder.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The report's folder.")] = None,
     plan: Annotated[
         list[str] | None,
         typer.Option(
             help="An encoder config for every model: PLAN[:NAME=VALUE,...], such as mask0-bidir:k=4,pooling=last; may "
-            "be repeated. Left out, the models' own.",
-            show_default=False,
+            "be repeated. Left out, the models' own."
         ),
     ] = None,
     sample: options.Sample = None,

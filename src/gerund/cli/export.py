@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 def command(
     output: options.Output,
     format: Annotated[
-        str,
-        typer.Option(
-            help="sentence-transformers, merged, onnx, onnx-int8, openvino, gguf or gguf-q8_0.", show_default=False
-        ),
+        str, typer.Option(help="sentence-transformers, merged, onnx, onnx-int8, openvino, gguf or gguf-q8_0.")
     ],
     spec: "ModelSpec",
     force: options.Force = False,

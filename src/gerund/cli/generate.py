@@ -32,18 +32,14 @@ _CHUNK = 128
     ranked=options.rerank(),
 )
 def command(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="The text to continue; - reads it from standard input.", show_default=False),
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue; - reads it from standard input.")] = None,
     *,
     spec: "ModelSpec",
     file: options.Texts = None,
     column: options.Column = None,
     format: options.Format = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens to generate. [default: 64, or 8 a gap with --expand]", show_default=False),
+        int | None, typer.Option(help="Most tokens to generate. [default: 64, or 8 a gap with --expand]")
     ] = None,
     sampling: dict[str, Any],
     asked: "GenerationKeywords",
@@ -54,9 +50,7 @@ def command(
     expand: query_expansion.Expand = None,
     keep: query_expansion.Keep = None,
     fraction: query_expansion.Fraction = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]", show_default=False)
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]")] = None,
     output: options.Lines = None,
     force: options.Force = False,
     as_json: options.Json = False,

@@ -32,24 +32,19 @@ def command(
         typer.Argument(
             metavar="PATHS",
             help="Files and folders: .txt, .md, .html, .docx, .epub, .pdf, .jsonl, .csv, .tsv, .parquet.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
-        str,
-        typer.Option("--output", "-o", help="The index: a folder, or a path on an object store.", show_default=False),
+        str, typer.Option("--output", "-o", help="The index: a folder, or a path on an object store.")
     ] = ...,  # type: ignore[assignment]
     *,
     spec: "ModelSpec",
-    chunk_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a chunk at most; 128 for a new index.", show_default=False)
-    ] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Tokens of a chunk at most; 128 for a new index.")] = None,
     late: Annotated[
         bool | None,
         typer.Option(
             "--late/--early",
             help="Pool each chunk's vector from one pass over its document, or read it by itself; early if new.",
-            show_default=False,
         ),
     ] = None,
     context: Annotated[
@@ -57,17 +52,13 @@ def command(
         typer.Option(
             "--context/--no-context",
             help="Read title and headings in front of a chunk when it is embedded; not so for a new index.",
-            show_default=False,
         ),
     ] = None,
-    language: Annotated[
-        str | None, typer.Option(help="What the documents are written in; en for a new index.", show_default=False)
-    ] = None,
+    language: Annotated[str | None, typer.Option(help="What the documents are written in; en for a new index.")] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="How the numbers of vectors are stored: float32, float16, or binary (a bit each); float32 if new.",
-            show_default=False,
+            help="How the numbers of vectors are stored: float32, float16, or binary (a bit each); float32 if new."
         ),
     ] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove what lay in PATHS and is gone.")] = False,
@@ -187,14 +178,7 @@ class _Machines:
 
 
 def _watch(
-    index: "Index",
-    paths: list[Path],
-    output: str,
-    limits: "ReadLimits",
-    *,
-    prune: bool,
-    interval: float,
-    as_json: bool,
+    index: "Index", paths: list[Path], output: str, limits: "ReadLimits", *, prune: bool, interval: float, as_json: bool
 ) -> None:
     """Follow files until the user ends it, which is no mistake."""
     from gerund.retrieval.watching import watch

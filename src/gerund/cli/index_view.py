@@ -21,11 +21,7 @@ _SNIPPET = 300
 
 
 def open_existing(where: str, spec: "ModelSpec") -> "Index":
-    """Open an index that is there, with the model that is named or else its own.
-
-    Raises:
-        DataError: there is no index.
-    """
+    """Open an index that is there, with the model that is named or else its own."""
     from gerund.retrieval.index import demand_index, open_index, store_at
 
     demand_index(where)

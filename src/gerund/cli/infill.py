@@ -24,21 +24,18 @@ _BLANK = "[blank]"
 )
 def command(
     text: Annotated[
-        str | None,
-        typer.Argument(help="The text, with a blank for each gap; - reads it from standard input.", show_default=False),
+        str | None, typer.Argument(help="The text, with a blank for each gap; - reads it from standard input.")
     ] = None,
     file: options.Texts = None,
     column: options.Column = None,
     format: options.Format = None,
     blank: Annotated[str, typer.Option(help="What marks a gap.")] = _BLANK,
     method: Annotated[
-        str,
-        typer.Option(help="infill, left-only, or a prompt: blank, contextual, prefix-suffix or line-by-line."),
+        str, typer.Option(help="infill, left-only, or a prompt: blank, contextual, prefix-suffix or line-by-line.")
     ] = "infill",
     max_tokens: Annotated[int, typer.Option(help="Longest gap in tokens that is tried.")] = 32,
     length: Annotated[
-        list[int] | None,
-        typer.Option(help="Length of a gap in tokens; given more than once, each is tried.", show_default=False),
+        list[int] | None, typer.Option(help="Length of a gap in tokens; given more than once, each is tried.")
     ] = None,
     beams: Annotated[int, typer.Option(help="Width of the beam search.")] = 1,
     samples: Annotated[int, typer.Option(help="Sample this many fillings of each length and keep the best.")] = 1,

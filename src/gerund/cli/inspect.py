@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 @options.takes(spec=options.model("MODEL", *options.PLAN, "adapter", *options.MACHINE))
 def command(
     text: Annotated[
-        str | None,
-        typer.Argument(help="The text; left out, eight sentences that come with gerund.", show_default=False),
+        str | None, typer.Argument(help="The text; left out, eight sentences that come with gerund.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="OUT.png, OUT.svg or OUT.pdf.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="OUT.png, OUT.svg or OUT.pdf.")] = None,
     file: options.Texts = None,
     column: options.Column = None,
     format: options.Format = None,
@@ -29,8 +26,7 @@ def command(
     *,
     spec: "ModelSpec",
     layers: Annotated[
-        str | None,
-        typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.", show_default=False),
+        str | None, typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.")
     ] = None,
     force: options.Force = False,
     as_json: options.Json = False,

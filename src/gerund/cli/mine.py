@@ -21,15 +21,11 @@ def command(
     corpus: Annotated[
         list[str],
         typer.Argument(
-            help="Files or folders of documents (.jsonl, .txt, .md, .parquet, .gz, .xz), or URLs of an object store.",
-            show_default=False,
+            help="Files or folders of documents (.jsonl, .txt, .md, .parquet, .gz, .xz), or URLs of an object store."
         ),
     ],
     output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", help="OUT.parquet or OUT.jsonl; or such a path on an object store.", show_default=False
-        ),
+        str, typer.Option("--output", "-o", help="OUT.parquet or OUT.jsonl; or such a path on an object store.")
     ],
     method: Annotated[
         str,
@@ -43,15 +39,13 @@ def command(
     ] = "title",
     threshold: Annotated[int, typer.Option(help="What the common substring weighs at least.")] = 30,
     short_threshold: Annotated[
-        int | None,
-        typer.Option(help="A smaller one for short texts (GUR: 20, two Chinese characters).", show_default=False),
+        int | None, typer.Option(help="A smaller one for short texts (GUR: 20, two Chinese characters).")
     ] = None,
     short_characters: Annotated[
         int | None,
         typer.Option(
             help="Two texts with fewer characters are short (GUR: 64); left out, two of which one weighs at most 150, "
-            "as in the released code.",
-            show_default=False,
+            "as in the released code."
         ),
     ] = None,
     wide_weight: Annotated[int, typer.Option(help="Weight of a letter beyond U+2710: Han, kana, Hangul.")] = 10,
@@ -59,8 +53,7 @@ def command(
     other_weight: Annotated[int, typer.Option(help="Weight of anything else.")] = 1,
     max_uses: Annotated[int, typer.Option(help="How often a sentence or title is used at most; 0 for any number.")] = 4,
     per_document: Annotated[
-        int | None,
-        typer.Option(help="Most pairs of a document, sampled by the seed; left out, all.", show_default=False),
+        int | None, typer.Option(help="Most pairs of a document, sampled by the seed; left out, all.")
     ] = None,
     language: Annotated[str, typer.Option(help="Language of the sentence splitter: en, zh, de, ...")] = "en",
     clean: Annotated[

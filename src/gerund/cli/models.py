@@ -19,8 +19,7 @@ app = typer.Typer(
 
 @app.callback()
 def models(
-    context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False
 ) -> None:
     """List the models on this machine, or fetch one by its short name.
 
@@ -47,7 +46,7 @@ def models(
 
 @app.command("get", cls=CheckedCommand)
 def get(
-    name: Annotated[str, typer.Argument(help="A short name from `gerund models`.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A short name from `gerund models`.")],
     force: Annotated[bool, typer.Option("--force", help="Fetch it again.")] = False,
 ) -> None:
     """Fetch a model, after which its short name opens it without a network.

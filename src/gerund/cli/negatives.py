@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 )
 def command(
     corpus: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Files or folders of documents (.jsonl, .txt, .md, .parquet, .gz, .xz).", show_default=False
-        ),
+        list[Path], typer.Argument(help="Files or folders of documents (.jsonl, .txt, .md, .parquet, .gz, .xz).")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
     *,
     spec: "ModelSpec",
     generate: Annotated[
@@ -42,15 +39,13 @@ def command(
         int, typer.Option(help="Hard stretches of the same document for each passage; needs --scorer.")
     ] = 0,
     scorer: Annotated[
-        str | None,
-        typer.Option(help="Finds the hard ones: pmi, overlap, ..., or a scorer's folder.", show_default=False),
+        str | None, typer.Option(help="Finds the hard ones: pmi, overlap, ..., or a scorer's folder.")
     ] = None,
     prefix_words: Annotated[int, typer.Option(help="Words of a prefix at most.")] = 256,
     fewest_words: Annotated[int, typer.Option(help="Words of a continuation at least.")] = 10,
     most_words: Annotated[int, typer.Option(help="Words of a continuation at most.")] = 128,
     per_document: Annotated[
-        int | None,
-        typer.Option(help="Most passages of a document; left out, one from every sentence.", show_default=False),
+        int | None, typer.Option(help="Most passages of a document; left out, one from every sentence.")
     ] = None,
     part: Annotated[
         str,

@@ -42,34 +42,24 @@ OPTIONS = tuple(
 )
 """The settings of :class:`gerund.ModelSpec` that are options."""
 
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)]
-Sample = Annotated[Path | None, typer.Option(help=model_spec.HELP["sample"], show_default=False)]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")]
+Sample = Annotated[Path | None, typer.Option(help=model_spec.HELP["sample"])]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output.")]
-Lines = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.", show_default=False)
-]
+Lines = Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON lines to this file.")]
 Texts = Annotated[
     str | None,
     typer.Option(
         "--file",
         "-f",
         help="File of texts: .txt (one per line), .jsonl, .csv, .tsv, .parquet, or - for standard input.",
-        show_default=False,
     ),
 ]
-Column = Annotated[
-    str | None, typer.Option(help="Column with the texts. [default: text, or prompt]", show_default=False)
-]
-Format = Annotated[
-    str | None,
-    typer.Option(help="txt, jsonl, csv, tsv or parquet. [default: by the file's ending]", show_default=False),
-]
+Column = Annotated[str | None, typer.Option(help="Column with the texts. [default: text, or prompt]")]
+Format = Annotated[str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet. [default: by the file's ending]")]
 Work = Annotated[
     Path | None,
-    typer.Option(
-        "--work", help="Folder for unfinished parts, shared by all machines. [default: next to OUT]", show_default=False
-    ),
+    typer.Option("--work", help="Folder for unfinished parts, shared by all machines. [default: next to OUT]"),
 ]
 _Argument = Annotated[str, typer.Argument(metavar="MODEL", help=model_spec.HELP["model"], show_default=False)]
 
@@ -167,11 +157,7 @@ def sampling(*names: str) -> Group:
 
 
 def sampling_of(given: dict[str, Any], default: Sampling | None = None) -> Sampling:
-    """Return the settings that options of ``sampling`` make; ``default`` where none is given.
-
-    Raises:
-        ConfigError: an option is impossible, or of no use next to the others.
-    """
+    """Return the settings that options of ``sampling`` make; ``default`` where none is given."""
     from gerund.errors import ConfigError
 
     if default is not None and not given:

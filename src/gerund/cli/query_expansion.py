@@ -19,17 +19,12 @@ if TYPE_CHECKING:
 Expand = Annotated[
     int | None,
     typer.Option(
-        help="Take the prompt as a query and write up to this many variants, with some of its words replaced.",
-        show_default=False,
+        help="Take the prompt as a query and write up to this many variants, with some of its words replaced."
     ),
 ]
-Keep = Annotated[
-    list[str] | None,
-    typer.Option(help="With --expand: a word that stays as it is; may be repeated.", show_default=False),
-]
+Keep = Annotated[list[str] | None, typer.Option(help="With --expand: a word that stays as it is; may be repeated.")]
 Fraction = Annotated[
-    float | None,
-    typer.Option(help="With --expand: fraction of the words that is written anew. [default: 0.3]", show_default=False),
+    float | None, typer.Option(help="With --expand: fraction of the words that is written anew. [default: 0.3]")
 ]
 
 
@@ -43,9 +38,6 @@ def expansion_of(
         keep: words that stay.
         fraction: fraction of the words that is written anew.
         refused: options that are of no use beside ``--expand``, by name; None where they were not given.
-
-    Raises:
-        ConfigError: an option is impossible, or of no use beside the others.
     """
     from gerund.errors import ConfigError
 
@@ -64,12 +56,7 @@ def expansion_of(
 
 
 def check_queries(chunks: "list[Rows]", settings: dict[str, Any]) -> None:
-    """Look at all queries at once: what is wrong with the last shows before the first is expanded.
-
-    Raises:
-        TextError: a query has no word, or lacks one that is to be kept; the message says which.
-        ConfigError: a number is impossible, or something is to be kept in a query with blanks of its own.
-    """
+    """Look at all queries at once: what is wrong with the last shows before the first is expanded."""
     from gerund.errors import TextError
     from gerund.inference.infill.expansion import validate_expansion
     from gerund.inference.infill.infilling import BLANK
@@ -85,11 +72,7 @@ def check_queries(chunks: "list[Rows]", settings: dict[str, Any]) -> None:
 def expanded(
     lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
 ) -> "Iterator[dict[str, Any]]":
-    """Yield a record for each query: ``prompt``, and the list ``expansions``.
-
-    Raises:
-        TextError: a query cannot be expanded; the message says which.
-    """
+    """Yield a record for each query: ``prompt``, and the list ``expansions``."""
     from gerund.errors import TextError
 
     seeds = text_io.SeedsByText(sampling)

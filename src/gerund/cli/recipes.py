@@ -7,7 +7,7 @@ import typer
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print names and descriptions as JSON.")] = False,
 ) -> None:
     """List the bundled recipes by what they are for, or print one to start from.

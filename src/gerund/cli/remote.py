@@ -26,10 +26,6 @@ class Remote:
         url: its address, such as ``http://127.0.0.1:8000``; with ``/v1`` at its end, as other clients want it, too.
         api_key_file: a file whose first line is the key; None takes the variable ``GERUND_API_KEY``, if it is set.
 
-    Raises:
-        ConfigError: the URL is not one, or the key cannot be sent.
-        DataError: the file cannot be read, or has no key.
-
     >>> Remote("http://127.0.0.1:8000/v1/").url
     'http://127.0.0.1:8000'
     """
@@ -53,13 +49,7 @@ class Remote:
         self._opener = urllib.request.build_opener(*handlers)
 
     def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a JSON body and return the answer.
-
-        Raises:
-            DataError: nothing listens at the address, or something else than a gerund server.
-            InputError: the server refuses the request or its key.
-            ResourceError: the server can't answer now.
-        """
+        """Send a JSON body and return the answer."""
         content = json.dumps(body).encode()
         request = urllib.request.Request(self.url + route, content, self._headers)  # noqa: S310 - http and https alone
         try:

@@ -19,31 +19,24 @@ Asked = tuple[str, list[str], str]
 
 @options.takes(spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE))
 def command(
-    query: Annotated[str | None, typer.Argument(help="What is looked for.", show_default=False)] = None,
-    documents: Annotated[
-        list[str] | None, typer.Argument(help="The documents, each as one argument.", show_default=False)
-    ] = None,
+    query: Annotated[str | None, typer.Argument(help="What is looked for.")] = None,
+    documents: Annotated[list[str] | None, typer.Argument(help="The documents, each as one argument.")] = None,
     *,
     spec: "ModelSpec",
     by: Annotated[
         str | None,
         typer.Option(
             help="vectors, model (the model's own scorer) or likelihood (of the query behind the document). "
-            "[default: vectors]",
-            show_default=False,
+            "[default: vectors]"
         ),
     ] = None,
     top_k: Annotated[
-        int | None,
-        typer.Option("--top-k", help="Keep only this many documents, the most relevant.", show_default=False),
+        int | None, typer.Option("--top-k", help="Keep only this many documents, the most relevant.")
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file",
-            "-f",
-            help='Many queries: a .jsonl file whose lines have "query" and "documents", a list.',
-            show_default=False,
+            "--file", "-f", help='Many queries: a .jsonl file whose lines have "query" and "documents", a list.'
         ),
     ] = None,
     output: options.Lines = None,

@@ -23,9 +23,9 @@ Pair = tuple[str, list[str], str]
 
 @options.takes(spec=options.model("model", *options.MACHINE))
 def command(
-    prefix: Annotated[str | None, typer.Argument(help="What comes first.", show_default=False)] = None,
+    prefix: Annotated[str | None, typer.Argument(help="What comes first.")] = None,
     continuations: Annotated[
-        list[str] | None, typer.Argument(help="What might follow it, each as one argument.", show_default=False)
+        list[str] | None, typer.Argument(help="What might follow it, each as one argument.")
     ] = None,
     *,
     spec: "ModelSpec",
@@ -34,17 +34,13 @@ def command(
         typer.Option(
             help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, own, default (the "
             "bundled model's), or a scorer's folder or hub id. "
-            "[default: the model's own, else pmi]",
-            show_default=False,
+            "[default: the model's own, else pmi]"
         ),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file",
-            "-f",
-            help='Many prefixes: a .jsonl file whose lines have "prefix" and "continuations", a list.',
-            show_default=False,
+            "--file", "-f", help='Many prefixes: a .jsonl file whose lines have "prefix" and "continuations", a list.'
         ),
     ] = None,
     output: options.Lines = None,

@@ -22,7 +22,6 @@ def command(
         typer.Argument(
             metavar="INDEX",
             help="An index's folder, or its path on an object store; with --server the name of its index, or left out.",
-            show_default=False,
         ),
     ],
     queries: Annotated[
@@ -43,13 +42,11 @@ def command(
     server: Annotated[
         str | None,
         typer.Option(
-            help="Ask the gerund server at this URL, such as http://127.0.0.1:8000, instead of loading a model here.",
-            show_default=False,
+            help="Ask the gerund server at this URL, such as http://127.0.0.1:8000, instead of loading a model here."
         ),
     ] = None,
     api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="For --server: a file with the API key. Or put it into GERUND_API_KEY.", show_default=False),
+        Path | None, typer.Option(help="For --server: a file with the API key. Or put it into GERUND_API_KEY.")
     ] = None,
 ) -> None:
     """Find the chunks of documents that fit a query.

@@ -41,10 +41,7 @@ def _server_options() -> options.Group:
 def command(
     *,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", help="A YAML file with these options by name; what is typed wins.", show_default=False
-        ),
+        Path | None, typer.Option("--config", "-c", help="A YAML file with these options by name; what is typed wins.")
     ] = None,
     typed: dict[str, Any],
     spec: "ModelSpec",

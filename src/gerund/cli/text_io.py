@@ -28,9 +28,6 @@ def demand_one(text: str | None, file: str | None, what: str, **of_the_file: str
         file: the file.
         what: what the text is, such as ``prompt``.
         **of_the_file: options that say how the file is read; None where they were not given.
-
-    Raises:
-        ConfigError: both, neither, or an option for a file without one.
     """
     from gerund.errors import ConfigError
 
@@ -40,11 +37,7 @@ def demand_one(text: str | None, file: str | None, what: str, **of_the_file: str
 
 
 def demand_file(file: str | None, **of_the_file: str | None) -> None:
-    """Refuse options for a file without one; the arguments are those of ``demand_one``.
-
-    Raises:
-        ConfigError: there is such an option.
-    """
+    """Refuse options for a file without one; the arguments are those of ``demand_one``."""
     from gerund.errors import ConfigError
 
     for name, value in of_the_file.items():
@@ -58,9 +51,6 @@ def one_text(text: str, what: str) -> "list[Rows]":
     Args:
         text: the text.
         what: what it is, such as ``prompt``.
-
-    Raises:
-        DataError: there is nothing on standard input, or it is not valid UTF-8.
     """
     import sys
 
@@ -91,10 +81,6 @@ def one_or_file(
 
     Returns:
         The text, the others, and where they stood, empty for the command line.
-
-    Raises:
-        ConfigError: both, neither, or a text alone.
-        DataError: the file is malformed.
     """
     from gerund.errors import ConfigError, DataError
     from gerund.evaluation.data_files import read_json_lines
@@ -115,12 +101,7 @@ def one_or_file(
 
 
 def refuse_existing(output: Path | None, *, force: bool) -> None:
-    """Refuse to write over a file, or to where no file can be written whole.
-
-    Raises:
-        OutputExistsError: it is there and may not be replaced.
-        InputError: it is a symbolic link, a device or a pipe.
-    """
+    """Refuse to write over a file, or to where no file can be written whole."""
     from gerund.jobs.files import require_new_files, require_regular_file
 
     if output is None:

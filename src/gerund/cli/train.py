@@ -13,12 +13,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    recipe: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a bundled recipe (gerund recipes).", show_default=False)
-    ],
+    recipe: Annotated[str, typer.Argument(help="A YAML file, or the name of a bundled recipe (gerund recipes).")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the recipe's.", show_default=False),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the recipe's.")
     ] = None,
     texts: Annotated[
         list[Path] | None,
@@ -26,7 +23,6 @@ def command(
             "--texts",
             help="Train on this file or folder of texts (.txt, .md, .jsonl, .parquet) instead of the recipe's; "
             "may be repeated.",
-            show_default=False,
         ),
     ] = None,
     teacher: Annotated[
@@ -35,7 +31,6 @@ def command(
             "--teacher",
             help="For recipes that distil: whose vectors are learned. A folder or hub id of a model that "
             "sentence-transformers or gerund reads, or a file of `gerund embed --keep-text`.",
-            show_default=False,
         ),
     ] = None,
     resume: Annotated[

@@ -27,21 +27,18 @@ _METHODS = "recurrent,skips,layers,templates,prepend,reroute"
 
 @options.takes(spec=options.model("MODEL", "max_length", "adapter", *options.MACHINE))
 def command(
-    data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.")],
     tasks: Annotated[
         list[str] | None,
         typer.Option(
             help="Tasks with commas, or one each time, as in gerund eval; left out, sentence similarity and "
-            "classification where they have a validation split.",
-            show_default=False,
+            "classification where they have a validation split."
         ),
     ] = None,
-    plans: Annotated[
-        str | None, typer.Option(help="Plans to try, with commas; left out, all of them.", show_default=False)
-    ] = None,
+    plans: Annotated[str | None, typer.Option(help="Plans to try, with commas; left out, all of them.")] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="Poolings to try, with commas; left out, the model's own.", show_default=False)
+        str | None, typer.Option(help="Poolings to try, with commas; left out, the model's own.")
     ] = None,
     methods: Annotated[
         str,
@@ -60,8 +57,7 @@ def command(
         ),
     ] = False,
     save: Annotated[
-        Path | None,
-        typer.Option(help="Write the model with what was chosen here, as gerund convert does.", show_default=False),
+        Path | None, typer.Option(help="Write the model with what was chosen here, as gerund convert does.")
     ] = None,
     limit: Limit = None,
     seed: Seed = 0,

@@ -218,11 +218,7 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
         return self.layers != LAST_LAYER or bool(self.prepend) or self.reroute != NO_REROUTE
 
     def refuse_methods(self, what: str) -> None:
-        """Refuse what training and exports do not know of.
-
-        Raises:
-            ConfigError: a template, mixed layers, prepending, rerouting or a transform is set.
-        """
+        """Refuse what training and exports do not know of."""
         found = [name for name in self.methods if name not in ("pool_bos", "text_normalization")]
         found += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
         if found:
@@ -265,10 +261,6 @@ def read_settings(path: Path, entry: str) -> dict[str, Any]:
     Args:
         path: the file.
         entry: what it has to hold: an object.
-
-    Raises:
-        DataError: the file cannot be read, is not valid JSON, or has no such entry.
-        ConfigError: it was written by a newer version.
     """
     data = read_json(path)
     if not isinstance(data, dict) or not isinstance(data.get(entry), dict):

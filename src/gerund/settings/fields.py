@@ -170,11 +170,7 @@ def _checker(config: type) -> type[BaseModel]:
 
 
 def check(config: Any) -> None:
-    """Check each setting of a config (a frozen dataclass) by its kind, and make it of that kind.
-
-    Raises:
-        ConfigError: a value is of another kind, or out of its range.
-    """
+    """Check each setting of a config (a frozen dataclass) by its kind, and make it of that kind."""
     checker = _checker(type(config))  # type: ignore[arg-type]
     names = checker.model_fields
     with plainly(checker):
@@ -185,11 +181,7 @@ def check(config: Any) -> None:
 
 @contextmanager
 def plainly(model: type[BaseModel]) -> Iterator[None]:
-    """Turn what pydantic finds wrong in the block into one plain sentence.
-
-    Raises:
-        ConfigError: with what pydantic found first.
-    """
+    """Turn what pydantic finds wrong in the block into one plain sentence."""
     try:
         yield
     except ValidationError as error:

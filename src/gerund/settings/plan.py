@@ -347,9 +347,6 @@ def _skips(plan: AttentionPlan, n_layers: int) -> tuple[int, ...]:
 def spelled_out(name: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a plan's name says, in one of the paper's spellings too: the name as it is here, perhaps a number.
 
-    Raises:
-        ConfigError: the spelling leaves a number open, or its number is ``given`` otherwise as well.
-
     >>> spelled_out("MASK3-BIDIR", {}), spelled_out("MASK0-2", {})
     ({'name': 'mask0-bidir', 'sink_tokens': 3}, {'name': 'mask0+bidir', 'k0': 2})
     """

@@ -133,11 +133,7 @@ class Rerank:
 
 
 def sampling_or(given: Sampling | None, default: Sampling = GREEDY) -> Sampling:
-    """Return how tokens are chosen: as given, or by default (greedily) where nothing is said.
-
-    Raises:
-        ConfigError: what is given is no ``Sampling``.
-    """
+    """Return how tokens are chosen: as given, or by default (greedily) where nothing is said."""
     if given is None:
         return default
     if not isinstance(given, Sampling):
@@ -175,9 +171,6 @@ def sampling_from(given: Sampling | None, keywords: Mapping[str, Any], default: 
         given: a whole ``Sampling``, which leaves nothing to the keywords.
         keywords: those of ``SamplingKeywords``; others are passed over, and None is left out.
         default: what holds where nothing is said.
-
-    Raises:
-        ConfigError: both are given, or the keywords contradict each other.
 
     >>> sampling_from(None, {"top_p": 0.9, "seed": 1}) == Sampling(temperature=1.0, top_p=0.9, seed=1)
     True

@@ -128,9 +128,6 @@ NO_FRAME = Template("", "")
 def parted(text: str, *, ends_sentences: bool = False) -> Template:
     """Return the template that a text with ``{text}``, once or twice, means.
 
-    Raises:
-        ConfigError: it has ``{text}`` more often.
-
     >>> parted("Query: {text}!"), parted("{text} = {text}").between
     (Template(before='Query: ', after='!', ends_sentences=False, between=None), ' = ')
     """
@@ -153,9 +150,6 @@ def templates_around(prompt: str, templates: Sequence[Template], plan: str) -> t
         templates: the encoder's own.
         plan: the name of its attention plan.
 
-    Raises:
-        ConfigError: a template has the text twice and the plan reads it once, or the reverse.
-
     >>> templates_around("Q: {text}?", (), "causal")[0][0].after, templates_around("Q: ", (), "causal")[1]
     ('?', 'Q: ')
     """
@@ -170,9 +164,6 @@ def templates_around(prompt: str, templates: Sequence[Template], plan: str) -> t
 
 def templates_of(name: str) -> tuple[Template, ...]:
     """Return the templates that a name or a text with ``{text}`` means; none for ``none``.
-
-    Raises:
-        ConfigError: neither a name nor a text with ``{text}`` once or twice.
 
     >>> [len(templates_of(name)) for name in ("none", "prompteol", "metaeol", "Query: {text}!")]
     [0, 1, 8, 1]
@@ -209,9 +200,6 @@ def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
             one counted from the end: ``-1`` is the last, ``-2`` the one before it.
         n_layers: of the model.
 
-    Raises:
-        ConfigError: it is spelled in another way, or the model has no such layer.
-
     >>> layer_numbers("last", 8), layer_numbers("0+6-8", 8), layer_numbers("-2", 8)
     ((8,), (0, 6, 7, 8), (7,))
     """
@@ -229,9 +217,6 @@ def rerouted_layers(reroute: str, n_layers: int) -> tuple[int, ...]:
     Args:
         reroute: ``none``; ``all``; a number, a range or several of both.
         n_layers: of the model.
-
-    Raises:
-        ConfigError: it is spelled in another way, or the model has no such layer.
 
     >>> rerouted_layers("none", 8), rerouted_layers("3+5-6", 8)
     ((), (3, 5, 6))
@@ -257,21 +242,13 @@ def _ranges(spelled: str) -> list[tuple[int, int]]:
 
 
 def check_layers(layers: str) -> None:
-    """Refuse what ``layer_numbers`` does not understand.
-
-    Raises:
-        ConfigError: it is no spelling of layers, or a range runs backwards.
-    """
+    """Refuse what ``layer_numbers`` does not understand."""
     if layers != LAST_LAYER and not _FROM_THE_END.fullmatch(layers):
         _check_numbers("layers", layers, LAST_LAYER)
 
 
 def check_reroute(reroute: str) -> None:
-    """Refuse what ``rerouted_layers`` does not understand.
-
-    Raises:
-        ConfigError: it is no spelling of layers, a range runs backwards, or it names the embeddings.
-    """
+    """Refuse what ``rerouted_layers`` does not understand."""
     if reroute == NO_REROUTE:
         return
     _check_numbers("reroute", reroute, NO_REROUTE)
@@ -292,9 +269,6 @@ def _check_numbers(name: str, spelled: str, usual: str) -> None:
 
 def transform_parts(name: str) -> tuple[str, int | None]:
     """Return the kind of a transform and its number: dimensions that are kept, directions that are taken out.
-
-    Raises:
-        ConfigError: no such transform.
 
     >>> transform_parts("whitening-128"), transform_parts("all-but-the-top")
     (('whitening', 128), ('all-but-the-top', None))
@@ -319,9 +293,6 @@ def choose_prompt(stored: Mapping[str, str], prompt: str | None, prompt_name: st
 
     A word that stands alone is refused as a text: it would be glued to the first word of every text, and whoever
     writes it means a name.
-
-    Raises:
-        ConfigError: both are given, or none; there is no prompt of that name; or the text is none, or a word alone.
 
     >>> choose_prompt({"query": "Question: "}, None, "query")
     'Question: '
