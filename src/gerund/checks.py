@@ -1,4 +1,4 @@
-"""What a caller gives, checked before it is used: places on the disk, names, flags, texts, files of JSON and of texts.
+"""Validate user input: paths, names, flags, texts and JSON files.
 
 Knows: paths, the limits of file systems, JSON. Does not know: what any of it is for.
 """
@@ -20,11 +20,7 @@ _SECONDS_FOR_A_WRITER = 10.0
 
 
 def place(what: str, value: Any) -> Path:
-    """Return a path that a file system could hold.
-
-    Args:
-        what: what it is for: the subject of the sentence when it is none.
-        value: a text or a path.
+    """Return a path that a file system could hold; ``what`` is the subject of the message if it is not one.
 
     >>> place("adapter", 5)
     Traceback (most recent call last):
@@ -65,18 +61,13 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def demand_number(name: str, value: Any) -> None:
-    """Refuse what is no number."""
+    """Refuse what is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} is a number, not {value!r}")
 
 
 def check_dimensions(dimensions: int | None, most: int | None = None) -> None:
-    """Refuse a part of a vector that cannot be.
-
-    Args:
-        dimensions: how many numbers are kept; None for all.
-        most: how many a vector has; None where that is not known yet.
-    """
+    """Refuse a number of dimensions that a vector can't be cut to; ``most`` is None if it is not known yet."""
     if dimensions is None:
         return
     if whole_number("dimensions", dimensions) < 1 or (most is not None and dimensions > most):
@@ -106,10 +97,7 @@ def is_listing(value: Any) -> bool:
 def check_unicode(what: str, text: str, index: int | None = None) -> None:
     """Refuse half of a surrogate pair, which undecodable bytes of a command line turn into.
 
-    Args:
-        what: what the text is, such as ``text`` or ``the prompt``.
-        text: the text.
-        index: its number, where there are several.
+    ``what`` is what the text is, such as ``the prompt``; ``index`` is its number, where there are several.
     """
     try:
         text.encode()
@@ -119,12 +107,7 @@ def check_unicode(what: str, text: str, index: int | None = None) -> None:
 
 
 def some_texts(one: str, several: str, texts: Any) -> list[str]:
-    """Return texts as a list, none of them blank.
-
-    Args:
-        one: what one of them is called in messages.
-        several: what they are called together.
-        texts: what was given for them.
+    """Return texts as a list, none of them blank; messages call them ``one`` and ``several``.
 
     >>> some_texts("query", "queries", ["bread", " "])
     Traceback (most recent call last):

@@ -113,9 +113,7 @@ def _demand_same_weights(lm: LanguageModel, other: str | Path) -> None:
 def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:
     """Load a model to generate with: no attention plan takes part, so models that no plan reaches generate too.
 
-    Args:
-        spec: which model.
-        only_writes: leave its own adapters on the disk, since generating uses none of them.
+    ``only_writes`` leaves its adapters on the disk, since generating uses none of them.
     """
     seq2seq = loading.is_seq2seq(find_spec(spec))
     adapter = NO_ADAPTER if only_writes and spec.adapter is None and not seq2seq else None

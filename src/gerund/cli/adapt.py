@@ -1,11 +1,14 @@
 """``gerund adapt``: train a model's encoder on the user's own documents, and say whether it helped."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gerund.cli import options
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gerund.adaptation.config import AdaptConfig
@@ -85,7 +88,6 @@ def command(
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
     from gerund.adaptation.config import AdaptConfig
-    from gerund.errors import ConfigError
 
     if output is None and not dry_run:
         raise ConfigError("name the folder for the model and the report: -o OUT")
@@ -103,7 +105,7 @@ def command(
     from gerund.adaptation.running import adapt, plan
 
     def say(sentence: str) -> None:
-        typer.echo(f"gerund: {sentence}", err=True)
+        tell(f"{sentence}")
 
     if dry_run:
         choice = plan(spec, texts, config, say=say, limits=limits)
@@ -118,7 +120,6 @@ def command(
 def _demand_files(texts: list[Path], output: Path | None, config: "AdaptConfig") -> None:
     """Look for all files that are named: what is wrong is told at once."""
     from gerund.adaptation.data import files_of
-    from gerund.errors import DataError
     from gerund.training.recipe import find_recipe
 
     files_of(texts, output)
@@ -130,8 +131,6 @@ def _demand_files(texts: list[Path], output: Path | None, config: "AdaptConfig")
 
 def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
     if as_json:
-        import json
-
         typer.echo(json.dumps(done.to_dict(), ensure_ascii=False, default=str))
         return
     from gerund.adaptation.evaluation import main_of, rows_of

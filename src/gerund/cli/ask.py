@@ -1,11 +1,15 @@
 """``gerund ask``: answer questions out of an index, or out of one document."""
 
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import index_view, options, text_io
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError, TextError
 
 if TYPE_CHECKING:
     from gerund.retrieval.document_reader import ReadLimits
@@ -93,7 +97,6 @@ def command(
 
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
-    from gerund.errors import ConfigError
     from gerund.jobs.disk_cache import parse_size
 
     where, question = _divided(words or [], document, as_json=as_json)
@@ -120,8 +123,6 @@ def command(
         _talk(reader, k, asked, every=sources)
         return
     if as_json:
-        import json
-
         answer = reader.ask(question, k, **asked)
         typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
     else:
@@ -132,10 +133,6 @@ def command(
 
 def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple[str, str | None]:
     """Return the index, empty where there is a document, and the question; None where a terminal is to ask for it."""
-    import sys
-
-    from gerund.errors import ConfigError
-
     expected = 1 if document is None else 0
     if len(words) < expected:
         raise ConfigError("name an index, or a file with --document")
@@ -181,8 +178,6 @@ def _document(
 
 def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> Any:
     """Return where chunks are kept."""
-    from gerund.errors import ConfigError
-
     if document is not None:
         raise ConfigError("--approximate-cache is for an index; what is read of a --document is kept as it is")
     if not most_bytes:
@@ -195,10 +190,9 @@ def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> 
 def _warn(reader: "QuestionAnswering", method: str | None) -> None:
     """Say that an answer may be made up, where a model writes it that was not trained to answer."""
     if method == "generate" and not reader.lm.tokenizer.chat_template:
-        typer.echo(
-            f"gerund: {reader.lm.name} was not trained to answer questions (it has no chat template): what it "
-            "writes may be made up",
-            err=True,
+        tell(
+            f"{reader.lm.name} was not trained to answer questions (it has no chat template): what it "
+            "writes may be made up"
         )
 
 
@@ -216,11 +210,11 @@ def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[st
         return answer
     if answer.dropped:
         numbers = "".join(f"[{number}]" for number in answer.dropped)
-        typer.echo(f"gerund: the model cited {numbers}, which no source has; taken out of the answer", err=True)
+        tell(f"the model cited {numbers}, which no source has; taken out of the answer")
     if not answer.cited:
-        typer.echo("gerund: the answer cites no source; --sources shows what the model read", err=True)
+        tell("the answer cites no source; --sources shows what the model read")
     if not answer.finished:
-        typer.echo("gerund: the answer was cut off; --max-new-tokens lets it be longer", err=True)
+        tell("the answer was cut off; --max-new-tokens lets it be longer")
     return answer
 
 
@@ -241,8 +235,6 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool) -> None:
     """Answer one question after the other until the user ends it; one that cannot be answered is told and left out."""
-    from gerund.errors import TextError
-
     typer.echo("Type a question; Ctrl-D ends.", err=True)
     history: list[dict[str, str]] = []
     while True:
@@ -256,7 +248,7 @@ def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: 
         try:
             answer = _answered(reader, question, k, {**asked, "history": history}, every=every)
         except TextError as error:
-            typer.echo(f"gerund: error: {error}", err=True)
+            tell(f"error: {error}")
             continue
         if answer.found:
             history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.text}]

@@ -1,11 +1,17 @@
 """``gerund chat``: talk with a model that was trained to chat; on a terminal, through a pipe, or from a file."""
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.checks import read_json
 from gerund.cli import options, text_io
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError, DataError, TextError
 
 if TYPE_CHECKING:
     from gerund.inference.generate.config import GenerationKeywords
@@ -50,9 +56,6 @@ def command(
 
         gerund chat ./model --messages conversation.json --json
     """
-    import sys
-
-    from gerund.errors import ConfigError
     from gerund.inference.generate.config import GenerationConfig
 
     how = (max_new_tokens, options.sampling_of(sampling), asked)
@@ -76,9 +79,6 @@ def command(
 
 def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[str, Any]]:
     """Return the conversation so far."""
-    from gerund.checks import read_json
-    from gerund.errors import DataError
-
     conversation: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     if file is not None:
         read = read_json(file)
@@ -107,8 +107,6 @@ def _answer(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked
 
 def _talk(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
     """Take turns until the user ends it; a turn that cannot be answered is told and left out."""
-    from gerund.errors import TextError
-
     typer.echo("Type a message; Ctrl-D ends the conversation.", err=True)
     while True:
         try:
@@ -122,16 +120,13 @@ def _talk(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked")
         try:
             answer = _answer(lm, conversation, how)
         except TextError as error:
-            typer.echo(f"gerund: error: {error}", err=True)
+            tell(f"error: {error}")
             conversation.pop()
             continue
         conversation.append({"role": "assistant", "content": answer})
 
 
 def _print_json(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
-    import json
-    from dataclasses import asdict
-
     max_new_tokens, sampling, asked = how
     [result] = lm.chat(conversation, max_new_tokens, sampling, **asked)
     record = {**text_io.as_record(result), "usage": asdict(result.usage)}

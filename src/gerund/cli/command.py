@@ -8,10 +8,10 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer import core
 
 from gerund.checks import place
+from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, GerundError, unknown_name
 from gerund.progress import progress_lines
 from gerund.settings.encoder import DTYPE_NAMES
@@ -133,7 +133,7 @@ class LongCommand(CheckedCommand):
         except KeyboardInterrupt as stop:
             notes = getattr(stop, "__notes__", None)
             for note in notes or ["nothing new was done yet; run the same command again"]:
-                typer.echo(f"gerund: interrupted; {note}", err=True)
+                tell(f"interrupted; {note}")
             raise
 
 
@@ -146,5 +146,5 @@ class WholeFileCommand(CheckedCommand):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             if output := ctx.params.get("output"):
-                typer.echo(f"gerund: interrupted; {output} was not written, and nothing of it is kept", err=True)
+                tell(f"interrupted; {output} was not written, and nothing of it is kept")
             raise

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import options
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NO_TRANSFORM
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -52,12 +56,10 @@ def command(
         gerund convert runs/gur/model ./all --infill-adapter runs/magnet/model --scorer runs/rankgen/model
     """
     from gerund.entry import load
-    from gerund.errors import ConfigError
     from gerund.exporting.formats import convert
     from gerund.jobs.files import require_new_folder
     from gerund.models import loading
     from gerund.models.sources import find
-    from gerund.settings.templates import NO_TRANSFORM
 
     if merge and (spec.infill_adapter or spec.scorer):
         raise ConfigError(
@@ -102,10 +104,9 @@ def warn_of_merging(lm: "LanguageModel") -> None:
     names = [name for name, is_left in left.items() if is_left]
     if names:
         those = f"{' and '.join(names)} {'fit' if names[1:] else 'fits'} the weights of before"
-        typer.echo(
-            f"gerund: warning: {those} and {'are' if names[1:] else 'is'} left out; the model now writes with the "
-            "adapter that encodes, which may spoil what it writes",
-            err=True,
+        tell(
+            f"warning: {those} and {'are' if names[1:] else 'is'} left out; the model now writes with the "
+            "adapter that encodes, which may spoil what it writes"
         )
 
 
@@ -113,7 +114,6 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
     """Say that the model's own adapter is to be read otherwise than it was trained."""
     from gerund.models.encoder_settings import read_saved
     from gerund.models.loading import settings_folder
-    from gerund.settings.plan import AttentionPlan
 
     settings = settings_folder(source)
     saved = None if settings is None else read_saved(settings)
@@ -121,9 +121,7 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
         return
     own = saved.plan(AttentionPlan()).with_defaults(lm.n_layers)
     if own != lm.encoder.attention.with_defaults(lm.n_layers):
-        typer.echo(
-            f"gerund: warning: the adapter was trained under {own.name}; --adapter none leaves it aside", err=True
-        )
+        tell(f"warning: the adapter was trained under {own.name}; --adapter none leaves it aside")
 
 
 def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:

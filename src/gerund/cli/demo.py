@@ -1,11 +1,15 @@
 """``gerund demo``: see one set of weights search, write, rank and fill gaps."""
 
+import json
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import options
+from gerund.errors import TextError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,8 +42,6 @@ def command(
     """
     from rich.console import Console
 
-    from gerund.errors import TextError
-
     if prompt is not None and not prompt.strip():
         raise TextError("the prompt is empty; give some words to continue")
     # Piped, the lines are as long as they are, so that the reader can cut them.
@@ -48,14 +50,10 @@ def command(
         console = Console(highlight=False, markup=False, emoji=False, quiet=as_json, width=200)
     report = _run(console, spec, output, prompt)
     if as_json:
-        import json
-
         typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
 
 
 def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None) -> dict[str, Any]:
-    import time
-
     with _waiting(console, "loading"):
         start = time.perf_counter()
         from gerund.demo import page
@@ -103,8 +101,6 @@ def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults"
 
 def _waiting(console: "Console", what: str) -> Any:
     """Show that something is going on, on a terminal only."""
-    from contextlib import nullcontext
-
     return console.status(f"{what} ...") if console.is_terminal and not console.quiet else nullcontext()
 
 

@@ -1,6 +1,8 @@
 """``gerund doctor``: tell whether and how well a model can be read as an encoder."""
 
 import io
+import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -35,8 +37,6 @@ def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
 
         gerund doctor ./model --json > diagnosis.json
     """
-    from contextlib import nullcontext
-
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
@@ -46,8 +46,6 @@ def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
 
         found = diagnose(spec)
     if as_json:
-        import json
-
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return
     if console.is_terminal:

@@ -1,13 +1,16 @@
 """``gerund embed``: turn the texts of a file into vectors in a file."""
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.checks import check_dimensions
 from gerund.cli import options
-from gerund.cli.text_io import tell_unused
+from gerund.cli.text_io import tell, tell_unused
+from gerund.settings.templates import PromptText
 
 if TYPE_CHECKING:
     from gerund.data.embedding.job import EmbeddingSummary, Encode, Encoded, EncodingWorkers
@@ -113,13 +116,11 @@ def command(
 
         zcat crawl.jsonl.gz | gerund embed - --format jsonl -m ./model --empty skip --bad-rows skip -o crawl.parquet
     """
-    from gerund.checks import check_dimensions
     from gerund.data.embedding.job import EmbeddingConfig, embedding_job
     from gerund.data.tables import open_table, skipped_files
     from gerund.jobs.engine import runs_in_process
     from gerund.jobs.object_stores import staged
     from gerund.quantization import check_precision
-    from gerund.settings.templates import PromptText
 
     check_dimensions(dimensions)
     check_precision(precision)
@@ -136,9 +137,7 @@ def command(
         table = open_table(place.sources[0], format=format, column=column, id_column=id_column, folders=True)
         if left := skipped_files(table):
             kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
-            typer.echo(
-                f"gerund: skipped unsupported types in {source}: {kinds}; gerund index reads documents", err=True
-            )
+            tell(f"skipped unsupported types in {source}: {kinds}; gerund index reads documents")
         with embedding_job(table, place.output, config) as job:
             from gerund.entry import load
 
@@ -240,8 +239,6 @@ def _encode(lm: "LanguageModel", encoding: Encoding, texts: list[str], kept: "Sh
 
 
 def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool, precision: str) -> dict[str, Any]:
-    from gerund.checks import check_dimensions
-
     check_dimensions(dimensions, lm.dimensions)
     # Of vectors that were cut nothing is known.
     declared = {} if dimensions or lm.space == lm.fingerprint() else {"space": lm.space}
@@ -276,10 +273,9 @@ def _tell(
         parts.append(f"{summary.truncated} texts cut at {lm.max_length} tokens")
     if summary.empty:
         parts.append(f"{summary.empty} empty")
-    typer.echo(f"gerund: {', '.join(parts)}: {files[-1]}", err=True)
+    tell(f"{', '.join(parts)}: {files[-1]}")
     if not as_json:
         return
-    import json
 
     report = {
         "output": files[-1],

@@ -1,12 +1,18 @@
 """``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
 
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.checks import read_sample
 from gerund.cli import options
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError, DataError, OutputExistsError
+from gerund.settings.model_spec import parse_encoder_spec
 
 if TYPE_CHECKING:
     from gerund.evaluation.run import Cost, Evaluation, Result
@@ -103,10 +109,7 @@ def command(
 
         gerund eval --list --data ./data
     """
-    from gerund.checks import read_sample
-    from gerund.errors import ConfigError
     from gerund.jobs.engine import runs_in_process
-    from gerund.settings.model_spec import parse_encoder_spec
 
     if list_:
         _list(data)
@@ -140,9 +143,6 @@ def command(
 
 def _list(data: Path | None) -> None:
     """Print what a folder holds, a kind a paragraph: its tasks, then its options."""
-    from itertools import groupby
-
-    from gerund.errors import ConfigError
     from gerund.evaluation.registry import SIDES, option_help, tasks_in, unused_files
     from gerund.evaluation.task import options_of
 
@@ -171,7 +171,6 @@ def _list(data: Path | None) -> None:
 
 
 def _tasks(names: str, data: Path | None, changes: list[str], *, validation: bool) -> list["Task"]:
-    from gerund.errors import ConfigError
     from gerund.evaluation.registry import select, with_options
 
     chosen = with_options(select([name.strip() for name in names.split(",") if name.strip()], data), changes)
@@ -190,8 +189,6 @@ def _config(*, seed: int, limit: int | None, validation: bool) -> "EvaluationCon
 
 
 def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str) -> "EvaluationConfig":
-    from dataclasses import replace
-
     from gerund.evaluation.prompts import document_prompts, prompt_set
 
     names = [task.name for task in tasks]
@@ -200,15 +197,12 @@ def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str)
 
 def demand_data(data: Path | None) -> None:
     """Refuse a folder of data that is not there, before what is in it is looked at."""
-    from gerund.errors import DataError
-
     if data is not None and not data.is_dir():
         raise DataError(f"{data}: no such folder")
 
 
 def report_folder(output: Path) -> Any:
     """Check that a report's folder is one or may become one; return its lock, which makes it when it is taken."""
-    from gerund.errors import OutputExistsError
     from gerund.jobs.files import lock_folder
 
     if output.exists() and not output.is_dir():
@@ -267,7 +261,7 @@ class ProgressReporter:
 
         value = shown(result.score.value, result.unit)
         how = f"{result.seconds:.1f} s" if (task.name, system.label) in self.begun else "known already"
-        typer.echo(f"gerund: [{self.done}{self.of}] {task.name}, {system.label}: {value} ({how})", err=True)
+        tell(f"[{self.done}{self.of}] {task.name}, {system.label}: {value} ({how})")
 
 
 def _print_costs(done: "Evaluation") -> None:
@@ -277,9 +271,9 @@ def _print_costs(done: "Evaluation") -> None:
         return f"{cost.seconds:.1f} s, {cost.cpu_seconds:.1f} CPU s"
 
     for label, cost in done.costs.items():
-        typer.echo(f"gerund: {label} alone: {spent(cost)}", err=True)
+        tell(f"{label} alone: {spent(cost)}")
     if len(done.costs) > 1 and done.shared.cpu_seconds >= 0.1:
-        typer.echo(f"gerund: layers that plans share, run once for all: {spent(done.shared)}", err=True)
+        tell(f"layers that plans share, run once for all: {spent(done.shared)}")
 
 
 def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -> None:
@@ -291,9 +285,8 @@ def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -
     else:
         written.print()
     if written.left_out:
-        typer.echo(
-            f"gerund: warning: {written.left_out} scores in {output} were measured with another seed, limit, split or "
-            "prompts; they are kept, and not shown beside these",
-            err=True,
+        tell(
+            f"warning: {written.left_out} scores in {output} were measured with another seed, limit, split or "
+            "prompts; they are kept, and not shown beside these"
         )
-    typer.echo(f"gerund: {written.page}", err=True)
+    tell(f"{written.page}")

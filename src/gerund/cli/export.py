@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gerund.checks import one_of
 from gerund.cli import options
 from gerund.cli.convert import warn_of_merging
+from gerund.errors import ConfigError
+from gerund.settings.encoder import EXPORT_FORMATS
 
 if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
@@ -59,13 +62,10 @@ def command(
 
         gerund export ./model ./llama --format gguf
     """
-    from gerund.checks import one_of
     from gerund.exporting import added_formats
-    from gerund.settings.encoder import EXPORT_FORMATS
 
     one_of("format", format, [*EXPORT_FORMATS, *added_formats()])
     from gerund.entry import load
-    from gerund.errors import ConfigError
     from gerund.jobs.files import require_new_folder
     from gerund.models.loading import own_dtype
     from gerund.models.sources import find

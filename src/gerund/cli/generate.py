@@ -1,5 +1,7 @@
 """``gerund generate``: continue a prompt on the terminal, or many prompts in a file; or find other ways to ask."""
 
+import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import options, query_expansion, text_io
+from gerund.errors import ConfigError, DataError, TextError
+from gerund.types import Ranked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,10 +86,9 @@ def command(
 
         gerund generate --file prompts.jsonl -m ./model -o continuations.jsonl
     """
-    from gerund.errors import ConfigError
     from gerund.scoring.names import check_scorer
 
-    text_io.demand_one(prompt, file, "prompt", column=column, format=format)
+    text_io.require_text_or_file(prompt, file, "prompt", column=column, format=format)
     rerank = None if ranked is None else str(ranked.scorer)
     check_scorer(rerank)
     expansion = query_expansion.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
@@ -105,8 +108,6 @@ def command(
     if ranked is None:
         lm = load_writer(spec, only_writes=expansion is None)
     else:
-        from dataclasses import replace
-
         from gerund.scoring.registry import find_scorer, for_scoring
 
         lm = load(for_scoring(spec, rerank))
@@ -128,8 +129,6 @@ def command(
 
 def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool, ranked: bool, expands: bool) -> None:
     """Refuse what would not be seen, or not be heeded."""
-    from gerund.errors import ConfigError
-
     if alone and (asked.get("logprobs") is not None or candidates or asked.get("n", 1) != 1):
         raise ConfigError("-n, --logprobs and --candidates are for JSON; give --json, --file or -o")
     if candidates and not ranked:
@@ -141,7 +140,6 @@ def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool
 def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
     """Read all prompts at once: what is wrong with the last shows before the first is continued."""
     from gerund.data.tables import open_table, read_rows
-    from gerund.errors import DataError
 
     if file is None:
         return text_io.one_text(prompt or "", "prompt")
@@ -182,7 +180,6 @@ def _stream(
     asked: "GenerationKeywords",
     rerank: "Rerank | None",
 ) -> None:
-    from gerund.errors import TextError
     from gerund.models.architectures import is_encoder_decoder
 
     [prompt] = rows.texts
@@ -207,8 +204,6 @@ def _expand(
     *,
     alone: bool,
 ) -> None:
-    import json
-
     found = query_expansion.expanded(lm, chunks, sampling, settings)
     if alone:
         for text in next(found)["expansions"]:
@@ -227,11 +222,6 @@ def _lines(
     candidates: bool,
     with_usage: bool,
 ) -> "Iterator[str]":
-    import json
-
-    from gerund.errors import TextError
-    from gerund.types import Ranked
-
     seeds = text_io.SeedsByText(sampling)
     for rows in chunks:
         try:

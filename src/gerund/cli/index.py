@@ -1,12 +1,16 @@
 """``gerund index``: make an index of files, or bring one up to date."""
 
+import json
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import index_view, options
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
@@ -105,7 +109,6 @@ def command(
 
         gerund index notes/ -o my.index --workers 8
     """
-    from gerund.errors import ConfigError
     from gerund.retrieval.document_reader import unknown_files
     from gerund.retrieval.index import open_index, store_at
 
@@ -130,7 +133,7 @@ def command(
         lm = load(given or about.model_spec(output))
         with machines.embedding(lm, chunking) as embed:
             count = migrate_index(store, lm, chunking, embed=embed)
-        typer.echo(f"gerund: {count} documents embedded anew: {output}", err=True)
+        tell(f"{count} documents embedded anew: {output}")
         index = open_index(output, lm)
     else:
         index = open_index(output, given, chunking=chunking)
@@ -141,7 +144,7 @@ def command(
         summary = index.add(paths, prune=prune, limits=limits) if paths else None
     if left := unknown_files(paths or []):
         kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
-        typer.echo(f"gerund: skipped {_counted(sum(left.values()), 'file')} of unsupported types: {kinds}", err=True)
+        tell(f"skipped {_counted(sum(left.values()), 'file')} of unsupported types: {kinds}")
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
 
@@ -186,11 +189,11 @@ def _watch(
     def report(summary: "IndexSummary") -> None:
         _print_summary(summary, output, len(index), as_json=as_json)
 
-    typer.echo(f"gerund: watching {', '.join(map(str, paths))}; Ctrl-C ends it", err=True)
+    tell(f"watching {', '.join(map(str, paths))}; Ctrl-C ends it")
     try:
         watch(index, paths, prune=prune, interval=interval, report=report, limits=limits)
     except KeyboardInterrupt:
-        typer.echo(f"gerund: stopped; everything that was stored is kept in {output}", err=True)
+        tell(f"stopped; everything that was stored is kept in {output}")
 
 
 def _says_something(spec: "ModelSpec") -> bool:
@@ -200,8 +203,6 @@ def _says_something(spec: "ModelSpec") -> bool:
 
 def _chunking(own: "Chunking | None", said: dict[str, Any]) -> "Chunking":
     """Return how documents are to be cut: what is left out is the index's own."""
-    from dataclasses import replace
-
     from gerund.retrieval.documents import Chunking
 
     return replace(own or Chunking(), **{name: value for name, value in said.items() if value is not None})
@@ -209,8 +210,6 @@ def _chunking(own: "Chunking | None", said: dict[str, Any]) -> "Chunking":
 
 def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
     """Say what was done; files that failed make the exit status that of bad input."""
-    from gerund.errors import InputError
-
     _print_summary(summary, output, chunks, as_json=as_json)
     if summary.failed:
         raise typer.Exit(InputError.exit_code)
@@ -221,15 +220,11 @@ def _counted(number: int, what: str) -> str:
 
 
 def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
     for one in summary.failed:
         for reason in (one.reason, *one.more[: _REASONS - 1]):
-            typer.echo(f"gerund: error: {reason}", err=True)
+            tell(f"error: {reason}")
         if one.rows > _REASONS:
-            typer.echo(
-                f"gerund: error: {one.file}: {_counted(one.rows - _REASONS, 'more row')} could not be read", err=True
-            )
+            tell(f"error: {one.file}: {_counted(one.rows - _REASONS, 'more row')} could not be read")
     parts = [
         _counted(summary.files, "file"),
         f"{_counted(summary.documents, 'document')} stored ({_counted(summary.chunks, 'chunk')})",
@@ -240,12 +235,8 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
         parts.append(f"{_counted(summary.removed, 'document')} removed")
     if summary.failed:
         parts.append(f"{_counted(len(summary.failed), 'file')} left out, whole or in part")
-    typer.echo(
-        f"gerund: {', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}", err=True
-    )
+    tell(f"{', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}")
     if summary.completed:
-        typer.echo(f"gerund: {output}: {index_view.COMPLETED}", err=True)
+        tell(f"{output}: {index_view.COMPLETED}")
     if as_json:
-        import json
-
         typer.echo(json.dumps({"index": output, "chunks_in_all": chunks, **asdict(summary)}, ensure_ascii=False))

@@ -6,7 +6,7 @@ Knows: terminals. Does not know: how anything is found.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
+from gerund.cli.text_io import tell
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,7 +29,7 @@ def open_existing(where: str, spec: "ModelSpec") -> "Index":
     assert about is not None
     index = open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
     if index.store.finish():
-        typer.echo(f"gerund: {where}: {COMPLETED}", err=True)
+        tell(f"{where}: {COMPLETED}")
     return index
 
 

@@ -4,7 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.checks import one_of
 from gerund.cli import options, text_io
+from gerund.errors import DataError, TextError
+from gerund.settings.encoder import INFILL_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,13 +69,10 @@ def command(
 
         gerund infill --file texts.jsonl -m ./model --temperature 0.8 --samples 4 --seed 1 -o filled.jsonl
     """
-    from gerund.checks import one_of
-    from gerund.settings.encoder import INFILL_METHODS
-
     one_of("way to infill", method, INFILL_METHODS)
     how = options.sampling_of(sampling)
     text_io.refuse_existing(output, force=force)
-    text_io.demand_one(text, file, "text", column=column, format=format)
+    text_io.require_text_or_file(text, file, "text", column=column, format=format)
     chunks = _texts(text, file, column, format, blank)
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
@@ -93,7 +93,6 @@ def command(
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
     """Read and check all texts at once: what is wrong with the last shows before the first is filled."""
     from gerund.data.tables import open_table, read_rows
-    from gerund.errors import DataError, TextError
     from gerund.inference.infill.infilling import BlankedText
 
     if file is None:
@@ -115,8 +114,6 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
 def _filled(
     lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
 ) -> "Iterator[dict[str, Any]]":
-    from gerund.errors import TextError
-
     seeds = text_io.SeedsByText(sampling)
     for rows in chunks:
         for index, text in enumerate(rows.texts):

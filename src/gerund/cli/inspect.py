@@ -1,11 +1,14 @@
 """``gerund inspect``: a picture of the attention of a model's layers, before and after its conversion."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import options, text_io
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError, DataError, OutputExistsError, TextError
 
 if TYPE_CHECKING:
     from gerund.inference.inspection import AttentionInspection
@@ -44,8 +47,6 @@ def command(
 
         gerund inspect default --layers 0,2-4 -o attention.svg --json
     """
-    from gerund.errors import ConfigError
-
     if text is None and any(char.isspace() for char in spec.model) and not Path(spec.model).expanduser().exists():
         raise ConfigError(
             f"MODEL comes first, and {spec.model!r} is none; {options.DEFAULT_MODEL} is the bundled model"
@@ -67,14 +68,12 @@ def command(
     found = inspect_attention(lm.runtime, texts)
     if found.cut:
         longest = min(LONGEST, lm.max_length or LONGEST)
-        typer.echo(f"gerund: {found.cut} of {len(texts)} texts were cut at {longest} tokens", err=True)
+        tell(f"{found.cut} of {len(texts)} texts were cut at {longest} tokens")
     if note := _of_another_plan(lm):
-        typer.echo(f"gerund: {note}", err=True)
+        tell(f"{note}")
     if output is not None:
         _draw(lm, found, shown, output, kind)
     if as_json:
-        import json
-
         typer.echo(json.dumps(_report(lm, found, output), indent=2, ensure_ascii=False))
     else:
         typer.echo(output)
@@ -94,7 +93,6 @@ def _of_another_plan(lm: "LanguageModel") -> str:
 
 def _check_output(output: Path, force: bool) -> str:
     """Find what is wrong with the output before the model is loaded; return the picture's format."""
-    from gerund.errors import ConfigError, OutputExistsError
     from gerund.reporting.plots.style import FORMATS, require_matplotlib
 
     kind = output.suffix.removeprefix(".").lower()
@@ -107,11 +105,9 @@ def _check_output(output: Path, force: bool) -> str:
 
 
 def _texts(text: str | None, file: str | None, column: str | None, format: str | None, limit: int) -> list[str]:
-    from gerund.errors import ConfigError, DataError, TextError
-
     if text is not None and file is not None:
         raise ConfigError("give either a text or --file, not both")
-    text_io.demand_file(file, column=column, format=format)
+    text_io.require_file(file, column=column, format=format)
     if file is not None:
         from gerund.data.tables import open_table, read_rows
 
@@ -135,8 +131,6 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
 
 def _layers(spec: str | None, n_layers: int) -> list[int] | None:
     """Read ``0,3,8-11``."""
-    from gerund.errors import ConfigError
-
     if spec is None:
         return None
     found: list[int] = []

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gerund.cli import options
-from gerund.cli.text_io import tell_unused
+from gerund.cli.text_io import tell, tell_unused
+from gerund.errors import FinishedError
 
 if TYPE_CHECKING:
     from gerund.data.mining import Mined
@@ -139,12 +140,10 @@ def command(
 @contextmanager
 def _finished_told(output: str, as_json: bool) -> Iterator[None]:
     """Say of a run that is to be resumed that it is finished, which is no mistake."""
-    from gerund.errors import FinishedError
-
     try:
         yield
     except FinishedError as done:
-        typer.echo(f"gerund: {done}", err=True)
+        tell(f"{done}")
         if as_json:
             typer.echo(json.dumps({"output": output, "finished": True}, ensure_ascii=False))
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gerund.cli.command import CheckedCommand
+from gerund.errors import ModelError
 
 app = typer.Typer(
     name="models",
@@ -88,7 +89,6 @@ def _local() -> Iterator[dict[str, Any]]:
 
 def _described(path: Path) -> tuple[int | None, str]:
     """Return how large a model is, with all its files, and what it is in a few words."""
-    from gerund.errors import ModelError
     from gerund.models.catalog import parts_of
     from gerund.models.gguf_files import LAYOUTS, read_file
 

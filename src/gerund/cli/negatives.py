@@ -9,7 +9,9 @@ import typer
 
 from gerund.cli import options
 from gerund.cli.text_io import tell_unused
+from gerund.errors import ConfigError, FingerprintError
 from gerund.scoring.names import MEASURE_NAMES
+from gerund.settings.sampling import Sampling
 
 if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
@@ -84,7 +86,6 @@ def command(
         gerund negatives shared/books.jsonl -o shared/passages --engine ray --address auto
     """
     from gerund.data.corpus import corpus_files
-    from gerund.errors import ConfigError
     from gerund.jobs.engine import runs_in_process
     from gerund.scoring.names import WORD_MEASURE_NAMES, check_scorer
 
@@ -92,7 +93,6 @@ def command(
     from gerund.entry import load_writer
     from gerund.models.architectures import demand_decoder_only
     from gerund.papers.rankgen_negatives import NegativesConfig, demand_output, make_negatives
-    from gerund.settings.sampling import Sampling
     from gerund.worker_model import WorkerModel, use_threads
 
     config = NegativesConfig(
@@ -181,8 +181,6 @@ class _Loading:
         return cls(model, place, getattr(judge, "fingerprint", ""), seed)
 
     def __call__(self) -> "tuple[LanguageModel | None, Scorer | None]":
-        from gerund.errors import FingerprintError
-
         lm = None if self.model is None else self.model.load()
         judge = _judge(self.scorer, lm, self.seed)
         if getattr(judge, "fingerprint", "") != self.fingerprint:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gerund.checks import read_json
+from gerund.errors import ConfigError
 from gerund.settings import encoder, model_spec
 from gerund.settings.fields import help_of, plain_kinds, settings_of
 from gerund.settings.plan import PlanSettings
@@ -158,8 +160,6 @@ def sampling(*names: str) -> Group:
 
 def sampling_of(given: dict[str, Any], default: Sampling | None = None) -> Sampling:
     """Return the settings that options of ``sampling`` make; ``default`` where none is given."""
-    from gerund.errors import ConfigError
-
     if default is not None and not given:
         return default
     given = dict(given)
@@ -176,8 +176,6 @@ def sampling_of(given: dict[str, Any], default: Sampling | None = None) -> Sampl
 
 
 def _bias(text: str) -> tuple[int, float]:
-    from gerund.errors import ConfigError
-
     token, _, number = text.partition("=")
     try:
         return int(token), float(number)
@@ -203,8 +201,6 @@ def text_settings(*names: str) -> Group:
 
 
 def _text_settings(values: dict[str, Any]) -> "GenerationKeywords":
-    from gerund.checks import read_json
-
     given = _given(values)
     if (schema := given.get("schema")) is not None and schema.startswith("@"):
         given["schema"] = read_json(Path(schema[1:]))
@@ -215,8 +211,6 @@ def rerank() -> Group:
     """Return options that make a ``Rerank``, or None."""
 
     def make(values: dict[str, Any]) -> Rerank | None:
-        from gerund.errors import ConfigError
-
         given = _given(values)
         scorer = given.pop("rerank", None)
         if scorer is None and given:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import text_io
+from gerund.errors import ConfigError, TextError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,16 +32,10 @@ Fraction = Annotated[
 def expansion_of(
     count: int | None, keep: list[str] | None, fraction: float | None, refused: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the settings that the options make together; None where nothing is expanded.
+    """Return the settings that the options make together; None without ``--expand``.
 
-    Args:
-        count: how many expansions.
-        keep: words that stay.
-        fraction: fraction of the words that is written anew.
-        refused: options that are of no use beside ``--expand``, by name; None where they were not given.
+    ``refused`` are values of options that can't be combined with it, by name.
     """
-    from gerund.errors import ConfigError
-
     given = {"--keep": keep, "--fraction": fraction}
     if count is None:
         for name, value in given.items():
@@ -57,7 +52,6 @@ def expansion_of(
 
 def check_queries(chunks: "list[Rows]", settings: dict[str, Any]) -> None:
     """Look at all queries at once: what is wrong with the last shows before the first is expanded."""
-    from gerund.errors import TextError
     from gerund.inference.infill.expansion import validate_expansion
     from gerund.inference.infill.infilling import BLANK
 
@@ -73,8 +67,6 @@ def expanded(
     lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
 ) -> "Iterator[dict[str, Any]]":
     """Yield a record for each query: ``prompt``, and the list ``expansions``."""
-    from gerund.errors import TextError
-
     seeds = text_io.SeedsByText(sampling)
     for rows in chunks:
         for index, query in enumerate(rows.texts):

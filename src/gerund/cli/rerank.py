@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import options, text_io
+from gerund.errors import TextError
+from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gerund.language_model import LanguageModel
-    from gerund.settings.model_spec import ModelSpec
 
 # A query, its documents, and where they stood.
 Asked = tuple[str, list[str], str]
@@ -61,7 +62,6 @@ def command(
     for one, texts, where in asked:
         _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
     from gerund.entry import load
-    from gerund.settings.model_spec import ModelSpec
 
     # Likelihoods are those of the untouched model, whose plan is causal, which every architecture has.
     lm = load(ModelSpec.of(spec, attention="causal") if by == "likelihood" else spec)
@@ -76,8 +76,6 @@ def command(
 
 
 def _checked(where: str, check: Any) -> Any:
-    from gerund.errors import TextError
-
     try:
         return check()
     except TextError as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import options, text_io
+from gerund.errors import DataError, TextError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,6 @@ def command(
 
 def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:
     from gerund.data.files import checked_text
-    from gerund.errors import DataError
 
     pairs = []
     for text, texts, where in text_io.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
@@ -97,8 +97,6 @@ def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> l
 
 
 def _spaced(prefix: str, continuations: list[str], where: str) -> Pair:
-    from gerund.errors import DataError
-
     for index, text in enumerate(continuations):
         if not text.strip():
             raise DataError(_placed(where, f"continuation {index} is empty"))
@@ -111,8 +109,6 @@ def _placed(where: str, message: str) -> str:
 
 
 def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterator[dict[str, Any]]":
-    from gerund.errors import TextError
-
     for start in range(0, len(pairs), _CHUNK):
         chunk = pairs[start : start + _CHUNK]
         try:

@@ -1,18 +1,20 @@
 """``gerund search``: find what fits a query in an index."""
 
+import json
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import index_view, options, text_io
+from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, DataError
+from gerund.types import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gerund.settings.model_spec import ModelSpec
-    from gerund.types import Hit
 
 
 @options.takes(spec=options.model("model", *options.MACHINE), how=options.search())
@@ -105,7 +107,6 @@ def _remote_hits(
     url: str, api_key_file: Path | None, index: str | None, asked: "Sequence[str]", request: dict[str, Any]
 ) -> "list[list[Hit]]":
     from gerund.cli.remote import Remote
-    from gerund.types import Hit
 
     remote = Remote(url, api_key_file)
     fields = Hit.__dataclass_fields__
@@ -143,8 +144,6 @@ def _queries(given: "list[str] | None") -> list[str]:
 
 
 def _print_lines(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> None:
-    import json
-
     for query, hits in zip(asked, found, strict=True):
         for hit in hits:
             which = {"query": query} if len(asked) > 1 else {}
@@ -160,7 +159,7 @@ def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]", langua
         if len(asked) > 1:
             console.print(Text(f"== {query}", style="bold"))
         if not hits:
-            typer.echo(f"gerund: nothing was found for {query!r}", err=True)
+            tell(f"nothing was found for {query!r}")
         for hit in hits:
             line = Text(f"{hit.rank:2d}  {hit.score:.3f}  ")
             if hit.relevance is not None:

@@ -1,15 +1,15 @@
 """``gerund serve``: one model behind OpenAI's interface, Cohere's rerank and infilling."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gerund.cli import options
+from gerund.errors import MissingDependencyError
 from gerund.server.config import ServerConfig, read_config, read_keys, settings_of
-
-if TYPE_CHECKING:
-    from gerund.settings.model_spec import ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 
 def _server_options() -> options.Group:
@@ -76,8 +76,6 @@ def command(
 
 def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     """Return what was typed of the model, and for the rest what the file says."""
-    from gerund.settings.model_spec import ModelSpec
-
     # The options for type and device have a default that says nothing.
     typed = {
         key: value
@@ -109,10 +107,6 @@ def _demand_place(spec: "ModelSpec") -> None:
 
 
 def _demand_libraries() -> None:
-    from importlib.util import find_spec
-
-    from gerund.errors import MissingDependencyError
-
     missing = [one for one in ("fastapi", "uvicorn", "prometheus_client") if find_spec(one) is None]
     if missing:
         raise MissingDependencyError(f"the server needs {' and '.join(missing)}: pip install 'gerund[serve]'")
@@ -155,8 +149,6 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         has_key: whether requests need a key.
         workers: how many processes there are.
     """
-    from importlib.util import find_spec
-
     name = card["id"]
     chat = "" if card["chat"] else "; answers 400, since this model has no chat template"
     forms = "" if find_spec("llguidance") else "; response_format needs pip install 'gerund[structured]'"

@@ -4,12 +4,17 @@ Knows: the command line's text, standard input, JSON lines. Does not know: what 
 """
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from gerund.errors import ConfigError, DataError
+from gerund.types import Ranked
 
 if TYPE_CHECKING:
     from gerund.data.tables import Rows
@@ -20,43 +25,24 @@ if TYPE_CHECKING:
 _NEXT_SEED = 1_000_000_007
 
 
-def demand_one(text: str | None, file: str | None, what: str, **of_the_file: str | None) -> None:
-    """Refuse what is not either one text or a file.
-
-    Args:
-        text: the text.
-        file: the file.
-        what: what the text is, such as ``prompt``.
-        **of_the_file: options that say how the file is read; None where they were not given.
-    """
-    from gerund.errors import ConfigError
-
+def require_text_or_file(text: str | None, file: str | None, what: str, **of_the_file: str | None) -> None:
+    """Require either one text, which messages call ``what``, or a file, and no options for a file without one."""
     if (text is None) == (file is None):
         raise ConfigError(f"give either a {what} or --file" + (", not both" if file else ""))
-    demand_file(file, **of_the_file)
+    require_file(file, **of_the_file)
 
 
-def demand_file(file: str | None, **of_the_file: str | None) -> None:
-    """Refuse options for a file without one; the arguments are those of ``demand_one``."""
-    from gerund.errors import ConfigError
-
+def require_file(file: str | None, **of_the_file: str | None) -> None:
+    """Refuse options that say how a file is read, without a file."""
     for name, value in of_the_file.items():
         if file is None and value is not None:
             raise ConfigError(f"--{name} says how a file is read; it belongs to --file")
 
 
 def one_text(text: str, what: str) -> "list[Rows]":
-    """Return a text of the command line as ``read_rows`` would; ``-`` is the text on standard input.
-
-    Args:
-        text: the text.
-        what: what it is, such as ``prompt``.
-    """
-    import sys
-
+    """Return a text of the command line, which messages call ``what``, as ``read_rows`` would; ``-``: from stdin."""
     from gerund.data.files import decode
     from gerund.data.tables import Rows
-    from gerund.errors import DataError
 
     if text == "-":
         raw = sys.stdin.buffer.read()
@@ -69,20 +55,11 @@ def one_text(text: str, what: str) -> "list[Rows]":
 def one_or_file(
     text: str | None, others: list[str], file: Path | None, names: tuple[str, str]
 ) -> "list[tuple[str, list[Any], str]]":
-    """Return a text with those that belong to it, from the command line, or of each row of a .jsonl file.
+    """Return a text with those that belong to it, from the command line, or for each row of a .jsonl file.
 
-    All rows are read at once: what is wrong with the last shows before anything is done with the first.
-
-    Args:
-        text: the text; None with a file.
-        others: what belongs to it.
-        file: the file.
-        names: what the text and the others (many) are called, also in the file.
-
-    Returns:
-        The text, the others, and where they stood, empty for the command line.
+    Each comes with its place in the file, empty for the command line. ``names`` are those of the text and of the
+    others, also in the file. All rows are read at once: a mistake in the last shows before the first is used.
     """
-    from gerund.errors import ConfigError, DataError
     from gerund.evaluation.data_files import read_json_lines
 
     own, many = names
@@ -118,14 +95,7 @@ def as_lines(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> None:
-    """Print lines as they come, or write them into a file, showing progress.
-
-    Args:
-        lines: the lines, without their ends.
-        output: the file; None for standard output.
-        total: how many lines there will be.
-        label: what the progress bar calls it.
-    """
+    """Print lines as they come, or write them into a file, with a progress bar of ``total`` lines."""
     if output is None:
         for line in lines:
             typer.echo(line)
@@ -140,19 +110,22 @@ def write(lines: Iterable[str], output: Path | None, total: int, label: str) -> 
             advance(1)
 
 
+def tell(sentence: str) -> None:
+    """Print a note on standard error."""
+    typer.echo(f"gerund: {sentence}", err=True)
+
+
 def tell_unused(what: str, count: int, shown: Sequence[str], listed: str | Path | None) -> None:
     """Warn of what could not be used: the first few, and where all of them are listed."""
     for one in shown:
-        typer.echo(f"gerund: warning: {one}", err=True)
+        tell(f"warning: {one}")
     if count:
         more = f"; the first {len(shown)} are above" if 0 < len(shown) < count else ""
-        typer.echo(f"gerund: warning: {count:,} {what}{'' if count == 1 else 's'} not used{more}: {listed}", err=True)
+        tell(f"warning: {count:,} {what}{'' if count == 1 else 's'} not used{more}: {listed}")
 
 
 def as_record(result: "Generation") -> dict[str, Any]:
     """Return a continuation as a JSON object."""
-    from gerund.types import Ranked
-
     record: dict[str, Any] = {"text": result.text, "score": round(result.score, 6), "finished": result.finished}
     if result.stop is not None:
         record["stop"] = result.stop
@@ -187,15 +160,11 @@ class SeedsByText:
 
     def of(self, texts: "Sequence[str]") -> "Sampling":
         """Return the settings for the next texts of the file, with a seed for each of them."""
-        from dataclasses import replace
-
         seeds = [self._next(text) for text in texts]
         return self._sampling if self._sampling.seed is None else replace(self._sampling, seed=seeds)
 
     def of_one(self, text: str) -> "Sampling":
         """Return the settings for the next text of the file."""
-        from dataclasses import replace
-
         seed = self._next(text)
         return self._sampling if self._sampling.seed is None else replace(self._sampling, seed=seed)
 

@@ -1,15 +1,20 @@
 """``gerund tune``: choose a model's encoder config on validation data."""
 
+import json
 import shlex
 from collections import Counter
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gerund.checks import read_sample
 from gerund.cli import options
 from gerund.cli.eval import Limit, Prompts, Seed, Set
+from gerund.cli.text_io import tell
+from gerund.errors import ConfigError
 
 if TYPE_CHECKING:
     from gerund.evaluation.task import EvaluationConfig, Task
@@ -87,7 +92,6 @@ def command(
 
         gerund tune ./model --data ./data --tasks retrieval --fusion -o fused --save ./encoder
     """
-    from gerund.checks import read_sample
     from gerund.cli.eval import ProgressReporter, demand_data, report_folder
     from gerund.evaluation.search_space import PLANS, demand_settings, plans_named
     from gerund.jobs.files import require_new_folder
@@ -121,11 +125,11 @@ def command(
     from gerund.reporting.tuning import adapter_sentence, write_tuning
 
     if (told := adapter_sentence(lm)) and not as_json:
-        typer.echo(f"gerund: {told}", err=True)
+        tell(f"{told}")
     with lock:
         # Settings share layers: many are encoded before the first score is there, and off a terminal no bar says so.
         n_texts = sum(len(set(task.texts(config))) for task in chosen)
-        typer.echo(f"gerund: {n_texts:,} texts under at most {budget} settings, many at a time", err=True)
+        tell(f"{n_texts:,} texts under at most {budget} settings, many at a time")
         done = tune(
             lm,
             chosen,
@@ -162,7 +166,6 @@ def _chosen(
     prompts: str,
 ) -> tuple[list["Task"], "EvaluationConfig"]:
     """Return what is chosen on: validation splits, or what there is where no task has one."""
-    from gerund.errors import ConfigError
     from gerund.evaluation.prompts import prompt_set
     from gerund.evaluation.registry import select, tasks_in, with_options
     from gerund.evaluation.task import EvaluationConfig
@@ -185,10 +188,9 @@ def _chosen(
             f"{','.join(with_split)}"
         )
     if without:
-        typer.echo(
-            f"gerund: warning: {', '.join(without)}: no validation split, so the choice is made on the test set, "
-            "and the chosen setting's score on it is flattered",
-            err=True,
+        tell(
+            f"warning: {', '.join(without)}: no validation split, so the choice is made on the test set, "
+            "and the chosen setting's score on it is flattered"
         )
     by_task = prompt_set(prompts, [task.name for task in found])
     config = EvaluationConfig(seed=seed, limit=limit, prompts=by_task, split="validation" if with_split else "test")
@@ -197,8 +199,6 @@ def _chosen(
 
 def _refuse_beside_fusion(**given: object) -> None:
     """Refuse what a search for a plan is told, and that for a weight has no use for."""
-    from gerund.errors import ConfigError
-
     usual = {"methods": _METHODS, "budget": _BUDGET}
     for name, value in given.items():
         if value != usual.get(name):
@@ -216,9 +216,6 @@ def _tune_fusion(
     as_json: bool,
 ) -> None:
     """Choose the weight of the vectors, and write it down."""
-    import json
-    from dataclasses import replace
-
     from gerund.cli.eval import ProgressReporter
     from gerund.entry import load
     from gerund.evaluation.tuning import demand_rankings, tune_fusion
@@ -240,7 +237,7 @@ def _tune_fusion(
         f"fusion {done.best.weight:g}: {100 * done.best.mean:.2f} (words alone {100 * words.mean:.2f}, vectors alone "
         f"{100 * vectors.mean:.2f})"
     )
-    typer.echo(f"gerund: {output / 'fusion.json'}", err=True)
+    tell(f"{output / 'fusion.json'}")
 
 
 def _save(chosen: "LanguageModel", model: str, folder: Path) -> None:
@@ -271,5 +268,5 @@ def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:
     typer.echo(f"try: gerund convert {shlex.quote(spec.model)} OUT --attention {plan.name}{words}{sample}")
     for reason, count in Counter(map(str, done.refused.values())).items():
         settings = "1 setting was" if count == 1 else f"{count} settings were"
-        typer.echo(f"gerund: {settings} left out: {reason}", err=True)
-    typer.echo(f"gerund: {page}", err=True)
+        tell(f"{settings} left out: {reason}")
+    tell(f"{page}")

@@ -1,4 +1,4 @@
-"""What is said of an encoder by name: prompts, templates around a text, layers that are mixed, transforms of vectors.
+"""Parse encoder options: prompts, templates, layer mixing and transforms.
 
 Sources of the templates: PromptEOL (Jiang et al., 2023, "Scaling Sentence Embeddings with Large Language Models") with
 its in-context form; pretended chain of thought and knowledge enhancement (Zhang et al., 2024, "Simple Techniques for
@@ -93,21 +93,15 @@ _TRANSFORM = re.compile(rf"({WHITENING}|{ALL_BUT_THE_TOP}|{TRUNCATE})(?:-([0-9]{
 
 @dataclass(frozen=True)
 class Template:
-    """What stands before and behind a text.
-
-    Attributes:
-        before: the text before it.
-        after: the text behind it.
-        ends_sentences: whether the text is made a sentence first, as the released code does: it gets a full stop
-            where it ends in none of ``. ? " '`` and in the place of a question mark, and its double quotation marks
-            become single ones.
-        between: what stands between the text and its copy; None where the text stands once.
-    """
+    """What is put before and after a text."""
 
     before: str
     after: str
     ends_sentences: bool = False
+    """Make the text a sentence first, as the released code does: it gets a full stop if it ends in none of ``. ? " '``,
+    or instead of a question mark, and its double quotation marks become single ones."""
     between: str | None = None
+    """What is put between the text and its copy; None if the text occurs once."""
 
     def sentence(self, text: str) -> str:
         """Return the text as it stands in the template.
@@ -145,11 +139,6 @@ def is_template(text: str) -> bool:
 def templates_around(prompt: str, templates: Sequence[Template], plan: str) -> tuple[tuple[Template, ...], str]:
     """Return the templates that texts are read in under a prompt, and what of it stands before those.
 
-    Args:
-        prompt: the prompt.
-        templates: the encoder's own.
-        plan: the name of its attention plan.
-
     >>> templates_around("Q: {text}?", (), "causal")[0][0].after, templates_around("Q: ", (), "causal")[1]
     ('?', 'Q: ')
     """
@@ -178,7 +167,7 @@ def templates_of(name: str) -> tuple[Template, ...]:
 
 
 def settings_of_template(name: str) -> dict[str, Any]:
-    """Return the settings that a template brings along where nothing else is said; prompts beside others by name.
+    """Return the settings that a template sets unless others are given; its prompts are added to others by name.
 
     >>> settings_of_template("prompteol-cot"), settings_of_template("Say {text}")
     ({'pooling': 'last', 'layers': '-2'}, {})
@@ -192,13 +181,8 @@ def settings_of_template(name: str) -> dict[str, Any]:
 def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
     """Return which layers' states are averaged, as transformers counts ``hidden_states``.
 
-    0 are the embeddings, i is what comes out of the i-th layer, and ``n_layers`` the last hidden state, after the final
-    norm.
-
-    Args:
-        layers: ``last``; ``all`` (1 to n); a number, a range or several of both, such as ``6``, ``4-8``, ``1+8``; or
-            one counted from the end: ``-1`` is the last, ``-2`` the one before it.
-        n_layers: of the model.
+    0 are the embeddings, i is the output of the i-th layer, and ``n_layers`` the last hidden state, after the final
+    norm. ``all`` is 1 to n, ``-1`` the last, ``-2`` the layer before it.
 
     >>> layer_numbers("last", 8), layer_numbers("0+6-8", 8), layer_numbers("-2", 8)
     ((8,), (0, 6, 7, 8), (7,))
@@ -212,11 +196,7 @@ def layer_numbers(layers: str, n_layers: int) -> tuple[int, ...]:
 
 
 def rerouted_layers(reroute: str, n_layers: int) -> tuple[int, ...]:
-    """Return in which layers, from 1 to ``n_layers``, the last token's key and value stand before the text.
-
-    Args:
-        reroute: ``none``; ``all``; a number, a range or several of both.
-        n_layers: of the model.
+    """Return in which layers, from 1 to ``n_layers``, the last token's key and value are put before the text.
 
     >>> rerouted_layers("none", 8), rerouted_layers("3+5-6", 8)
     ((), (3, 5, 6))
@@ -283,7 +263,7 @@ def transform_parts(name: str) -> tuple[str, int | None]:
 
 
 class PromptText(str):
-    """A prompt that is known to be a text, although it may be a word that stands alone."""
+    """A prompt that is known to be a text, although it may be a single word."""
 
     __slots__ = ()
 
@@ -291,8 +271,7 @@ class PromptText(str):
 def choose_prompt(stored: Mapping[str, str], prompt: str | None, prompt_name: str | None) -> str:
     """Return the text that a prompt given by itself, or by the name of a stored one, puts before every text.
 
-    A word that stands alone is refused as a text: it would be glued to the first word of every text, and whoever
-    writes it means a name.
+    A single word is refused as a text: it would be glued to the first word of every text, and was meant as a name.
 
     >>> choose_prompt({"query": "Question: "}, None, "query")
     'Question: '
