@@ -197,9 +197,9 @@ def test_converting_a_folder_in_place(tiny_folder: Path, tmp_path: Path) -> None
         (["--k", "5"], "k=5 is larger than the model's 4 layers"),
         (["--k", "-1"], "k must be at least 0, got -1"),
         (["--k0", "1"], "k0 belongs to the plan 'mask0+bidir'"),
-        (["--sink-tokens", "0"], "sink_tokens is at least 1"),
+        (["--sink-tokens", "0"], "sink_tokens must be at least 1, got 0"),
         (["--pooling", "class"], "unknown pooling 'class'; valid are: mean, weighted-mean, last, first, last-mean"),
-        (["--max-length", "0"], "max_length=0 leaves no room"),
+        (["--max-length", "0"], "max_length must be at least 1, got 0"),
         (["--adapter", "absent"], "is not an adapter folder"),
     ],
 )
