@@ -21,7 +21,17 @@ from weakref import WeakValueDictionary
 
 from gerund.errors import ConfigError, MissingDependencyError
 from gerund.inference.generate.prompts import require_chat_template
-from gerund.integrations.shared import Model, Request, facts, index_of, model_of, most_relevant, request, vectors
+from gerund.integrations.shared import (
+    Model,
+    Request,
+    facts,
+    index_of,
+    model_of,
+    most_relevant,
+    request,
+    usage_of,
+    vectors,
+)
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
 from gerund.scoring.names import RelevanceMeasure
@@ -40,10 +50,12 @@ _loading = Lock()
 
 
 class _WithModel:
-    """What has a model: loaded when it is first needed, and stored by its spec."""
+    """A component with a model, which is loaded on first use and stored by its spec."""
 
     model: Model
     _lm: LanguageModel | None = None
+    _stored: tuple[str, ...] = ()
+    """Names of the other settings that are stored."""
 
     @property
     def lm(self) -> LanguageModel:
@@ -62,34 +74,31 @@ class _WithModel:
         """Load the model."""
         _ = self.lm
 
-    def _stored(self) -> Any:
-        """Return what names the model in a stored pipeline."""
-        if isinstance(self.model, str | None):
-            return self.model
-        if isinstance(self.model, Path):
-            return str(self.model)
-        spec = self.model if isinstance(self.model, ModelSpec) else self.model.spec
-        return json.loads(spec.model_dump_json())
+    def to_dict(self) -> dict[str, Any]:
+        """Return the component as Haystack stores it."""
+        model: Any = self.model
+        if isinstance(model, Path):
+            model = str(model)
+        elif not isinstance(model, str | None):
+            spec = model if isinstance(model, ModelSpec) else model.spec
+            model = json.loads(spec.model_dump_json())
+        return dict(default_to_dict(self, model=model, **{name: getattr(self, name) for name in self._stored}))
 
-
-def _from_dict(kind: type, data: dict[str, Any]) -> Any:
-    """Make a component of what ``to_dict`` gave."""
-    given = data.get("init_parameters", {})
-    if isinstance(given.get("model"), dict):
-        given = {**given, "model": ModelSpec.model_validate(given["model"])}
-    return default_from_dict(kind, {**data, "init_parameters": given})
-
-
-async def _told(callback: Callable[[StreamingChunk], Any], chunk: StreamingChunk) -> None:
-    """Hand over a piece; who does not wait is taken too, as Haystack's own generators do."""
-    waits = callback(chunk)
-    if isawaitable(waits):
-        await waits
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return the component that ``to_dict`` described."""
+        given = data.get("init_parameters", {})
+        if isinstance(given.get("model"), dict):
+            given = {**given, "model": ModelSpec.model_validate(given["model"])}
+        component_: Self = default_from_dict(cls, {**data, "init_parameters": given})
+        return component_
 
 
 @component
 class GerundTextEmbedder(_WithModel):
     """Embeds a text, such as a query."""
+
+    _stored = ("prompt",)
 
     def __init__(self, model: Model = None, *, prompt: str | None = None) -> None:
         """Embed by a model's encoder.
@@ -99,15 +108,6 @@ class GerundTextEmbedder(_WithModel):
             prompt: put before the text; None for the encoder's own prompt for queries.
         """
         self.model, self.prompt = model, prompt
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the component as Haystack stores it."""
-        return dict(default_to_dict(self, model=self._stored(), prompt=self.prompt))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Make a component of what ``to_dict`` gave."""
-        return _from_dict(cls, data)
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     def run(self, text: str) -> dict[str, Any]:
@@ -122,6 +122,8 @@ class GerundTextEmbedder(_WithModel):
 class GerundDocumentEmbedder(_WithModel):
     """Embeds documents."""
 
+    _stored = ("prompt", "meta_fields_to_embed")
+
     def __init__(
         self, model: Model = None, *, prompt: str | None = None, meta_fields_to_embed: Sequence[str] = ()
     ) -> None:
@@ -134,33 +136,25 @@ class GerundDocumentEmbedder(_WithModel):
         """
         self.model, self.prompt, self.meta_fields_to_embed = model, prompt, list(meta_fields_to_embed)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the component as Haystack stores it."""
-        fields = self.meta_fields_to_embed
-        return dict(default_to_dict(self, model=self._stored(), prompt=self.prompt, meta_fields_to_embed=fields))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Make a component of what ``to_dict`` gave."""
-        return _from_dict(cls, data)
-
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     def run(self, documents: list[Document]) -> dict[str, Any]:
         """Return the ``documents``, each with its embedding, and ``meta`` with the model's name."""
-        if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
+        if not isinstance(documents, list) or not all(isinstance(item, Document) for item in documents):
             raise ConfigError("GerundDocumentEmbedder embeds a list of documents; a text is for GerundTextEmbedder")
-        found = vectors(self.lm, [self._text(one) for one in documents], "document", self.prompt)
-        embedded = [replace(one, embedding=vector) for one, vector in zip(documents, found, strict=True)]
+        embeddings = vectors(self.lm, [self._text(item) for item in documents], "document", self.prompt)
+        embedded = [replace(item, embedding=vector) for item, vector in zip(documents, embeddings, strict=True)]
         return {"documents": embedded, "meta": {"model": self.lm.name}}
 
     def _text(self, document: Document) -> str:
-        read = [document.meta.get(name) for name in self.meta_fields_to_embed]
-        return "\n".join([*(str(one) for one in read if one is not None), document.content or ""])
+        values = [document.meta.get(name) for name in self.meta_fields_to_embed]
+        return "\n".join([*(str(value) for value in values if value is not None), document.content or ""])
 
 
 @component
 class GerundChatGenerator(_WithModel):
-    """Writes the next turn of a conversation, in the form of the model's own chat template."""
+    """Generates the next message of a conversation, in the form of the model's own chat template."""
+
+    _stored = ("generation_kwargs",)
 
     def __init__(
         self,
@@ -169,12 +163,12 @@ class GerundChatGenerator(_WithModel):
         generation_kwargs: dict[str, Any] | None = None,
         streaming_callback: Callable[[StreamingChunk], Any] | None = None,
     ) -> None:
-        """Write by a model that was trained to chat.
+        """Generate with a model that was trained to chat.
 
         Args:
             model: a model in memory, or what ``gerund.load`` takes.
             generation_kwargs: ``max_new_tokens``, and the settings of ``gerund.Sampling`` and ``generate``.
-            streaming_callback: called with each piece of the text as it comes.
+            streaming_callback: called with each piece of the text.
 
         Raises:
             ModelError: the model in memory has no chat template.
@@ -195,17 +189,18 @@ class GerundChatGenerator(_WithModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the component as Haystack stores it."""
+        stored = super().to_dict()
         callback = None if self.streaming_callback is None else serialize_callable(self.streaming_callback)
-        own = {"generation_kwargs": self.generation_kwargs, "streaming_callback": callback}
-        return dict(default_to_dict(self, model=self._stored(), **own))
+        stored["init_parameters"]["streaming_callback"] = callback
+        return stored
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Make a component of what ``to_dict`` gave."""
+        """Return the component that ``to_dict`` described."""
         given = dict(data.get("init_parameters", {}))
         if given.get("streaming_callback"):
             given["streaming_callback"] = deserialize_callable(given["streaming_callback"])
-        return _from_dict(cls, {**data, "init_parameters": given})
+        return super().from_dict({**data, "init_parameters": given})
 
     @component.output_types(replies=list[ChatMessage])
     def run(
@@ -222,7 +217,7 @@ class GerundChatGenerator(_WithModel):
             ModelError: the model has no chat template.
             ConfigError: tools are given, or there is no such setting.
         """
-        conversation, (length, sampling, options) = self._asked(messages, generation_kwargs, tools)
+        conversation, (length, sampling, options) = self._request(messages, generation_kwargs, tools)
         callback = select_streaming_callback(self.streaming_callback, streaming_callback, requires_async=False)
         if callback is None:
             return self._replies(self.lm.chat(conversation, length, sampling, **options))
@@ -243,40 +238,46 @@ class GerundChatGenerator(_WithModel):
         *,
         tools: Any = None,
     ) -> dict[str, Any]:
-        """Return the ``replies`` as ``run`` does, while the event loop goes on."""
-        conversation, (length, sampling, options) = self._asked(messages, generation_kwargs, tools)
+        """Return the ``replies`` as ``run`` does, without blocking the event loop."""
+        conversation, (length, sampling, options) = self._request(messages, generation_kwargs, tools)
         callback = select_streaming_callback(self.streaming_callback, streaming_callback, requires_async=True)
         if callback is None:
             return self._replies(await self.lm.achat(conversation, length, sampling, **options))
+
+        async def call(chunk: StreamingChunk) -> None:
+            # Like Haystack's own generators, this accepts a callback that is not async.
+            result = callback(chunk)
+            if isawaitable(result):
+                await result
+
         about, number = ComponentInfo.from_component(self), 0
         stream = self.lm.astream(conversation, length, sampling, **options)
         async for piece in stream:
-            await _told(callback, self._chunk(piece, about, start=number == 0))
+            await call(self._chunk(piece, about, start=number == 0))
             number += 1
         assert stream.result is not None
-        await _told(callback, self._chunk("", about, finish_reason=stream.result.finish_reason))
+        await call(self._chunk("", about, finish_reason=stream.result.finish_reason))
         return self._replies([stream.result])
 
-    def _asked(
+    def _request(
         self, messages: list[ChatMessage] | str, given: dict[str, Any] | None, tools: Any
     ) -> tuple[list[dict[str, Any]], Request]:
         if tools:
             raise ConfigError("gerund's chat takes no tools; leave tools out")
         self.warm_up()
         listed = [ChatMessage.from_user(messages)] if isinstance(messages, str) else messages
-        conversation = [one.to_openai_dict_format(require_tool_call_ids=False) for one in listed]
+        conversation = [item.to_openai_dict_format(require_tool_call_ids=False) for item in listed]
         return conversation, request(self.generation_kwargs, given or {})
 
     def _chunk(self, piece: str, about: ComponentInfo, **more: Any) -> StreamingChunk:
         return StreamingChunk(content=piece, meta={"model": self.lm.name}, component_info=about, index=0, **more)
 
-    def _replies(self, written: Sequence[Generation]) -> dict[str, Any]:
+    def _replies(self, completions: Sequence[Generation]) -> dict[str, Any]:
         replies = []
-        for number, one in enumerate(written):
-            about = facts(self.lm, one)
-            counts = {name: getattr(one.usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-            meta = {"model": about.pop("model_name"), "index": number, "usage": counts, **about}
-            replies.append(ChatMessage.from_assistant(one.text, meta=meta))
+        for number, completion in enumerate(completions):
+            metadata = facts(self.lm, completion)
+            meta = {"model": metadata.pop("model_name"), "index": number, "usage": usage_of(completion), **metadata}
+            replies.append(ChatMessage.from_assistant(completion.text, meta=meta))
         return {"replies": replies}
 
 
@@ -284,36 +285,29 @@ class GerundChatGenerator(_WithModel):
 class GerundRanker(_WithModel):
     """Keeps the documents that are most relevant to a query, best first, with their scores."""
 
+    _stored = ("top_k", "by")
+
     def __init__(self, model: Model = None, *, top_k: int | None = 10, by: RelevanceMeasure | None = None) -> None:
         """Rank by a model.
 
         Args:
             model: a model in memory, or what ``gerund.load`` takes; None for the bundled one.
-            top_k: how many documents are kept; None for all that have a text.
+            top_k: number of documents to keep; None for all that have a text.
             by: how relevance is measured: ``vectors``, ``model`` or ``likelihood``; see ``lm.rerank``.
         """
         self.model, self.top_k, self.by = model, top_k, by
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the component as Haystack stores it."""
-        return dict(default_to_dict(self, model=self._stored(), top_k=self.top_k, by=self.by))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Make a component of what ``to_dict`` gave."""
-        return _from_dict(cls, data)
-
     @component.output_types(documents=list[Document])
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, Any]:
         """Return the most relevant ``documents``, best first."""
-        texts = [one.content for one in documents]
-        places = most_relevant(self.lm, query, texts, top_k if top_k is not None else self.top_k, self.by)
-        return {"documents": [replace(documents[place], score=score) for place, score in places]}
+        texts = [document.content for document in documents]
+        ranking = most_relevant(self.lm, query, texts, top_k if top_k is not None else self.top_k, self.by)
+        return {"documents": [replace(documents[place], score=score) for place, score in ranking]}
 
 
 @component
 class GerundRetriever:
-    """Finds chunks in an index of one's own documents; see ``gerund.open_index``.
+    """Finds chunks in an index of your documents; see ``gerund.open_index``.
 
     >>> import gerund
     >>> index = gerund.open_index(None, gerund.load())
@@ -327,8 +321,8 @@ class GerundRetriever:
         """Search an index.
 
         Args:
-            index: an index, or where one lies; only the latter can be stored with a pipeline.
-            top_k: how many chunks at most.
+            index: an index, or its location; only a location can be stored with a pipeline.
+            top_k: maximum number of chunks.
             search: further arguments of ``Index.search``, such as ``mode`` or ``filter``.
         """
         self.top_k, self.search = top_k, search or {}
@@ -346,13 +340,13 @@ class GerundRetriever:
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, top_k: int | None = None, search: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the ``documents`` that fit a query best."""
+        """Return the ``documents`` that match a query best."""
         self.warm_up()
         assert self._index is not None
         settings = {"k": self.top_k if top_k is None else top_k, **self.search, **(search or {})}
-        found = []
+        documents = []
         for hit in self._index.search(query, **settings):
-            about = hit.to_dict()
-            text, score, place = about.pop("text"), about.pop("score"), f"{hit.source}:{hit.start}-{hit.end}"
-            found.append(Document(id=place, content=text, score=score, meta=about))
-        return {"documents": found}
+            meta = hit.to_dict()
+            text, score, place = meta.pop("text"), meta.pop("score"), f"{hit.source}:{hit.start}-{hit.end}"
+            documents.append(Document(id=place, content=text, score=score, meta=meta))
+        return {"documents": documents}

@@ -11,14 +11,13 @@ True
 True
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 from gerund.checks import one_of
 from gerund.errors import MissingDependencyError
 from gerund.integrations.shared import (
-    Request,
     chat_model_of,
     facts,
     index_of,
@@ -67,9 +66,9 @@ class GerundEmbeddings(BaseModel, Embeddings):
     lm: Any = Field(default=None, exclude=True, validate_default=True)
     """A model in memory, or what ``gerund.load`` takes; None for the bundled one."""
     query_prompt: str | None = None
-    """Put before queries; None for the encoder's own."""
+    """Precedes queries; None for the encoder's own."""
     document_prompt: str | None = None
-    """Put before documents; None for the encoder's own."""
+    """Precedes documents; None for the encoder's own."""
 
     _load = field_validator("lm", mode="before")(model_of)
 
@@ -83,47 +82,86 @@ class GerundEmbeddings(BaseModel, Embeddings):
         return vector
 
 
-class _Writing(BaseModel):
-    """What both kinds of language models can be told."""
+class _Generating(BaseModel):
+    """Settings and streams of both kinds of language models."""
 
     lm: Any = Field(default=None, exclude=True, repr=False, validate_default=True)
     """A model in memory, or what ``gerund.load`` takes; None for the bundled one."""
     max_tokens: int = 256
-    """How much to write at most."""
+    """Maximum number of new tokens."""
     temperature: float = 0.0
-    """0 takes the most probable token each time; 1 samples from the model as it is."""
+    """0 takes the most likely token each time; 1 samples from the model's distribution."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
-    """Strings before which the text ends."""
+    """Strings that end the text."""
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _Writing.model_fields if name != "lm"}
+        return {name: getattr(self, name) for name in _Generating.model_fields if name != "lm"}
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
         return {"model_name": self.lm.name, **self._settings}
 
-    def _request(self, stop: list[str] | None, given: dict[str, Any]) -> Request:
-        return request(self._settings, {**given, "stop": stop_strings(self.stop, stop) or None})
+    def _run(self, method: Callable[..., Any], prompt: Any, stop: list[str] | None, given: dict[str, Any]) -> Any:
+        """Call a method of the model with the settings of this object and of the call."""
+        settings = {**given, "stop": stop_strings(self.stop, stop) or None}
+        length, sampling, options = request(self._settings, settings)
+        return method(self._prompt(prompt), length, sampling, **options)
+
+    def _stream(
+        self, prompt: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[Any]:
+        stream = self._run(self.lm.stream, prompt, stop, kwargs)
+        for piece in stream:
+            chunk = self._chunk(piece)
+            if run_manager is not None:
+                run_manager.on_llm_new_token(piece, chunk=chunk)
+            yield chunk
+        for chunk in self._last(stream.result):
+            yield chunk
+
+    async def _astream(
+        self, prompt: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        stream = self._run(self.lm.astream, prompt, stop, kwargs)
+        async for piece in stream:
+            chunk = self._chunk(piece)
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(piece, chunk=chunk)
+            yield chunk
+        for chunk in self._last(stream.result):
+            yield chunk
+
+    def _prompt(self, prompt: Any) -> Any:
+        """Return a prompt as gerund takes it."""
+        return prompt
+
+    def _chunk(self, piece: str) -> Any:
+        return GenerationChunk(text=piece)
+
+    def _last(self, result: Written) -> list[Any]:
+        """Return the chunks after the last piece of a stream."""
+        del result
+        return []
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        """Name what LangChain's traces call a model and its settings."""
+        """Return the model's name and settings for LangChain's traces."""
         known = super()._get_ls_params(stop=stop, **kwargs)  # type: ignore[misc]  # of LangChain's class, which is next
-        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "model": self.lm.name, **kwargs}
-        own = {f"ls_{name}": asked[name] for name in ("temperature", "max_tokens")}
-        return {**known, "ls_provider": "gerund", "ls_model_name": asked["model"], **own}
+        settings = {"temperature": self.temperature, "max_tokens": self.max_tokens, "model": self.lm.name, **kwargs}
+        values = {f"ls_{name}": settings[name] for name in ("temperature", "max_tokens")}
+        return {**known, "ls_provider": "gerund", "ls_model_name": settings["model"], **values}
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, by the model's own tokenizer."""
         return token_ids(self.lm, text)
 
 
-class ChatGerund(_Writing, BaseChatModel):
+class ChatGerund(_Generating, BaseChatModel):
     """A chat model: conversations in the form of the model's own chat template.
 
     ``invoke``, ``stream`` and their asynchronous forms take all settings of ``gerund.Sampling`` and ``generate`` as
@@ -137,7 +175,7 @@ class ChatGerund(_Writing, BaseChatModel):
     model_config = ConfigDict(extra="forbid")
 
     streaming: bool = False
-    """Write by the stream in ``invoke`` too, so that callbacks get each piece."""
+    """Stream in ``invoke`` too, so that callbacks get each piece."""
 
     _load = field_validator("lm", mode="before")(chat_model_of)
 
@@ -146,72 +184,40 @@ class ChatGerund(_Writing, BaseChatModel):
         return "gerund-chat"
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         del run_manager
-        length, sampling, options = self._request(stop, kwargs)
-        return self._result(self.lm.chat(_conversation(messages), length, sampling, **options))
+        return self._result(self._run(self.lm.chat, messages, stop, kwargs))
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         del run_manager
-        length, sampling, options = self._request(stop, kwargs)
-        return self._result(await self.lm.achat(_conversation(messages), length, sampling, **options))
+        return self._result(await self._run(self.lm.achat, messages, stop, kwargs))
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        length, sampling, options = self._request(stop, kwargs)
-        stream = self.lm.stream(_conversation(messages), length, sampling, **options)
-        for piece in stream:
-            chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
-            if run_manager is not None:
-                run_manager.on_llm_new_token(piece, chunk=chunk)
-            yield chunk
-        yield self._last(stream.result)
+    def _prompt(self, prompt: Any) -> Any:
+        return list(convert_to_openai_messages(list(prompt)))  # with tools and images, which gerund rejects by name
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        length, sampling, options = self._request(stop, kwargs)
-        stream = self.lm.astream(_conversation(messages), length, sampling, **options)
-        async for piece in stream:
-            chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
-            if run_manager is not None:
-                await run_manager.on_llm_new_token(piece, chunk=chunk)
-            yield chunk
-        yield self._last(stream.result)
+    def _chunk(self, piece: str) -> Any:
+        return ChatGenerationChunk(message=AIMessageChunk(content=piece))
+
+    def _last(self, result: Written) -> list[Any]:
+        metadata = {"response_metadata": facts(self.lm, result), "usage_metadata": _usage(result)}
+        return [ChatGenerationChunk(message=AIMessageChunk(content="", chunk_position="last", **metadata))]
 
     def with_structured_output(
         self, schema: Any, *, include_raw: bool = False, method: str = "json_schema", **kwargs: Any
     ) -> Runnable[Any, Any]:
-        """Return a model whose answers have the form of a schema, and are parsed.
+        """Return a model whose answers follow a schema and are parsed.
 
-        The form is enforced while the model writes, which needs llguidance: ``pip install 'gerund[structured]'``.
+        The schema is enforced during generation, which needs llguidance: ``pip install 'gerund[structured]'``.
 
         Args:
-            schema: a class of pydantic, of which objects are returned, or a JSON schema or a ``TypedDict``, for which
-                dicts are.
+            schema: a pydantic class, for which its objects are returned, or a JSON schema or ``TypedDict``, for
+                which dicts are returned.
             include_raw: return a dict of the message (``raw``), what was ``parsed``, and the ``parsing_error``.
-            method: one of LangChain's; the form is enforced in the same way for each.
-            **kwargs: further settings of the generation. ``strict`` changes nothing: the form is always enforced.
+            method: one of LangChain's; the schema is enforced in the same way for each.
+            **kwargs: further settings of the generation. ``strict`` changes nothing: the schema is always enforced.
 
         Raises:
             ConfigError: there is no such method.
@@ -223,31 +229,26 @@ class ChatGerund(_Writing, BaseChatModel):
             parser = PydanticOutputParser(pydantic_object=schema)
         is_plain = isinstance(schema, dict) and not {"title", "name"} & schema.keys()
         form = schema if is_plain else convert_to_json_schema(schema)
-        # LangChain takes the second out again, for callbacks and traces.
-        told = {"kwargs": {"method": method}, "schema": schema}
-        model = self.bind(schema=form, ls_structured_output_format=told, **kwargs)
+        # LangChain removes the second argument, and passes it to callbacks and traces.
+        traced = {"kwargs": {"method": method}, "schema": schema}
+        model = self.bind(schema=form, ls_structured_output_format=traced, **kwargs)
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
         unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
         return RunnableMap(raw=model) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
 
-    def _result(self, written: Sequence[Written]) -> ChatResult:
-        found = []
-        for one in written:
-            about = facts(self.lm, one)
-            message = AIMessage(content=one.text, response_metadata=about, usage_metadata=_usage(one))
-            found.append(ChatGeneration(message=message, generation_info={"finish_reason": about["finish_reason"]}))
-        return ChatResult(generations=found)
-
-    def _last(self, written: Written | None) -> ChatGenerationChunk:
-        """Return the chunk behind the last piece of a stream: why it ended, and what it took."""
-        assert written is not None
-        about = {"response_metadata": facts(self.lm, written), "usage_metadata": _usage(written)}
-        return ChatGenerationChunk(message=AIMessageChunk(content="", chunk_position="last", **about))
+    def _result(self, completions: Sequence[Written]) -> ChatResult:
+        generations = []
+        for completion in completions:
+            metadata = facts(self.lm, completion)
+            message = AIMessage(content=completion.text, response_metadata=metadata, usage_metadata=_usage(completion))
+            info = {"finish_reason": metadata["finish_reason"]}
+            generations.append(ChatGeneration(message=message, generation_info=info))
+        return ChatResult(generations=generations)
 
 
-class GerundLLM(_Writing, BaseLLM):
+class GerundLLM(_Generating, BaseLLM):
     """A completion model: it continues a text as ``generate`` does, several texts in one batch."""
 
     model_config = ConfigDict(extra="forbid")
@@ -259,60 +260,28 @@ class GerundLLM(_Writing, BaseLLM):
         return "gerund"
 
     def _generate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, prompts: list[str], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> LLMResult:
         del run_manager
-        length, sampling, options = self._request(stop, kwargs)
-        return self._result(self.lm.generate(prompts, length, sampling, **options), len(prompts))
+        return self._result(self._run(self.lm.generate, prompts, stop, kwargs), len(prompts))
 
     async def _agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, prompts: list[str], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> LLMResult:
         del run_manager
-        length, sampling, options = self._request(stop, kwargs)
-        return self._result(await self.lm.agenerate(prompts, length, sampling, **options), len(prompts))
+        return self._result(await self._run(self.lm.agenerate, prompts, stop, kwargs), len(prompts))
 
-    def _stream(
-        self, prompt: str, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
-    ) -> Iterator[GenerationChunk]:
-        length, sampling, options = self._request(stop, kwargs)
-        for piece in self.lm.stream(prompt, length, sampling, **options):
-            chunk = GenerationChunk(text=piece)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(piece, chunk=chunk)
-            yield chunk
-
-    async def _astream(
-        self, prompt: str, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
-    ) -> AsyncIterator[GenerationChunk]:
-        length, sampling, options = self._request(stop, kwargs)
-        async for piece in self.lm.astream(prompt, length, sampling, **options):
-            chunk = GenerationChunk(text=piece)
-            if run_manager is not None:
-                await run_manager.on_llm_new_token(piece, chunk=chunk)
-            yield chunk
-
-    def _result(self, written: Sequence[Written], prompts: int) -> LLMResult:
-        own = [Generation(text=one.text, generation_info=facts(self.lm, one)) for one in written]
-        each = len(own) // prompts if prompts else 1
-        usage = {
-            name: sum(_usage(one)[name] for one in written)
-            for name in ("input_tokens", "output_tokens", "total_tokens")
-        }
-        grouped = [own[start : start + each] for start in range(0, len(own), each)]
+    def _result(self, completions: Sequence[Written], prompts: int) -> LLMResult:
+        each = len(completions) // prompts if prompts else 1
+        listed = [Generation(text=item.text, generation_info=facts(self.lm, item)) for item in completions]
+        grouped = [listed[start : start + each] for start in range(0, len(listed), each)]
+        names = ("input_tokens", "output_tokens", "total_tokens")
+        usage = {name: sum(_usage(item)[name] for item in completions) for name in names}
         return LLMResult(generations=grouped, llm_output={"model_name": self.lm.name, "token_usage": usage})
 
 
 class GerundRetriever(BaseRetriever):
-    """Finds chunks in an index of one's own documents; see ``gerund.open_index``.
+    """Finds chunks in an index of your documents; see ``gerund.open_index``.
 
     >>> import gerund
     >>> index = gerund.open_index(None, gerund.load())
@@ -325,9 +294,9 @@ class GerundRetriever(BaseRetriever):
     model_config = ConfigDict(extra="forbid")
 
     index: Any = Field(exclude=True)
-    """An index, or where one lies."""
+    """An index, or its location."""
     k: int = 4
-    """How many chunks at most."""
+    """Maximum number of chunks."""
     mode: str = "hybrid"
     filter: str | None = None
     weight: float | None = None
@@ -342,13 +311,13 @@ class GerundRetriever(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any = None, **kwargs: Any) -> list[Document]:
         del run_manager
-        asked = {name: getattr(self, name) for name in ("k", "mode", "filter", "weight", "expand", "rerank")}
-        found = []
-        for hit in self.index.search(query, **{**asked, **kwargs}):
-            about = hit.to_dict()
-            text = about.pop("text")
-            found.append(Document(page_content=text, metadata=about, id=f"{hit.source}:{hit.start}-{hit.end}"))
-        return found
+        settings = {name: getattr(self, name) for name in ("k", "mode", "filter", "weight", "expand", "rerank")}
+        documents = []
+        for hit in self.index.search(query, **{**settings, **kwargs}):
+            metadata = hit.to_dict()
+            text = metadata.pop("text")
+            documents.append(Document(page_content=text, metadata=metadata, id=f"{hit.source}:{hit.start}-{hit.end}"))
+        return documents
 
 
 class GerundReranker(BaseDocumentCompressor):
@@ -359,7 +328,7 @@ class GerundReranker(BaseDocumentCompressor):
     lm: Any = Field(default=None, exclude=True, validate_default=True)
     """A model in memory, or what ``gerund.load`` takes; None for the bundled one."""
     top_n: int | None = 3
-    """How many documents are kept; None for all that have a text."""
+    """Number of documents to keep; None for all that have a text."""
     by: str | None = None
     """How relevance is measured: ``vectors``, ``model`` or ``likelihood``; see ``lm.rerank``."""
 
@@ -368,19 +337,14 @@ class GerundReranker(BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        """Return the most relevant documents, best first; the given ones are left as they are."""
+        """Return the most relevant documents, best first; the passed documents are not changed."""
         del callbacks
-        texts = [one.page_content for one in documents]
-        places = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
+        texts = [document.page_content for document in documents]
+        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
         return [
             documents[place].model_copy(update={"metadata": {**documents[place].metadata, "relevance_score": score}})
-            for place, score in places
+            for place, score in ranking
         ]
-
-
-def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Return messages as gerund takes them, which refuses tools and images by name."""
-    return list(convert_to_openai_messages(list(messages)))
 
 
 def _usage(written: Written) -> UsageMetadata:

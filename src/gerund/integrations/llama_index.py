@@ -27,6 +27,7 @@ from gerund.integrations.shared import (
     model_of,
     most_relevant,
     request,
+    usage_of,
     vectors,
 )
 from gerund.retrieval.index import Index
@@ -60,8 +61,8 @@ class GerundEmbedding(BaseEmbedding):
     model_config = ConfigDict(extra="forbid")
 
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
-    query_prompt: str | None = Field(default=None, description="Put before queries; None for the encoder's own.")
-    text_prompt: str | None = Field(default=None, description="Put before texts; None for the encoder's own.")
+    query_prompt: str | None = Field(default=None, description="Precedes queries; None for the encoder's own.")
+    text_prompt: str | None = Field(default=None, description="Precedes texts; None for the encoder's own.")
 
     def __init__(self, lm: Model = None, **settings: Any) -> None:
         loaded = model_of(lm)
@@ -69,7 +70,7 @@ class GerundEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return what LlamaIndex calls this class."""
+        """Return this class's name in LlamaIndex."""
         return "GerundEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
@@ -102,8 +103,8 @@ class GerundLLM(LLM):
     model_config = ConfigDict(extra="forbid")
 
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
-    max_tokens: int = Field(default=256, description="How much to write at most.")
-    temperature: float = Field(default=0.0, description="0 takes the most probable token each time.")
+    max_tokens: int = Field(default=256, description="Maximum number of new tokens.")
+    temperature: float = Field(default=0.0, description="0 takes the most likely token each time.")
     additional_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Further settings of gerund.Sampling and generate, such as top_p or stop."
     )
@@ -114,12 +115,12 @@ class GerundLLM(LLM):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return what LlamaIndex calls this class."""
+        """Return this class's name in LlamaIndex."""
         return "GerundLLM"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex wants to know: the context's size, and whether it chats."""
+        """The context's size, and whether the model chats."""
         return LLMMetadata(
             # Not ``max_length``, which bounds what is encoded.
             context_window=context_length(self.lm.model.config, self.lm.tokenizer) or _UNLIMITED,
@@ -147,7 +148,7 @@ class GerundLLM(LLM):
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Continue a text, while the event loop goes on."""
+        """Continue a text, without blocking the event loop."""
         length, sampling, options = self._request(kwargs)
         [done] = await self.lm.agenerate(self._prompt(prompt, formatted), length, sampling, **options)
         return CompletionResponse(text=done.text, raw=self._raw(done))
@@ -164,7 +165,7 @@ class GerundLLM(LLM):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> AsyncIterator[CompletionResponse]:
-        """Continue a text piece by piece, while the event loop goes on."""
+        """Continue a text piece by piece, without blocking the event loop."""
         return (
             CompletionResponse(text=text, delta=piece, raw=raw)
             async for text, piece, raw in self._apieces(self._prompt(prompt, formatted), kwargs)
@@ -172,21 +173,21 @@ class GerundLLM(LLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Write the next turn of a conversation."""
+        """Generate the next message of a conversation."""
         length, sampling, options = self._request(kwargs)
         [done] = self.lm.chat(_conversation(messages), length, sampling, **options)
         return ChatResponse(message=_answer(done.text), raw=self._raw(done))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Write the next turn of a conversation, while the event loop goes on."""
+        """Generate the next message of a conversation, without blocking the event loop."""
         length, sampling, options = self._request(kwargs)
         [done] = await self.lm.achat(_conversation(messages), length, sampling, **options)
         return ChatResponse(message=_answer(done.text), raw=self._raw(done))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Iterator[ChatResponse]:
-        """Write the next turn of a conversation piece by piece."""
+        """Generate the next message of a conversation piece by piece."""
         return (
             ChatResponse(message=_answer(text), delta=piece, raw=raw)
             for text, piece, raw in self._pieces(_conversation(messages), kwargs)
@@ -194,14 +195,14 @@ class GerundLLM(LLM):
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncIterator[ChatResponse]:
-        """Write the next turn of a conversation piece by piece, while the event loop goes on."""
+        """Generate the next message of a conversation piece by piece, without blocking the event loop."""
         return (
             ChatResponse(message=_answer(text), delta=piece, raw=raw)
             async for text, piece, raw in self._apieces(_conversation(messages), kwargs)
         )
 
     def _pieces(self, prompt: Prompt, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
-        """Yield the text so far, what came last, and behind the last piece the facts about the whole."""
+        """Yield the text so far, its last piece, and after the last piece the metadata."""
         length, sampling, options = self._request(given)
         stream, text = self.lm.stream(prompt, length, sampling, **options), ""
         for piece in stream:
@@ -220,12 +221,11 @@ class GerundLLM(LLM):
         yield text, "", self._raw(stream.result)
 
     def _raw(self, done: Generation) -> dict[str, Any]:
-        counts = {name: getattr(done.usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-        return {**facts(self.lm, done), "usage": counts}
+        return {**facts(self.lm, done), "usage": usage_of(done)}
 
 
 class GerundRetriever(BaseRetriever):
-    """Finds chunks in an index of one's own documents; see ``gerund.open_index``.
+    """Finds chunks in an index of your documents; see ``gerund.open_index``.
 
     >>> import gerund
     >>> index = gerund.open_index(None, gerund.load())
@@ -239,8 +239,8 @@ class GerundRetriever(BaseRetriever):
         """Search an index.
 
         Args:
-            index: an index, or where one lies.
-            k: how many chunks at most.
+            index: an index, or its location.
+            k: maximum number of chunks.
             callback_manager: LlamaIndex's.
             **search: further arguments of ``Index.search``, such as ``mode`` or ``filter``.
         """
@@ -249,21 +249,21 @@ class GerundRetriever(BaseRetriever):
         super().__init__(callback_manager=callback_manager)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        found = []
+        nodes = []
         for hit in self._index.search(query_bundle.query_str, **self._search):
-            about = hit.to_dict()
+            metadata = hit.to_dict()
             node = TextNode(
-                text=about.pop("text"),
+                text=metadata.pop("text"),
                 id_=f"{hit.source}:{hit.start}-{hit.end}",
                 start_char_idx=hit.start,
                 end_char_idx=hit.end,
-                metadata=about,
+                metadata=metadata,
                 # A model reads where a text comes from, and no scores.
-                excluded_llm_metadata_keys=[name for name in about if name not in ("source", "title", "heading")],
-                excluded_embed_metadata_keys=list(about),
+                excluded_llm_metadata_keys=[name for name in metadata if name not in ("source", "title", "heading")],
+                excluded_embed_metadata_keys=list(metadata),
             )
-            found.append(NodeWithScore(node=node, score=hit.score))
-        return found
+            nodes.append(NodeWithScore(node=node, score=hit.score))
+        return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
@@ -275,7 +275,7 @@ class GerundRerank(BaseNodePostprocessor):
     model_config = ConfigDict(extra="forbid")
 
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
-    top_n: int | None = Field(default=3, description="How many nodes are kept; None for all that have a text.")
+    top_n: int | None = Field(default=3, description="Number of nodes to keep; None for all that have a text.")
     by: str | None = Field(default=None, description="vectors, own or likelihood; see lm.rerank.")
 
     def __init__(self, lm: Model = None, **settings: Any) -> None:
@@ -283,7 +283,7 @@ class GerundRerank(BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return what LlamaIndex calls this class."""
+        """Return this class's name in LlamaIndex."""
         return "GerundRerank"
 
     def _postprocess_nodes(
@@ -292,22 +292,22 @@ class GerundRerank(BaseNodePostprocessor):
         if not nodes:
             return []
         query = "" if query_bundle is None else query_bundle.query_str
-        texts = [one.node.get_content(metadata_mode=MetadataMode.EMBED) for one in nodes]
-        places = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
-        return [NodeWithScore(node=nodes[place].node, score=score) for place, score in places]
+        texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
+        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
+        return [NodeWithScore(node=nodes[place].node, score=score) for place, score in ranking]
 
 
 def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages as gerund takes them, which refuses tools and images by name."""
-    found = []
+    """Return messages as gerund takes them; it rejects tools and images by name."""
+    conversation = []
     for message in messages:
         parts = [
             {"type": "text", "text": block.text} if isinstance(block, TextBlock) else {"type": block.block_type}
             for block in message.blocks
         ]
         text = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
-        found.append({"role": message.role.value, "content": text if parts else "", **message.additional_kwargs})
-    return found
+        conversation.append({"role": message.role.value, "content": text if parts else "", **message.additional_kwargs})
+    return conversation
 
 
 def _answer(text: str) -> ChatMessage:

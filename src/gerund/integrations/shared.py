@@ -21,7 +21,7 @@ from gerund.settings.sampling import Sampling, SamplingKeywords
 from gerund.types import Generation
 
 Model = LanguageModel | ModelSpec | str | Path | None
-"""A model in memory, which several classes may share, or what ``gerund.load`` takes."""
+"""A model in memory, which several objects may share, or an argument of ``gerund.load``."""
 
 Job = Literal["query", "document"]
 
@@ -29,11 +29,11 @@ _SAMPLING = tuple(one.name for one in fields(Sampling))
 _OPTIONS = tuple(name for name in names_of(GenerationKeywords) if name not in SamplingKeywords.__annotations__)
 _LENGTHS = ("max_new_tokens", "max_tokens")
 SETTINGS = (*_LENGTHS[:1], *_SAMPLING, *_OPTIONS)
-"""What may be said of a generation, by the names of ``gerund.Sampling`` and ``generate``."""
+"""Settings of a generation, by their names in ``gerund.Sampling`` and ``generate``."""
 
 
 class Request(NamedTuple):
-    """How to write: what ``generate``, ``chat`` and the streams take behind their prompt."""
+    """The arguments of ``generate``, ``chat`` and the streams after the prompt."""
 
     max_new_tokens: int
     sampling: Sampling
@@ -62,21 +62,21 @@ def index_of(given: Index | str | Path, model: Model = None) -> Index:
 
 
 def request(*given: Mapping[str, Any]) -> Request:
-    r"""Return how to write, from settings in one flat mapping each; later ones win, and None says nothing.
+    r"""Return generation settings from flat mappings; later ones win, and None is ignored.
 
     >>> asked = request({"max_tokens": 64, "temperature": 0.7}, {"stop": ["\n"], "temperature": None})
     >>> asked.max_new_tokens, asked.sampling.temperature, asked.options
     (64, 0.7, {'stop': ['\n']})
     """
     settings: dict[str, Any] = {"max_new_tokens": 256}
-    for one in given:
-        said = {name: value for name, value in one.items() if value is not None}
-        for name in said:
+    for mapping in given:
+        new = {name: value for name, value in mapping.items() if value is not None}
+        for name in new:
             if name not in (*_LENGTHS, *SETTINGS):
                 raise unknown_name("setting", name, list(SETTINGS))
-        if "max_tokens" in said:
-            said["max_new_tokens"] = said.pop("max_tokens")
-        settings |= said
+        if "max_tokens" in new:
+            new["max_new_tokens"] = new.pop("max_tokens")
+        settings |= new
     sampling = Sampling(**{name: settings[name] for name in _SAMPLING if name in settings})
     options: dict[str, Any] = {name: settings[name] for name in _OPTIONS if name in settings}
     GenerationConfig.of(settings["max_new_tokens"], sampling, options)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def stop_strings(*given: str | Sequence[str] | None) -> list[str]:
 
 
 def facts(lm: LanguageModel, done: Generation) -> dict[str, Any]:
-    """Return what the frameworks want to know about a text that was written, ready for JSON."""
+    """Return metadata of a completion, ready for JSON."""
     found: dict[str, Any] = {"model_name": lm.name, "finish_reason": done.finish_reason}
     if done.stop is not None:
         found["stop"] = done.stop
@@ -105,6 +105,11 @@ def facts(lm: LanguageModel, done: Generation) -> dict[str, Any]:
     return found
 
 
+def usage_of(completion: Generation) -> dict[str, int]:
+    """Return the token counts of a completion by name."""
+    return {name: getattr(completion.usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+
+
 def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | None = None) -> list[list[float]]:
     """Return the vectors of queries or documents, as ``encode`` gives them; zeros for a text without a character."""
     if not texts:
@@ -117,7 +122,7 @@ def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | Non
 def most_relevant(
     lm: LanguageModel, query: str, texts: Sequence[str | None], top_k: int | None, by: RelevanceMeasure | None
 ) -> list[tuple[int, float]]:
-    """Return the places of the most relevant texts and their scores, best first; blank ones are left out."""
+    """Return the positions of the most relevant texts and their scores, best first; blank texts are skipped."""
     filled = [place for place, text in enumerate(texts) if text and text.strip()]
     if not filled:
         return []
@@ -126,5 +131,5 @@ def most_relevant(
 
 
 def token_ids(lm: LanguageModel, text: str) -> list[int]:
-    """Return a text's token ids, without special ones: what it counts in a context."""
+    """Return a text's token ids, without special tokens."""
     return text_ids(lm.tokenizer, text, specials=False) if text else []
