@@ -74,17 +74,17 @@ def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\n two \n")
     own = ServerConfig(api_key_file=str(file))
-    assert read_keys(own, {}) == ["one", "two"]
-    assert read_keys(own, {KEY_VARIABLE: "three"}) == ["one", "two"], "what is named beats what lies around"
-    assert read_keys(ServerConfig(), {KEY_VARIABLE: "three"}) == ["three"]
-    assert read_keys(ServerConfig(), {}) == []
+    assert read_keys(own.api_key_file, {}) == ["one", "two"]
+    assert read_keys(own.api_key_file, {KEY_VARIABLE: "three"}) == ["one", "two"], "the file wins"
+    assert read_keys(None, {KEY_VARIABLE: "three"}) == ["three"]
+    assert read_keys(None, {}) == []
     for bad in ("", "two words", "kéy"):
         with pytest.raises(ConfigError) as found:
-            read_keys(ServerConfig(), {KEY_VARIABLE: bad})
+            read_keys(None, {KEY_VARIABLE: bad})
         assert not bad or bad not in str(found.value), "a key is never shown"
     file.write_text("\n")
     with pytest.raises(DataError, match="holds no key"):
-        read_keys(own, {})
+        read_keys(own.api_key_file, {})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -92,9 +92,9 @@ def test_an_address_for_others_needs_a_key(host: str) -> None:
     assert not is_loopback(host)
     own = ServerConfig(host=host)
     with pytest.raises(ConfigError, match="a key is needed"):
-        own.demand_safe([])
-    own.demand_safe(["a-key"])
-    ServerConfig(host="::1").demand_safe([])
+        own.check_keys([])
+    own.check_keys(["a-key"])
+    ServerConfig(host="::1").check_keys([])
 
 
 def test_the_example_is_a_file_of_settings() -> None:
@@ -105,10 +105,10 @@ def test_the_example_is_a_file_of_settings() -> None:
 
 def test_pages_of_any_origin_and_a_key_contradict_each_other() -> None:
     any_page = settings_of({"cors_origin": ["http://localhost:5173", "*"]})
-    any_page.demand_safe([])
+    any_page.check_keys([])
     with pytest.raises(ConfigError, match="lets every website ask, which contradicts a key"):
-        any_page.demand_safe(["secret"])
-    settings_of({"cors_origin": ["http://localhost:5173"]}).demand_safe(["secret"])
+        any_page.check_keys(["secret"])
+    settings_of({"cors_origin": ["http://localhost:5173"]}).check_keys(["secret"])
 
 
 def test_origins_and_hosts_are_compared_as_browsers_send_them(tmp_path: Path) -> None:

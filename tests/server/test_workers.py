@@ -84,8 +84,8 @@ class Course:
         ends = self.now + seconds
         while self.now < ends:
             for worker in self.places:
-                self.supervisor._look(worker)
-            self.supervisor._tell()
+                self.supervisor._check(worker)
+            self.supervisor._send_state()
             self.now += 0.1
 
     def pauses(self) -> list[float]:

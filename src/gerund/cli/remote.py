@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gerund.errors import ConfigError, DataError, GerundError, InputError, ResourceError
-from gerund.server.config import KEY_VARIABLE, is_loopback, keys_in
+from gerund.server.config import KEY_VARIABLE, is_loopback, read_keys
 
 # Longer than the server itself lets a request take.
 _TIMEOUT = 150
@@ -39,7 +39,7 @@ class Remote:
         if not host or parts.scheme not in ("http", "https") or parts.username or parts.query or not url.isascii():
             raise ConfigError(f"--server takes a URL such as http://127.0.0.1:8000, not {url!r}")
         self.url = url.rstrip("/").removesuffix("/v1")
-        keys = keys_in(None if api_key_file is None else str(api_key_file))
+        keys = read_keys(None if api_key_file is None else str(api_key_file))
         self._headers = {"Content-Type": "application/json"}
         if keys:
             self._headers["Authorization"] = f"Bearer {keys[0]}"

@@ -65,8 +65,8 @@ def command(
     settings = settings_of({**of_server, **typed})
     if config is not None:
         spec = _with_file(spec, of_model)
-    keys = read_keys(settings)
-    settings.demand_safe(keys)
+    keys = read_keys(settings.api_key_file)
+    settings.check_keys(keys)
     _demand_libraries()
     if settings.index is not None:
         spec = _with_index(spec, settings.index)

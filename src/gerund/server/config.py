@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -30,7 +31,7 @@ _HOST = r"([^\s/:@?#\[\],]+|\[[0-9a-f:.]+\])"
 
 
 def _origin(given: str) -> str:
-    """Return an origin as browsers send it.
+    """Return an origin in the form that browsers send.
 
     >>> _origin("http://localhost:5173"), _origin("HTTPS://example.com:443")
     ('http://localhost:5173', 'https://example.com')
@@ -47,7 +48,7 @@ def _origin(given: str) -> str:
 
 
 def _host_name(given: str) -> str:
-    """Return a name as it is compared with a Host header.
+    """Return a host name in the form that is compared with a Host header.
 
     >>> _host_name("Models.example"), _host_name("[2001:db8::1]")
     ('models.example', '2001:db8::1')
@@ -58,7 +59,7 @@ def _host_name(given: str) -> str:
 
 
 def host_in(header: str) -> str | None:
-    """Return the name in a Host header, without the port; None where it is malformed.
+    """Return the host name in a Host header, without the port; None if the header is malformed.
 
     >>> [host_in(header) for header in ("[::1]:8000", "LOCALHOST:80", "127.0.0.1", "localhost:80@other")]
     ['::1', 'localhost', '127.0.0.1', None]
@@ -68,11 +69,11 @@ def host_in(header: str) -> str | None:
 
 
 class ServerConfig(BaseModel):
-    """How a server is run.
+    """Settings of a server; of the engine's options, those that ``gerund serve`` has.
 
     >>> ServerConfig(port=9000).is_local
     True
-    >>> ServerConfig(host="0.0.0.0").demand_safe([])
+    >>> ServerConfig(host="0.0.0.0").check_keys([])
     Traceback (most recent call last):
     gerund.errors.ConfigError: 0.0.0.0 can be reached from other machines, so a key is needed: put one into ...
     """
@@ -134,31 +135,22 @@ class ServerConfig(BaseModel):
     def _is_possible(self) -> Self:
         if not self.host or any(letter.isspace() for letter in self.host):
             raise ValueError(f"host={self.host!r} is no address; 127.0.0.1 is this machine alone")
-        # What contradicts itself is said before a model is loaded.
-        _ = self.engine
+        _ = self.engine  # so that contradictory options fail before a model is loaded
         return self
 
     @property
     def engine(self) -> EngineConfig:
-        """How the engine behind the server divides the model."""
-        return EngineConfig(
-            slots=self.slots,
-            context=self.context,
-            read_tokens=self.read_tokens,
-            writing_ratio=self.writing_ratio,
-            queue_tokens=self.queue_tokens,
-            exact=self.exact,
-            compile=self.compile,
-            reproducible=self.reproducible,
-        )
+        """The engine's settings."""
+        names = [field.name for field in fields(EngineConfig) if field.name in ServerConfig.model_fields]
+        return EngineConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
-    def demand_safe(self, keys: "list[str]") -> None:
-        """Refuse an address that other machines can reach, without a key, and pages of any origin, with one."""
+    def check_keys(self, keys: "list[str]") -> None:
+        """Raise an error for an address that other machines can reach without a key, and for any origin with a key."""
         if keys and "*" in self.cors_origin:
             raise ConfigError(
                 "cors_origin='*' lets every website ask, which contradicts a key; name the origins, such as "
@@ -185,13 +177,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_keys(settings: ServerConfig, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the keys of those who may ask; none where everybody on this machine may."""
-    return keys_in(settings.api_key_file, environment)
-
-
-def keys_in(file: str | None, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return the keys in a file, or else the one in the variable ``GERUND_API_KEY``, or none."""
+def read_keys(file: str | None, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the API keys in a file, or else the key in the variable ``GERUND_API_KEY``, or none."""
     environment = os.environ if environment is None else environment
     keys = [environment[KEY_VARIABLE]] if KEY_VARIABLE in environment else []
     where = f"the variable {KEY_VARIABLE}"
@@ -205,14 +192,14 @@ def keys_in(file: str | None, environment: Mapping[str, str] | None = None) -> l
         if not keys:
             raise DataError(f"{where} holds no key; write one a line")
     for key in keys:
-        # Never the key itself in the message.
         if not key or not key.isascii() or not key.isprintable() or " " in key:
+            # The message must not contain the key.
             raise ConfigError(f"{where} holds a key that is empty or has other characters than visible ASCII")
     return keys
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a configuration file says of the model, and of the server."""
+    """Return the settings of the model and of the server from a YAML file; names may have ``_`` or ``-``."""
     try:
         content = parse_yaml(read_input(path))
     except OSError as error:
@@ -235,19 +222,19 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             hint = f"did you mean {near[0]!r}?" if near else "gerund serve --help lists them"
             raise ConfigError(f"{path}: there is no setting {given!r}; {hint}")
         if value is not None:
-            # One name may stand without the list around it.
-            value = [value] if name in _LISTS and isinstance(value, str) else value
+            if name in _LISTS and isinstance(value, str):
+                value = [value]
             (server if name in ServerConfig.model_fields else model)[name] = value
     return model, server
 
 
 def settings_of(given: Mapping[str, Any]) -> ServerConfig:
-    """Return checked settings."""
+    """Validate settings."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         return ServerConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{name}={first['input']!r}: {said}" if name else said) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{name}={first['input']!r}: {message}" if name else message) from error

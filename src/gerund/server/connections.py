@@ -29,10 +29,9 @@ _BAD_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]")
 
 
 class StrictConnection(h11.Connection):
-    r"""A server's connection that takes no request which another program on the way may divide otherwise.
+    r"""A server's connection that rejects requests which a proxy may split differently (request smuggling).
 
-    Attributes:
-        reason: why the last request was refused, where it was not h11 that refused it.
+    ``reason`` is why the last request was rejected, if it was not h11 that rejected it.
 
     >>> connection = StrictConnection(h11.SERVER)
     >>> head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -78,7 +77,7 @@ def _wrong_framing(request: h11.Request) -> str | None:
 
 
 class Protocol(H11Protocol):
-    """HTTP on one connection, with a bound on how long the head of a request takes, which uvicorn has none for."""
+    """HTTP on one connection, with a time limit for the head of a request, which uvicorn doesn't have."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -87,41 +86,41 @@ class Protocol(H11Protocol):
         self.conn: StrictConnection = StrictConnection(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect the first request's head."""
+        """Start the timer for the first request's head."""
         super().connection_made(transport)
-        self._expect()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; a whole head ends the waiting for it, a part of one begins it."""
+        """Receive bytes; a complete head stops the timer, a part of a head starts it."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
+            self._stop_timer()
         elif self._timer is None and not self.transport.is_closing():
-            self._expect()
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._forget()
+        """Stop the timer."""
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _expect(self) -> None:
-        self._timer = self.loop.call_later(KEEP_ALIVE, self._give_up)
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(KEEP_ALIVE, self._on_timeout)
 
-    def _forget(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
         if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP as everything else is refused: it never comes as far as the gate."""
-        del msg  # uvicorn's own words
-        is_noted = self.cycle is None or self.cycle.response_complete  # else the gate notes the request
-        # Where the answer has begun, as to a request that was refused before its body came, no other can follow.
+        """Answer invalid HTTP with an error in the usual form; the middleware never sees it."""
+        del msg  # uvicorn's message
+        is_noted = self.cycle is None or self.cycle.response_complete  # else the middleware logs the request
+        # If an answer has begun, as to a request that was rejected before its body came, no other can follow.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             reason = self.conn.reason or "this is no valid request of HTTP/1.1"
             error, own = ApiError(reason, code="invalid_http"), uuid.uuid4().hex
@@ -139,7 +138,7 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
+    """Return a listening socket; port 0 is a free port."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         made = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
@@ -148,19 +147,19 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         if number == errno.EADDRINUSE:
-            said = f"port {port} of {host} is in use; take another by --port, or 0 for a free one"
+            message = f"port {port} of {host} is in use; take another by --port, or 0 for a free one"
         elif number == errno.EACCES:
-            said = f"port {port} is not allowed to you; take one from 1024 on by --port"
+            message = f"port {port} is not allowed to you; take one from 1024 on by --port"
         elif number == errno.EADDRNOTAVAIL:
-            said = f"{host} is no address of this machine; 127.0.0.1 is this machine alone"
+            message = f"{host} is no address of this machine; 127.0.0.1 is this machine alone"
         else:
-            said = f"{host}, port {port}: cannot be listened on: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(said) from error
+            message = f"{host}, port {port}: cannot be listened on: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(message) from error
     # create_server makes sockets of protocol 0, and asyncio sets TCP_NODELAY only on those that name TCP. Without it,
     # the second packet of every answer waits for the client's delayed acknowledgement, some 40 ms.
-    made = socket.socket(made.family, made.type, socket.IPPROTO_TCP, fileno=made.detach())
-    made.set_inheritable(True)
-    return made
+    listening = socket.socket(made.family, made.type, socket.IPPROTO_TCP, fileno=made.detach())
+    listening.set_inheritable(True)
+    return listening
 
 
 def address_of(made: socket.socket) -> str:

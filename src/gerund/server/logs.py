@@ -11,17 +11,17 @@ logger = logging.getLogger("gerund.server")
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON."""
+    """One line of JSON per record."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        said = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
-        return json.dumps({**said, **getattr(record, "fields", {})})
+        record_ = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        return json.dumps({**record_, **getattr(record, "fields", {})})
 
 
 class Lines(logging.Formatter):
-    """A record as a line of words."""
+    """One line of text per record."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -30,7 +30,7 @@ class Lines(logging.Formatter):
 
 
 def set_up(form: Literal["text", "json", "none"]) -> None:
-    """Send the server's notes to standard error, and uvicorn's, whose words may be a client's, nowhere."""
+    """Log to standard error, without uvicorn's records, which may quote a client."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Lines())
     logger.handlers[:] = [handler]
@@ -42,11 +42,11 @@ def set_up(form: Literal["text", "json", "none"]) -> None:
 
 
 def note(event: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Note an event with its fields."""
+    """Log an event with its fields."""
     logger.log(level, event, extra={"fields": fields})
 
 
 def note_defect(error: BaseException, **fields: Any) -> None:
-    """Note where something went wrong that should not have: the frames without the message, which may quote a text."""
+    """Log the frames of an unexpected error, without its message, which may quote a text."""
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     note("defect", logging.ERROR, error=type(error).__name__, **fields, frames=frames[-12:])

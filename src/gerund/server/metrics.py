@@ -43,19 +43,21 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        own = self._registry = CollectorRegistry()
-        self._requests = Counter("gerund_requests", "Requests.", ["route", "status"], registry=own)
-        self._seconds = Histogram("gerund_request_seconds", "From first to last byte.", ["route"], "", "", "",
-                                  own, buckets=_SECONDS)  # fmt: skip
-        self.waits = Histogram("gerund_wait_seconds", "Until the engine began with what it was given.", registry=own,
-                               buckets=_SECONDS)  # fmt: skip
-        self.first = Histogram("gerund_first_piece_seconds", "Until a stream's first text.", registry=own,
-                               buckets=_SECONDS)  # fmt: skip
-        self.gaps = Histogram("gerund_piece_gap_seconds", "Between two pieces of a stream.", registry=own,
-                              buckets=_GAPS)  # fmt: skip
-        self._counts = {name: Counter(f"gerund_{name}", said, registry=own) for name, said in _COUNTED.items()}
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter("gerund_requests", "Requests.", ["route", "status"], registry=registry)
+        self._seconds = Histogram(
+            "gerund_request_seconds", "From first to last byte.", ["route"], registry=registry, buckets=_SECONDS
+        )
+
+        def histogram(name: str, help_: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(name, help_, registry=registry, buckets=buckets)
+
+        self.waits = histogram("gerund_wait_seconds", "Until the engine began with what it was given.")
+        self.first = histogram("gerund_first_piece_seconds", "Until a stream's first text.")
+        self.gaps = histogram("gerund_piece_gap_seconds", "Between two pieces of a stream.", _GAPS)
+        self._counts = {name: Counter(f"gerund_{name}", said, registry=registry) for name, said in _COUNTED.items()}
         self._gauges = {
-            name: Gauge(f"gerund_{name}", said, registry=own, multiprocess_mode="livesum")
+            name: Gauge(f"gerund_{name}", said, registry=registry, multiprocess_mode="livesum")
             for name, said in _MEASURED.items()
         }
         self._before: dict[str, int] = dict.fromkeys(_COUNTED, 0)
@@ -66,7 +68,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def observe(self, state: EngineState) -> None:
-        """Bring the engine's own counts up to date."""
+        """Add what the engine has counted since the last call."""
         for name, counter in self._counts.items():
             now = getattr(state, name)
             counter.inc(max(0, now - self._before[name]))
@@ -75,15 +77,15 @@ class Metrics:
             gauge.set(getattr(state, name))
 
     def text(self) -> bytes:
-        """Return everything as Prometheus reads it, that of other workers too."""
+        """Return the metrics of all workers in Prometheus' format."""
         if FOLDER_VARIABLE not in os.environ:
             return generate_latest(self._registry)
-        together = CollectorRegistry()
-        MultiProcessCollector(together)
-        return generate_latest(together)
+        combined = CollectorRegistry()
+        MultiProcessCollector(combined)
+        return generate_latest(combined)
 
 
 def forget_worker(process: int) -> None:
-    """Leave a worker that has ended out of what is measured now."""
+    """Remove the gauges of a worker that has ended."""
     if FOLDER_VARIABLE in os.environ:
         mark_process_dead(process)

@@ -19,19 +19,19 @@ from gerund.server.logs import note
 from gerund.server.service import Service, name_of
 from gerund.settings.model_spec import ModelSpec
 
-# What was accepted before the end began has so long to say what it wants.
-_LAST_WORDS = 0.3
-# After the bound of the drain, what it takes to tell the clients.
-_FAREWELL = 5
+# Seconds in which a connection that was just accepted may send its request.
+_ACCEPTED_GRACE = 0.3
+# Seconds after the drain for answers to cancelled requests.
+_ANSWER_GRACE = 5
 _LOADING = "gerund-load"
-# Of uvicorn, in a second.
+# uvicorn's ticks per second.
 _TICKS = 10
 
 
 def end_while_loading() -> None:
-    """End this process at once, with status 0, where a model is still being loaded.
+    """Exit immediately with status 0 if a model is still being loaded.
 
-    Else Python would end the thread that loads it within torch's own code, and with it the process as a crash does.
+    Otherwise Python would stop the loading thread amid torch's code, and the process would crash.
     """
     if any(thread.name == _LOADING for thread in threading.enumerate()):
         sys.stdout.flush()
@@ -40,7 +40,10 @@ def end_while_loading() -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, around one service."""
+    """A uvicorn server that loads the model in a thread, and drains before it ends.
+
+    ``ready`` is called in that thread when the model is loaded.
+    """
 
     def __init__(
         self, config: uvicorn.Config, service: Service, load: Callable[[], None], ready: Callable[[Service], None]
@@ -50,23 +53,23 @@ class Server(uvicorn.Server):
         self.failure: BaseException | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and begin to load."""
+        """Listen, and start to load the model."""
         await super().startup(sockets)
-        _ = self.service.over  # made in this loop
-        threading.Thread(target=self._load_and_tell, name=_LOADING, daemon=True).start()
+        _ = self.service.over  # creates its future in this event loop
+        threading.Thread(target=self._load_in_thread, name=_LOADING, daemon=True).start()
 
     def load_first(self) -> None:
-        """Load now, before anybody can ask."""
+        """Load the model now, before requests are accepted."""
         self._load()
         self._load = lambda: None
 
     async def on_tick(self, counter: int) -> bool:
-        """Bring the counts up to date every second: of several workers only one is asked for them."""
+        """Update the metrics every second: of several workers only one is queried."""
         if counter % _TICKS == 0:
             self.service.observe()
         return await super().on_tick(counter)
 
-    def _load_and_tell(self) -> None:
+    def _load_in_thread(self) -> None:
         try:
             self._load()
         except BaseException as error:  # the main thread raises it again
@@ -76,16 +79,14 @@ class Server(uvicorn.Server):
             self._ready(self.service)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, finish what runs within the bound, give up the rest and say so."""
+        """Stop accepting, finish running requests within the drain, and cancel the rest."""
         has_failed = self.service.phase == "failed"
         if not has_failed:
             self.service.phase = "ending"
-            # What still runs is finished within that time; a second Ctrl-C ends at once.
             note("ending", requests=len(self.server_state.tasks), finish_within=f"{self.service.settings.drain:g}s")
         for server in self.servers:
             server.close()
-        # A connection that has just been accepted is not idle: its request is on the way.
-        await asyncio.sleep(_LAST_WORDS)
+        await asyncio.sleep(_ACCEPTED_GRACE)
         timer = asyncio.get_running_loop().call_later(self.service.settings.drain, self.service.end)
         await super().shutdown(sockets)
         timer.cancel()
@@ -94,7 +95,7 @@ class Server(uvicorn.Server):
             note("ended")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End; when asked twice, at once."""
+        """End; at the second signal, immediately."""
         del sig, frame
         if self.should_exit:
             self.force_exit = True
@@ -102,10 +103,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End on SIGTERM and SIGINT with status 0: it is the usual way for a server to end.
-
-        One of several workers leaves SIGINT, which it ignores, to the process that started it.
-        """
+        """End on SIGTERM and SIGINT with status 0. One of several workers ignores SIGINT, which its parent handles."""
         with handle_ending_signals(self.handle_exit, ignored_too=self.service.settings.workers == 1):
             yield
 
@@ -113,7 +111,7 @@ class Server(uvicorn.Server):
 def make_server(
     spec: ModelSpec, settings: ServerConfig, keys: Sequence[str], ready: Callable[[Service], None]
 ) -> Server:
-    """Return a server that is not running yet; see ``serve``."""
+    """Return a server that does not run yet; see ``serve``."""
     service = Service(settings, settings.name or (name_of(spec), spec.model))
 
     def load() -> None:
@@ -130,7 +128,7 @@ def make_server(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=int(settings.drain) + _FAREWELL,
+        timeout_graceful_shutdown=int(settings.drain) + _ANSWER_GRACE,
     )
     return Server(config, service, load, ready)
 
@@ -145,7 +143,11 @@ def serve(
     *,
     listens_at_once: bool = True,
 ) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it.
+
+    ``began`` is called with the server before it runs. With ``listens_at_once``, requests get 503 while the model is
+    loaded; without, none is accepted until then.
+    """
     server = make_server(spec, settings, keys, ready)
     if began is not None:
         began(server)

@@ -24,35 +24,26 @@ from gerund.server.config import ServerConfig
 from gerund.settings.model_spec import ModelSpec
 
 _POLL = 0.2
-# Seconds before a worker that ended is replaced: twice as many after each failure in a row, which a worker that has
-# served for a while does not count as.
+# Seconds before a worker that ended is replaced; they double after each failure in a row. A worker that served for
+# longer than _HEALTHY did not fail.
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _HEALTHY = 60.0
-# How much longer than the drain the end of a worker may take.
-_FAREWELL = 10.0
-# Read by prometheus-client when it is imported, which must not be before it is set.
+# Seconds after the drain in which a worker has to end.
+_END_GRACE = 10.0
+# prometheus-client reads it on import, so it must be set before.
 _METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @dataclass
 class _Worker:
-    """A place for a worker, and the process that is in it.
-
-    Attributes:
-        process: None while the next one is waited for.
-        pipe: to it.
-        ready_since: when the model was loaded; None before.
-        failures: processes in a row that ended soon.
-        starts_at: when the next process is due, where there is none.
-        told: what the process knows of the workers.
-    """
+    """A worker process, or the pause before the next one."""
 
     process: BaseProcess | None = None
     pipe: Connection | None = None
-    ready_since: float | None = None
-    failures: int = 0
-    starts_at: float = 0.0
-    told: dict[str, Any] | None = None
+    ready_since: float | None = None  # when its model was loaded
+    failures: int = 0  # processes in a row that ended soon
+    starts_at: float = 0.0  # when the next process is due, if there is none
+    known: dict[str, Any] | None = None  # the last state of all workers that was sent to it
 
 
 def serve_many(
@@ -62,7 +53,10 @@ def serve_many(
     keys: Sequence[str],
     ready: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Serve in ``settings.workers`` processes until a signal ends it."""
+    """Serve in ``settings.workers`` processes until a signal ends it.
+
+    ``ready`` is called with the model's card when all workers are ready.
+    """
     with tempfile.TemporaryDirectory(prefix="gerund-metrics-") as folder:
         os.environ[_METRICS] = folder
         try:
@@ -85,55 +79,54 @@ class _Supervisor:
         self._settings, self._ready = settings, ready
         self._workers = [_Worker() for _ in range(settings.workers)]
         self._ends = 0
-        # Until all are ready for the first time a worker that fails ends the server: what it lacks, all of them lack.
+        # Until all have been ready, a worker that fails ends the server: the others would fail as well.
         self._has_started = False
         self._last_error: str | None = None
 
     def run(self) -> None:
-        with handle_ending_signals(self._asked_to_end, ignored_too=True):
+        with handle_ending_signals(self._on_signal, ignored_too=True):
             try:
                 for worker in self._workers:
                     self._start(worker)
-                # From now on the workers alone accept.
                 while not self._ends:
                     for worker in self._workers:
-                        self._look(worker)
-                    self._tell()
+                        self._check(worker)
+                    self._send_state()
                     time.sleep(_POLL)
             finally:
                 self._stop()
 
-    def _asked_to_end(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._ends += 1
 
     def _start(self, worker: _Worker) -> None:
         context = multiprocessing.get_context("spawn")
         worker.pipe, there = context.Pipe()
-        # While others serve, requests to a worker that still loads would only be told so: it listens later.
+        # While others serve, a worker listens only after its model was loaded; else it would answer 503.
         listens_at_once = all(other.ready_since is None for other in self._workers)
-        # All load the same model, of which one says what there is to say.
+        # All load the same model, so that one of them prints the notes.
         has_notes = worker is self._workers[0] and not worker.failures
         arguments = (there, *self._arguments, listens_at_once, has_notes)
         worker.process = context.Process(target=_work, args=arguments, name="gerund-worker")
         worker.process.start()
         there.close()
 
-    def _look(self, worker: _Worker) -> None:
-        """Take what a worker says, and replace one that died."""
+    def _check(self, worker: _Worker) -> None:
+        """Receive a worker's message, and replace a worker that died."""
         if worker.process is None or worker.pipe is None:
             if time.monotonic() >= worker.starts_at:
                 self._start(worker)
             return
-        said = _said(worker.pipe)
-        if said is not None and "error" in said:
-            self._failed(worker, said["error"], said["status"])
-        elif said is not None:
+        message = _received(worker.pipe)
+        if message is not None and "error" in message:
+            self._failed(worker, message["error"], message["status"])
+        elif message is not None:
             worker.ready_since = time.monotonic()
             if all(other.ready_since is not None for other in self._workers):
                 self._last_error = None
                 if not self._has_started:
                     self._has_started = True
-                    self._ready(said)
+                    self._ready(message)
         elif not worker.process.is_alive() and not self._ends:
             status = worker.process.exitcode
             if worker.ready_since is not None:
@@ -146,7 +139,7 @@ class _Supervisor:
                 )
 
     def _failed(self, worker: _Worker, error: str, status: int = ResourceError.exit_code) -> None:
-        """Note that a worker ended, and when the next one starts in its place."""
+        """Schedule the replacement of a worker that ended."""
         from gerund.server.metrics import forget_worker
 
         process, pipe = worker.process, worker.pipe
@@ -156,7 +149,7 @@ class _Supervisor:
             raise (InputError if status == InputError.exit_code else ResourceError)(error)
         pipe.close()
         process.join(_POLL)
-        if process.is_alive():  # it has said why, and has nothing else to do
+        if process.is_alive():  # it has sent its error, and has nothing else to do
             process.kill()
             process.join()
         if worker.ready_since is not None and time.monotonic() - worker.ready_since >= _HEALTHY:
@@ -169,28 +162,28 @@ class _Supervisor:
         )  # fmt: skip
         self._last_error = error
         forget_worker(int(process.pid or 0))
-        worker.process = worker.pipe = worker.ready_since = worker.told = None
+        worker.process = worker.pipe = worker.ready_since = worker.known = None
         worker.failures = min(worker.failures + 1, 10)
         worker.starts_at = time.monotonic() + pause
 
-    def _tell(self) -> None:
-        """Let the workers know how many of them serve: any of them may be asked."""
+    def _send_state(self) -> None:
+        """Send the number of ready workers to all of them: any may get ``/health``."""
         ready = [worker for worker in self._workers if worker.ready_since is not None]
         state = {"expected": len(self._workers), "ready": len(ready), "last_error": self._last_error}
         for worker in ready:
-            if worker.told != state and worker.pipe is not None:
-                worker.told = state
+            if worker.known != state and worker.pipe is not None:
+                worker.known = state
                 with suppress(OSError):  # it has just ended, and is replaced
                     worker.pipe.send(state)
 
     def _stop(self) -> None:
-        # Nobody would accept what still came to this process's own share of the socket.
+        # This process does not accept connections, so it must not hold the socket.
         self._listening.close()
         processes = [worker.process for worker in self._workers if worker.process is not None]
         for process in processes:
             if process.is_alive():
                 process.terminate()
-        ends = time.monotonic() + self._settings.drain + _FAREWELL
+        ends = time.monotonic() + self._settings.drain + _END_GRACE
         while any(process.is_alive() for process in processes) and time.monotonic() < ends and self._ends < 2:
             time.sleep(_POLL)
         for process in processes:
@@ -202,7 +195,7 @@ class _Supervisor:
                 worker.pipe.close()
 
 
-def _said(pipe: Connection) -> dict[str, Any] | None:
+def _received(pipe: Connection) -> dict[str, Any] | None:
     try:
         return pipe.recv() if pipe.poll() else None
     except (EOFError, OSError):
@@ -218,17 +211,17 @@ def _work(
     listens_at_once: bool,
     has_notes: bool,
 ) -> None:
-    """Serve in a process of its own."""
+    """Serve in a worker process."""
     from gerund.server.running import Server, end_while_loading, serve
 
     logs.set_up(settings.log)
-    # Ctrl-C goes to all processes of a terminal, and the one that started this one sends SIGTERM. The second of two
-    # signals would give up what runs.
+    # Ctrl-C goes to all processes of a terminal, and the supervisor sends SIGTERM as well. A second signal would cancel
+    # running requests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def watch(server: Server) -> None:
-        """Take what is told of the workers, and end when the process that started this one is gone."""
+        """Receive the state of the workers, and end when the supervisor is gone."""
 
         def wait() -> None:
             try:

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 ANY: Final = object()
-"""Means that a field is accepted with any value."""
+"""Accepts any value of a field."""
 
 Accepted = Mapping[str, Any]
-"""By a field's name the tuple of values that are accepted, or ``ANY``."""
+"""The accepted values by the field's name, or ``ANY``."""
 
 # Bookkeeping, billing, caching and scheduling: what every client library may add to every request.
 EVERYWHERE: Accepted = {
@@ -38,7 +38,7 @@ EVERYWHERE: Accepted = {
 
 
 def is_accepted(accepted: Accepted, name: str, value: Any) -> bool:
-    """Whether a field that is not declared may be left out in silence.
+    """Whether a field that is not declared may be ignored.
 
     >>> is_accepted({"mirostat": (0,)}, "mirostat", 0), is_accepted({"mirostat": (0,)}, "mirostat", 2)
     (True, False)
@@ -49,8 +49,8 @@ def is_accepted(accepted: Accepted, name: str, value: Any) -> bool:
     return values is ANY or value in values
 
 
-# What a list in a body holds at most. Each list says of its first error only: of two million numbers in the place of
-# texts, all would be described, which takes minutes and gigabytes.
+# Longest lists in a body. Each list reports only its first error: describing two million numbers in the place of texts
+# would take minutes and gigabytes.
 MOST_TEXTS = 2048
 MOST_IDS = 65536
 
@@ -69,7 +69,7 @@ _LONGEST_NAME = 64
 _UNKNOWN = "unknown_field"
 _TEXTS_OR_IDS = "a text, a list of texts, a list of token ids, or a list of such lists"
 _TEXT_OR_TEXTS = "a text, or a list of texts"
-# What a field of several forms takes, in words: pydantic would say of one of the forms that it is not that one.
+# Descriptions of fields of several types; pydantic's message would describe only one of the types.
 _FORMS = {
     "input": _TEXTS_OR_IDS,
     "prompt": _TEXTS_OR_IDS,
@@ -82,22 +82,18 @@ _FORMS = {
 
 
 class Body(BaseModel):
-    """The body of a request, or an object in it.
-
-    A field that is neither declared nor in ``without_effect`` is refused by name: ignored, it would give another answer
-    than the client asked for.
-    """
+    """The body of a request, or an object in it."""
 
     # Not "forbid": that describes every field of millions, and does not know what is accepted without effect.
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
 
     without_effect: ClassVar[Accepted | None] = {}
-    """Fields that are accepted and change nothing; None accepts all."""
+    """Fields that are accepted and ignored; None accepts all."""
 
     @model_validator(mode="before")
     @classmethod
     def refuse_unknown(cls, body: Any) -> Any:
-        """Refuse the first field that is not known."""
+        """Raise an error for the first unknown field."""
         if not isinstance(body, dict) or cls.without_effect is None:
             return body
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -119,16 +115,16 @@ class RequestBody(Body):
     """The body of a request."""
 
     model: ModelName | None = None
-    """The model's name as ``/v1/models`` lists it; left out, the one that is served."""
+    """The model's name as ``/v1/models`` lists it; default: the served model."""
 
 
 def _printable(name: str) -> str:
-    """Return as much of a name as can be sent back."""
+    """Return the part of a name that a message can quote."""
     return name[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode() or "''"
 
 
 def place_of(error: dict[str, Any], body: Any) -> str:
-    """Return where in a body an error of pydantic's is, such as ``input.2``, without pydantic's own names for unions.
+    """Return the path of a pydantic error in a body, such as ``input.2``, without pydantic's names for unions.
 
     >>> place_of({"loc": ("body", "input", "list[constrained-str]", 0), "type": "string_type"}, {"input": [5]})
     'input.0'
@@ -155,10 +151,10 @@ def place_of(error: dict[str, Any], body: Any) -> str:
 
 
 def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str, str | None]:
-    """Return the place, the message and the code of the error that says most.
+    """Return the path, message and code of the most specific error.
 
-    Of those of a union it is one about a value, which was of the right type, and the deepest one of these. Where
-    nothing was of a right type, it is said what all the types are.
+    In a union that is the deepest error about a value, which had the right type. If no type was right, the message
+    names all types.
 
     >>> worst([{"loc": ("body", "stop", "str"), "type": "string_type", "msg": ""},
     ...        {"loc": ("body", "stop", "list", 0), "type": "string_type", "msg": ""}], {"stop": [5]})

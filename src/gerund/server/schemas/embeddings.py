@@ -22,7 +22,7 @@ from gerund.server.schemas.generation import Message, ScorerName
 
 
 class EmbeddingRequest(RequestBody):
-    """Texts, or token ids of this model's own tokenizer, to be turned into vectors."""
+    """Texts to encode, or token ids of this model's tokenizer."""
 
     without_effect: ClassVar[Accepted | None] = {
         # vLLM and Infinity
@@ -40,31 +40,31 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     prompt: Annotated[str, Field(max_length=10_000)] | None = None
-    """Put before every text."""
+    """Precedes every text."""
     prompt_name: Annotated[str, Field(max_length=200)] | None = None
-    """The name of one of the encoder's prompts, which is put there."""
+    """The name of one of the encoder's prompts."""
     input_type: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """What the texts are: ``query`` or ``document`` (also Cohere's ``search_query``, ``search_document`` and NVIDIA's
     ``passage``), or the name of one of the encoder's prompts."""
     task: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """The same in Jina's words, such as ``retrieval.query``."""
+    """Its name in Jina's API, such as ``retrieval.query``."""
     truncate: bool | None = None
-    """Cut a text that is too long, instead of refusing it."""
+    """Truncate a text that is too long, instead of an error."""
     truncate_prompt_tokens: Literal[-1] | None = None
-    """The same in vLLM's words."""
+    """Its name in vLLM."""
     normalize: bool | None = None
-    """As the encoder's own setting; anything else would be vectors of another encoder."""
+    """Must equal the encoder's setting, since other vectors belong to another encoder."""
     normalized: bool | None = None
-    """The same in Jina's words."""
+    """Its name in Jina's API."""
 
     @property
     def truncates(self) -> bool:
-        """Whether a text that is too long is cut."""
+        """Whether a text that is too long is truncated."""
         return bool(self.truncate) or self.truncate_prompt_tokens == -1
 
     @property
     def inputs(self) -> Sequence[str | list[int]]:
-        """What is to be read, one or many."""
+        """The texts or lists of token ids."""
         if isinstance(self.input, str):
             return [self.input]
         if isinstance(self.input[0], int):
@@ -73,7 +73,7 @@ class EmbeddingRequest(RequestBody):
 
 
 class Document(Body):
-    """A document that is ranked by its text; whatever else it has is the client's own."""
+    """A document that is ranked by its text; other fields are ignored."""
 
     without_effect = None
     text: Text
@@ -97,7 +97,7 @@ class RerankRequest(RequestBody):
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
     top_n: Count | None = None
     top_k: Count | None = None
-    """The same in the words of Voyage and others."""
+    """Its name in Voyage's and other APIs."""
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
     by: Literal["vectors", "model", "own", "likelihood"] | None = None
@@ -106,18 +106,18 @@ class RerankRequest(RequestBody):
     @property
     def texts(self) -> list[str]:
         """The documents as texts."""
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        return [item if isinstance(item, str) else item.text for item in self.documents]
 
     @property
     def most(self) -> int | None:
-        """How many documents are returned; None for all."""
+        """The number of documents to return; None for all."""
         if self.top_n is not None and self.top_k is not None and self.top_n != self.top_k:
             raise ApiError("top_n and top_k both say how many documents to return; leave one out", param="top_k")
         return self.top_n or self.top_k
 
 
 class TeiRerankRequest(RequestBody):
-    """The same in the form of text-embeddings-inference."""
+    """A reranking request in the form of text-embeddings-inference."""
 
     without_effect: ClassVar[Accepted | None] = {"truncation_direction": ("Right", "right")}
     query: Text
@@ -128,7 +128,7 @@ class TeiRerankRequest(RequestBody):
 
 
 def _kind_of_rerank(body: Any) -> str:
-    """Return which form a body has, so that what is wrong with it is said of that form."""
+    """Return which form a body has, so that errors are about that form."""
     return "tei" if isinstance(body, TeiRerankRequest) or (isinstance(body, dict) and "texts" in body) else "cohere"
 
 
@@ -138,7 +138,7 @@ AnyRerankRequest = Annotated[
 
 
 class ScoreRequest(RequestBody):
-    """How well texts follow a prefix, or how alike two lists of texts are."""
+    """Texts to score: continuations of a prefix, or pairs of similar texts."""
 
     without_effect: ClassVar[Accepted | None] = {
         "add_special_tokens": (True,),
@@ -153,7 +153,7 @@ class ScoreRequest(RequestBody):
 
 
 class TokenizeRequest(RequestBody):
-    """A text or a conversation, as the model reads it."""
+    """A text or a conversation to tokenize."""
 
     without_effect: ClassVar[Accepted | None] = {
         **dict.fromkeys(("return_token_strs", "with_pieces", "parse_special"), (False,)),
@@ -171,13 +171,13 @@ class TokenizeRequest(RequestBody):
 
 
 class DetokenizeRequest(RequestBody):
-    """Token ids to be spelled out."""
+    """Token ids to decode."""
 
     tokens: Annotated[list[TokenId], Field(max_length=65536, fail_fast=True)]
 
 
 class SearchRequest(RequestBody):
-    """A query to the index that is served."""
+    """A query to the served index."""
 
     query: Text
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -185,15 +185,15 @@ class SearchRequest(RequestBody):
     filter: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """A condition in SQL on the columns of the index."""
     weight: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of the vectors in a hybrid search; left out, the model's tuned one."""
+    """Weight of the vectors in a hybrid search; default: the tuned one."""
 
 
 class AttentionRequest(RequestBody):
-    """A text in which the layers look around."""
+    """A text whose attention maps are requested."""
 
     text: Annotated[str, Field(min_length=1, max_length=2000)]
     plan: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """An attention plan; left out, the encoder's own."""
+    """An attention plan; default: the encoder's."""
     k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     k0: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     sink_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
