@@ -138,7 +138,7 @@ def test_a_pattern_of_many_parts_takes_no_time():
         ("tokens IN (1, 'a')", 15, "a text where a number"),
         ("(tokens = 1) = TRUE", 2, "a condition where"),
         ("tokens > 99999999999999999999", 10, "too large a number"),
-        ("tokens > 8.5", 10, "no whole number"),
+        ("tokens > 8.5", 10, "not a whole number"),
         ("tokens > 1e999", 10, "too large a number"),
         ("tokens > 9007199254740993", 10, "too large a number"),
         ("tokens / 0 > 1", 1, "not possible"),

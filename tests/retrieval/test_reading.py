@@ -330,7 +330,7 @@ def test_readers_of_other_packages(tmp_path, monkeypatch, reader, texts):
     ]
     found.append(Entry("pdf", lambda path: f"# {path.stem}\n\nRead from its pictures."))
     monkeypatch.setattr(metadata, "entry_points", lambda *, group: found if group == "gerund.readers" else [])
-    document_reader.foreign_readers.cache_clear()
+    document_reader.plugins.cache_clear()
     try:
         [one] = reader.read(write(tmp_path / "page.scan", "x"))
         assert one == ParsedText("# page\n\nRead.", "page", one.sections)
@@ -345,7 +345,7 @@ def test_readers_of_other_packages(tmp_path, monkeypatch, reader, texts):
         assert texts(write(tmp_path / "own.pdf", pdf([""]))) == [("", "own", "# own\n\nRead from its pictures.")]
         assert document_reader.endings().count("pdf") == 1
     finally:
-        document_reader.foreign_readers.cache_clear()
+        document_reader.plugins.cache_clear()
 
 
 def test_files_of_folders(tmp_path):

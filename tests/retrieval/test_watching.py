@@ -12,7 +12,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.retrieval.watching import Follower, watch
+from gerund.retrieval.watching import Watcher, watch
 
 OLD = 1_000_000_000
 
@@ -43,43 +43,43 @@ def sources(index):
 
 @pytest.mark.slow
 def test_a_broken_document_is_told_and_ends_nothing(index, notes):
-    follower = Follower(index, [notes], prune=True, interval=2)
+    watcher = Watcher(index, [notes], prune=True, interval=2)
     write(notes / "a.txt", "One cat.")
     write(notes / "b.docx", "no archive")
-    summary = follower.round()
+    summary = watcher.round()
     assert (summary.documents, [Path(one.file).name for one in summary.failed]) == (1, ["b.docx"])
     write(notes / "c.pdf", "%PDF-1.4 broken")
-    assert [Path(one.file).name for one in follower.round().failed] == ["c.pdf"]
+    assert [Path(one.file).name for one in watcher.round().failed] == ["c.pdf"]
     assert sources(index) == ["a.txt"]
 
 
 @pytest.mark.slow
 def test_what_appears_changes_and_goes(index, notes):
-    follower = Follower(index, [notes], prune=True, interval=2)
-    assert follower.round().documents == 0  # an empty folder is none to stop at
+    watcher = Watcher(index, [notes], prune=True, interval=2)
+    assert watcher.round().documents == 0  # an empty folder is none to stop at
     write(notes / "a.txt", "One cat.")
     write(notes / "sub" / "b.txt", "Two dogs.")
-    assert follower.round().documents == 2
-    assert follower.round() is None
+    assert watcher.round().documents == 2
+    assert watcher.round() is None
     write(notes / "a.txt", "One cat, and a mouse.", age=50)
-    summary = follower.round()
+    summary = watcher.round()
     assert (summary.files, summary.documents) == (1, 1)
     assert index.search("mouse", 1)[0].text == "One cat, and a mouse."
     (notes / "a.txt").unlink()
-    assert follower.round().removed == 1
+    assert watcher.round().removed == 1
     assert sources(index) == ["b.txt"]
-    assert follower.round() is None
+    assert watcher.round() is None
 
 
 def test_without_prune_what_goes_stays(index, notes):
     write(notes / "a.txt", "One cat.")
-    follower = Follower(index, [notes], prune=False, interval=2)
-    assert follower.round().documents == 1
+    watcher = Watcher(index, [notes], prune=False, interval=2)
+    assert watcher.round().documents == 1
     (notes / "a.txt").unlink()
-    assert follower.round() is None
+    assert watcher.round() is None
     assert sources(index) == ["a.txt"]
     write(notes / "a.txt", "One cat.", age=10)
-    assert follower.round().unchanged == 1
+    assert watcher.round().unchanged == 1
 
 
 def test_what_went_while_nobody_looked_is_found_at_the_start(index, notes):
@@ -87,54 +87,54 @@ def test_what_went_while_nobody_looked_is_found_at_the_start(index, notes):
     write(notes / "b.txt", "Two dogs.")
     index.add(notes)
     (notes / "b.txt").unlink()
-    summary = Follower(index, [notes], prune=True, interval=2).round()
+    summary = Watcher(index, [notes], prune=True, interval=2).round()
     assert (summary.removed, summary.unchanged) == (1, 1)
     assert sources(index) == ["a.txt"]
 
 
 def test_a_file_that_is_being_written_waits(index, notes):
-    follower = Follower(index, [notes], prune=False, interval=60)
+    watcher = Watcher(index, [notes], prune=False, interval=60)
     path = write(notes / "a.txt", "One", age=0)
-    assert follower.round() is None
+    assert watcher.round() is None
     write(path, "One cat", age=0)
-    assert follower.round() is None  # it has changed since the last look
-    assert follower.round().documents == 1
+    assert watcher.round() is None  # it has changed since the last look
+    assert watcher.round().documents == 1
     assert index.search("cat", 1)[0].text == "One cat"
 
 
 def test_a_file_that_was_read_half_written_is_read_again(index, notes):
-    follower = Follower(index, [notes], prune=False, interval=2)
+    watcher = Watcher(index, [notes], prune=False, interval=2)
     rows = write(notes / "rows.jsonl", '{"text": "One cat."}\n{"te')
-    summary = follower.round()
+    summary = watcher.round()
     assert "rows.jsonl, line 2: not valid JSON" in summary.failed[0].reason
-    assert follower.round() is None  # told once
+    assert watcher.round() is None  # told once
     write(rows, '{"text": "One cat."}\n{"text": "Two dogs."}\n', age=50)
-    assert follower.round().failed == []
+    assert watcher.round().failed == []
     assert [hit.text for hit in index.search("dogs", 1)] == ["Two dogs."]
 
 
 def test_broken_files_among_good_ones(index, notes):
     write(notes / "good.txt", "One cat.")
     write(notes / "empty.txt", " ")
-    follower = Follower(index, [notes], prune=False, interval=2)
-    summary = follower.round()
+    watcher = Watcher(index, [notes], prune=False, interval=2)
+    summary = watcher.round()
     assert (summary.documents, len(summary.failed)) == (1, 1)
-    assert follower.round() is None
+    assert watcher.round() is None
 
 
 def test_a_folder_that_is_taken_away_keeps_its_documents(index, notes):
     write(notes / "a.txt", "One cat.")
-    follower = Follower(index, [notes], prune=True, interval=2)
-    follower.round()
+    watcher = Watcher(index, [notes], prune=True, interval=2)
+    watcher.round()
     away = notes.rename(notes.with_name("away"))
-    summary = follower.round()
+    summary = watcher.round()
     assert "its documents are kept" in summary.failed[0].reason
-    assert follower.round() is None
+    assert watcher.round() is None
     assert sources(index) == ["a.txt"]
     away.rename(notes)
-    assert follower.round() is None
+    assert watcher.round() is None
     (notes / "a.txt").unlink()
-    assert follower.round().removed == 1
+    assert watcher.round().removed == 1
 
 
 def test_it_runs_until_it_is_stopped(index, notes):

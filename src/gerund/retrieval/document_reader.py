@@ -1,12 +1,11 @@
-"""Read files into documents: plain text and rows of tables here, all other formats in a process of their own.
+"""Find files and read them into text: plain text and tables in this process, other formats in a separate one.
 
-A parser may crash, hang or fill the memory on a malformed file. In another process that is an error of this file alone,
-and the next file is read by a new process. It is started when the first file needs it.
+A file of text is one document; each row of a table (JSON lines, CSV, Parquet) is a document. A parser may crash, hang
+or fill the memory on a malformed file. In a separate process that is an error of this file only, and a new process
+reads the next file. The process starts when the first file needs it.
 
-Other packages read further kinds of files, or known ones in their own way, by the entry point ``gerund.readers``: its
-name is the ending of a file, and it is a function that takes a path and returns Markdown. They run in this process.
-
-Knows: formats, the reader process, limits. Does not know: folders, chunks, models.
+Other packages can add file types, or replace readers, with the entry point ``gerund.readers``: its name is a file
+ending, and it is a function that takes a path and returns Markdown. These run in this process.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +32,7 @@ from gerund.retrieval.store import POINTER_FOLDER
 
 ENTRY_POINTS = "gerund.readers"
 
-# Starting the process, and importing what a format needs, is no fault of a document.
+# For starting the process and importing a format's library, which is not part of a document's time.
 _START_SECONDS = 120.0
 _LEAST_MEMORY = 64 * 10**6
 
@@ -41,43 +40,40 @@ _log = logging.getLogger("gerund.retrieval")
 
 
 class NoTextError(DataError):
-    """A file that can be read and has no text, so that what it had before is out of date."""
+    """A readable file without text, so that its stored documents are out of date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLimits:
-    """What parsing one document may take: all but plain UTF-8 text, Markdown and tables that are not compressed.
+    """Limits for parsing a document; uncompressed UTF-8 text, Markdown and tables have none.
 
     Raises:
         ConfigError: a limit is too small.
 
     >>> ReadLimits(seconds=0)
     Traceback (most recent call last):
-    gerund.errors.ConfigError: seconds=0 leaves no time to read a document; give a number above 0
+    gerund.errors.ConfigError: `seconds` must be above 0, got 0
     """
 
     seconds: float = 60.0
     """Seconds to parse the document, or 64 rows of a table."""
 
     memory: int = 10**9
-    """Bytes of memory, beyond what the libraries take; a quarter of it is what the document may unpack to. Windows and
+    """Bytes of memory, in addition to those of the libraries; the document may unpack to a quarter of it. Windows and
     macOS limit only the latter."""
 
     def __post_init__(self) -> None:
         demand_number("seconds", self.seconds)
         if not 0 < self.seconds <= threading.TIMEOUT_MAX:
-            raise ConfigError(f"seconds={self.seconds:g} leaves no time to read a document; give a number above 0")
+            raise ConfigError(f"`seconds` must be above 0, got {self.seconds:g}")
         if whole_number("memory", self.memory) < _LEAST_MEMORY:
-            raise ConfigError(f"memory={self.memory} bytes are too few to read a document; give at least 64 MB")
+            raise ConfigError(f"`memory` must be at least 64 MB ({_LEAST_MEMORY} bytes), got {self.memory}")
 
 
 class DocumentReader:
     """Reads files one after the other, with a process for those that need a parser.
 
-    Use it as a context manager: leaving it ends the process. One thread may use it at a time.
-
-    Args:
-        limits: what a document may take; None for the usual ones.
+    Use it as a context manager, which ends the process. It is not thread-safe.
     """
 
     def __init__(self, limits: ReadLimits | None = None) -> None:
@@ -102,17 +98,9 @@ class DocumentReader:
         process.wait()
 
     def read(self, path: Path, bad: Callable[[DataError], None] | None = None) -> Iterator[ParsedText]:
-        """Yield the documents of a file in order; a row without any text is skipped.
+        """Yield the documents of a file in order, without rows that have no text; a file without any raises.
 
-        Args:
-            path: the file.
-            bad: called with the error of each row of a table that cannot be read, which is skipped; None raises.
-
-        Raises:
-            DataError: the file cannot be read, is of an unknown kind, is malformed, or takes more time or memory than
-                the limits allow; with its name, and where there is one, the line.
-            NoTextError: it has no text at all.
-            MissingDependencyError: a library is needed to read it; the message has the pip line.
+        ``bad`` is called with the error of each row of a table that cannot be read, which is skipped; None raises.
         """
         ending, count = ending_of(path), 0
         for parsed in self._rows(path, ending):
@@ -124,7 +112,7 @@ class DocumentReader:
             elif parsed.text.strip():
                 count += 1
                 if parsed.encoding:
-                    # A guess may be wrong; what the file itself says is not.
+                    # Only a detected encoding may be wrong.
                     level = logging.WARNING if parsed.encoding.endswith("(detected)") else logging.INFO
                     _log.log(level, "%s: read as %s", path, parsed.encoding)
                 yield parsed
@@ -133,74 +121,74 @@ class DocumentReader:
             raise NoTextError(f"{path}: there is no text in it{hint}")
 
     def _rows(self, path: Path, ending: str) -> Iterable[ParsedText | DataError]:
-        # Whoever installs another reader for a kind that is known here wants that one.
-        if ending in foreign_readers():
-            return _foreign(foreign_readers()[ending], path)
-        packed = path.suffix.lower() in COMPRESSED
-        if ending in TABLES and ending != "parquet" and not packed:
+        # An installed reader replaces gerund's own for the same ending.
+        if ending in plugins():
+            return _read_by_plugin(plugins()[ending], path)
+        is_compressed = path.suffix.lower() in COMPRESSED
+        if ending in TABLES and ending != "parquet" and not is_compressed:
             return parse_table(path, ending)
         if ending not in PARSERS:
             raise DataError(f"{path}: unknown kind of file; known are: {', '.join(f'.{name}' for name in endings())}")
-        if ending in PLAIN and not packed and (text := _plain_text(path)) is not None:
+        if ending in PLAIN and not is_compressed and (text := _plain_text(path)) is not None:
             return [ParsedText(text) if ending == "txt" else markdown(text)]
-        return self._parsed_elsewhere(path, ending)
+        return self._read_by_process(path, ending)
 
-    def _parsed_elsewhere(self, path: Path, ending: str) -> Iterator[ParsedText | DataError]:
-        """Yield what the process parses; whatever happens there is this file's error."""
-        in_step = False
+    def _read_by_process(self, path: Path, ending: str) -> Iterator[ParsedText | DataError]:
+        """Yield what the process parses; any failure of it is this file's error."""
+        is_reusable = False
         try:
             self._request(path, ending)
             self._next(path, _START_SECONDS)
             while True:
                 message = self._next(path, self.limits.seconds)
                 if "documents" not in message:
-                    # What took all memory may not have given it back.
-                    in_step = message.get("error") != "memory"
+                    # After an out-of-memory error, memory may still be taken.
+                    is_reusable = message.get("error") != "memory"
                     _raise_error(message, path, self.limits)
                     return
                 for row in message["documents"]:
                     yield _row_of(row)
         finally:
-            # Who stops in the middle would get the rest of this file for the next one.
-            if not in_step:
+            # After a stop in the middle, the next file would get the rest of this one.
+            if not is_reusable:
                 self.close()
 
     def _request(self, path: Path, ending: str) -> None:
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended between two files, which is no fault of this one
+            self.close()  # it ended between two files
         if self._process is None:
-            self._process = _started()
+            self._process = _start_process()
             self._next(path, _START_SECONDS)
-        asked = {"path": str(path), "ending": ending, "seconds": self.limits.seconds, "memory": self.limits.memory}
+        request = {"path": str(path), "ending": ending, "seconds": self.limits.seconds, "memory": self.limits.memory}
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise DataError(f"{path}: cannot be read (the reader process ended: {error})") from error
 
     def _next(self, path: Path, seconds: float) -> Mapping[str, Any]:
-        """Return the process's next message; without one in time the process is ended."""
+        """Return the process's next message; kill the process if it takes too long."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        late = threading.Event()
+        is_late = threading.Event()
 
-        def end() -> None:
-            late.set()
+        def kill() -> None:
+            is_late.set()
             process.kill()
 
-        timer = threading.Timer(seconds, end)
+        timer = threading.Timer(seconds, kill)
         timer.daemon = True
         timer.start()
         try:
             line = process.stdout.readline()
         finally:
             timer.cancel()
-        if line.endswith(b"\n") and not late.is_set():
+        if line.endswith(b"\n") and not is_late.is_set():
             message: Mapping[str, Any] = json.loads(line)
             return message
-        if late.is_set():
+        if is_late.is_set():
             raise DataError(
                 f"{path}: reading it took longer than {seconds:g} seconds; it may be damaged, or needs a higher limit "
                 "(--read-seconds)"
@@ -211,11 +199,11 @@ class DocumentReader:
         )
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """Start the process with the modules that this one has, but none of the folder that it happens to run in."""
-    own = {
-        "PYTHONPATH": os.pathsep.join(place for place in sys.path if place),
-        # Threads and their memory arenas count as memory that is used.
+def _start_process() -> subprocess.Popen[bytes]:
+    """Start the process with this process's modules, but without those in the working folder."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
+        # Threads and their memory arenas count as used memory.
         "MALLOC_ARENA_MAX": "2",
         "OMP_NUM_THREADS": "1",
         "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -226,14 +214,14 @@ def _started() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **own},
+        env={**os.environ, **environment},
     )
 
 
 def _close_quietly(pipe: Any) -> None:
     try:
         pipe.close()
-    except OSError:  # what was not sent cannot be any more
+    except OSError:  # unsent data
         return
 
 
@@ -265,7 +253,7 @@ def _raise_error(message: Mapping[str, Any], path: Path, limits: ReadLimits) -> 
 
 
 def _plain_text(path: Path) -> str | None:
-    """Return a file's text if it is UTF-8; None where it is something else."""
+    """Return a file's text if it is UTF-8, else None."""
     try:
         return utf8_or_none(path.read_bytes())
     except OSError as error:
@@ -273,12 +261,12 @@ def _plain_text(path: Path) -> str | None:
 
 
 @cache
-def foreign_readers() -> Mapping[str, metadata.EntryPoint]:
-    """Return the readers of other packages by the ending of their files."""
-    return {one.name.lower().removeprefix("."): one for one in metadata.entry_points(group=ENTRY_POINTS)}
+def plugins() -> Mapping[str, metadata.EntryPoint]:
+    """Return the readers of other packages by file ending."""
+    return {entry.name.lower().removeprefix("."): entry for entry in metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def _foreign(entry: metadata.EntryPoint, path: Path) -> Iterator[ParsedText]:
+def _read_by_plugin(entry: metadata.EntryPoint, path: Path) -> Iterator[ParsedText]:
     try:
         text = entry.load()(path)
     except GerundError:
@@ -291,7 +279,7 @@ def _foreign(entry: metadata.EntryPoint, path: Path) -> Iterator[ParsedText]:
 
 
 def ending_of(path: Path) -> str:
-    """Return what a file's name ends in, without the dot and without that of an archive.
+    """Return a file's ending, without the dot and without that of compression.
 
     >>> ending_of(Path("a/notes.MD.gz"))
     'md'
@@ -303,37 +291,31 @@ def ending_of(path: Path) -> str:
 
 
 def endings() -> tuple[str, ...]:
-    """Return the endings of files that can be read, those of other packages among them."""
-    return tuple(dict.fromkeys((*PARSERS, *foreign_readers())))
-
-
-_PIECE = 2**20
+    """Return the endings of files that can be read, including those of other packages."""
+    return tuple(dict.fromkeys((*PARSERS, *plugins())))
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return these files, and for a folder all files in it and below it that can be read here, sorted.
+    """Return these files, and all files of supported types below these folders, sorted.
 
-    Hidden files and folders are passed over, and links to folders are not followed. A file that is named is returned
-    whatever its ending.
-
-    Raises:
-        DataError: a path is not there, or is neither a file nor a folder.
+    Hidden files and folders are skipped, and links to folders are not followed. A file among ``paths`` is returned
+    regardless of its ending.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
         if path.is_dir():
-            found |= dict.fromkeys(sorted(_files_below(path)))
+            files |= dict.fromkeys(sorted(file for file in _visible_below(path) if ending_of(file) in endings()))
         elif path.is_file():
-            found[path] = None
+            files[path] = None
         else:
             raise DataError(f"{path}: neither a file nor a folder")
-    return list(found)
+    return list(files)
 
 
 def unknown_files(paths: Sequence[Path]) -> dict[str, int]:
-    """Return how many files in these folders are of no kind that can be read here, by their ending."""
+    """Return the number of files of unsupported types below these folders, by ending."""
     counts = Counter(
         path.suffix.lower() or "no ending"
         for folder in paths
@@ -341,11 +323,7 @@ def unknown_files(paths: Sequence[Path]) -> dict[str, int]:
         for path in _visible_below(folder)
         if ending_of(path) not in endings()
     )
-    return dict(sorted(counts.items(), key=lambda own: (-own[1], own[0])))
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    return (path for path in _visible_below(folder) if ending_of(path) in endings())
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _visible_below(folder: Path) -> Iterator[Path]:
@@ -353,7 +331,7 @@ def _visible_below(folder: Path) -> Iterator[Path]:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        if POINTER_FOLDER in folders:  # an index's own files are nobody's documents
+        if POINTER_FOLDER in folders:  # an index
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -364,7 +342,7 @@ def _visible_below(folder: Path) -> Iterator[Path]:
 
 
 def stem_of(path: Path) -> str:
-    """Return a file's name without its ending and without that of an archive.
+    """Return a file's name without its ending and without that of compression.
 
     >>> stem_of(Path("a/v1.2 release notes.MD.gz")), stem_of(Path("LICENSE"))
     ('v1.2 release notes', 'LICENSE')
@@ -374,19 +352,12 @@ def stem_of(path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return a hash of a file's bytes: 32 hexadecimal digits.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    whole = hashlib.blake2b(digest_size=16)
+    """Return a hash of a file's bytes: 32 hexadecimal digits."""
     try:
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                whole.update(piece)
+            return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return whole.hexdigest()
 
 
 def read_file(

@@ -1,7 +1,4 @@
-"""Chunks and queries as vectors: each chunk by itself, or pooled from one pass over its document (late chunking).
-
-Knows: prompts, windows over long documents. Does not know: files, stores.
-"""
+"""Embed chunks and queries: each chunk on its own, or from one pass over its document (late chunking)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,22 +23,14 @@ if TYPE_CHECKING:
     from gerund.retrieval.index import Index
 
 QUERY, DOCUMENT = "query", "document"
-"""The names of prompts that an encoder may have for the two."""
+"""Names of the prompts that an encoder may have for the two."""
 
-# Special tokens, and what whitespace between chunks and a space in front of a text add to the sum of their tokens.
+# Special tokens, and tokens of the whitespace between chunks and of a space before a text.
 _SPARE = 8
 
 
 class Embedder:
-    """A model that embeds chunks in one way.
-
-    Args:
-        lm: the model.
-        chunking: how documents are cut and embedded.
-
-    Raises:
-        ConfigError: a chunk does not fit the model's longest text, or the model cannot embed stretches of a text.
-    """
+    """Embeds queries and chunks with a model; raises ``ConfigError`` where the model does not support the chunking."""
 
     def __init__(self, lm: TextModel, chunking: Chunking) -> None:
         self.lm = lm
@@ -68,53 +57,58 @@ class Embedder:
         return self._encode(texts, DOCUMENT)
 
     def chunks(self, documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
-        """Return a vector of length 1 for each chunk, document after document, ``(n, D)`` float32.
+        """Return a vector of length 1 per chunk, document after document, ``(n, D)`` float32.
 
-        Args:
-            documents: all chunks of each document, in their order.
+        ``documents`` has all chunks of each document, in order.
         """
         if not self.chunking.late:
-            return self._encode([self._text(one) for own in documents for one in own], DOCUMENT)
-        windows = [window for own in documents for window in self._windows(own)]
-        texts, spans = [one.text for one in windows], [one.spans for one in windows]
+            return self._encode([self._text(chunk) for chunks in documents for chunk in chunks], DOCUMENT)
+        windows = [window for chunks in documents for window in self._windows(chunks)]
+        if not windows:
+            return np.zeros((0, self.lm.dimensions), dtype=np.float32)
+        texts, spans = [window.text for window in windows], [window.spans for window in windows]
         name = self._prompts[DOCUMENT]
-        found = self.lm.encode_spans(texts, spans, None, True, show_progress=False, prompt_name=name) if texts else []
-        kept = [vectors_SD[one.repeated :] for one, vectors_SD in zip(windows, found, strict=True)]
-        return np.concatenate(kept) if kept else np.zeros((0, self.lm.dimensions), dtype=np.float32)
+        vectors = self.lm.encode_spans(texts, spans, None, True, show_progress=False, prompt_name=name)
+        return np.concatenate(
+            [vectors_SD[window.repeated :] for window, vectors_SD in zip(windows, vectors, strict=True)]
+        )
 
     def _encode(self, texts: Sequence[str], job: str) -> np.ndarray:
         if not texts:
             return np.zeros((0, self.lm.dimensions), dtype=np.float32)
-        vectors: np.ndarray = self.lm.encode(
-            [joined_lines(one) for one in texts],
+        vectors_ND: np.ndarray = self.lm.encode(
+            [joined_lines(text) for text in texts],
             None,
             True,
             show_progress=False,
             empty="zeros",
             prompt_name=self._prompts[job],
         )
-        return vectors
+        return vectors_ND
 
     def _text(self, chunk: Chunk) -> str:
-        """Return a chunk as it is read by itself."""
+        """Return a chunk's text, with its context where that is a setting and fits."""
         if not (self.chunking.context and chunk.context):
             return chunk.text
-        [found] = encode_texts(self.lm.tokenizer, [f"{chunk.context}\n"], specials=False)
-        fits = self._room is None or len(found.ids) + chunk.tokens <= self._room
+        fits = self._room is None or self._length(f"{chunk.context}\n") + chunk.tokens <= self._room
         return f"{chunk.context}\n{chunk.text}" if fits else chunk.text
+
+    def _length(self, text: str) -> int:
+        [encoded] = encode_texts(self.lm.tokenizer, [text], specials=False)
+        return len(encoded.ids)
 
     def _windows(self, chunks: Sequence[Chunk]) -> Iterator["Window"]:
         """Divide a document that is too long for one pass; each window begins with the last chunk of the one before.
 
-        That chunk's vector is the first window's, which has read all that precedes it.
+        That chunk's vector is from the earlier window, which has read all text before it.
         """
         first, done = 0, 0
         while done < len(chunks):
             room = self._room
             head = f"{chunks[first].context}\n" if self.chunking.context and chunks[first].context else ""
             if room is not None and head:
-                [found] = encode_texts(self.lm.tokenizer, [head], specials=False)
-                head, room = (head, room - len(found.ids)) if 2 * len(found.ids) <= room else ("", room)
+                length = self._length(head)
+                head, room = (head, room - length) if 2 * length <= room else ("", room)
             end, tokens = first, 0
             while end < len(chunks) and (end <= done or room is None or tokens + chunks[end].tokens <= room):
                 tokens += chunks[end].tokens
@@ -126,72 +120,61 @@ class Embedder:
             first, done = max(end - 1, 0), end
 
 
+@dataclass(frozen=True)
 class Window:
-    """A stretch of a document that is read in one pass.
+    """A part of a document that is encoded in one pass."""
 
-    Attributes:
-        text: what is read.
-        spans: where its chunks lie in it.
-        repeated: how many of the first ones only stand there for the others.
-    """
+    text: str
 
-    def __init__(self, text: str, spans: list[tuple[int, int]], repeated: int) -> None:
-        self.text, self.spans, self.repeated = text, spans, repeated
+    spans: list[tuple[int, int]]
+    """Where its chunks are in the text."""
+
+    repeated: int
+    """How many of the first chunks have a vector already, and are only context."""
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], head: str, repeated: int) -> "Window":
-        """Put chunks one behind the other as they stand in their document.
-
-        Args:
-            chunks: chunks that follow each other.
-            head: what stands in front of them.
-            repeated: how many of the first ones have a vector already.
-        """
+        """Join consecutive chunks as in their document, after a head."""
         text, spans = head, list[tuple[int, int]]()
-        for before, one in zip([None, *chunks], chunks, strict=False):
-            # Only white space stands between two chunks; how much of it is of no account.
-            gap = 0 if before is None else one.start - before.end
+        for previous, chunk in zip([None, *chunks], chunks, strict=False):
+            # Only white space separates two chunks; its exact length does not matter.
+            gap = 0 if previous is None else chunk.start - previous.end
             text += "\n\n" if gap > 1 else " " * gap
-            # Whatever the encoder does to a text: that words are divided there is the page's doing.
-            own = joined_lines(one.text)
-            spans.append((len(text), len(text) + len(own)))
-            text += own
+            # Words that are divided at line ends are the page's layout, for any encoder.
+            joined = joined_lines(chunk.text)
+            spans.append((len(text), len(text) + len(joined)))
+            text += joined
         return cls(text, spans, repeated)
 
 
 def largest_chunk(lm: TextModel) -> int | None:
-    """Return how many tokens a chunk may have at most; None where there is no limit."""
+    """Return the maximum tokens of a chunk; None for no limit."""
     return _room(lm, DOCUMENT if DOCUMENT in lm.encoder.prompts else None)
 
 
 def _room(lm: Any, prompt: str | None) -> int | None:
-    """Return how many tokens a chunk may have; None where there is no limit."""
+    """Return the maximum tokens of a chunk with a prompt; None for no limit."""
     if lm.max_length is None:
         return None
     config: EncoderConfig = lm.encoder
     templates, before = templates_around(
         config.prompt_text(prompt_name=prompt), config.templates, config.attention.name
     )
-    texts = [f"{before}{one.before}a{one.between or ''}{one.after}" for one in templates]
-    longest = max(len(own.ids) for own in encode_texts(lm.tokenizer, texts))
+    texts = [f"{before}{template.before}a{template.between or ''}{template.after}" for template in templates]
+    longest = max(len(encoded.ids) for encoded in encode_texts(lm.tokenizer, texts))
     room = int(lm.max_length) - longest - _SPARE
     if lm.runtime.plan.repeats_text:
         room //= 2
     return max(room, 1)
 
 
-# Chunks that a worker embeds at a time; where a shard ends depends on the documents alone.
+# Chunks per shard; where a shard ends depends only on the documents.
 _SHARD = 256
 
 
 @dataclass(frozen=True)
 class ChunkShard:
-    """Some documents in chunks.
-
-    Attributes:
-        index: the shard's number among those that are embedded at once.
-        documents: all chunks of each document.
-    """
+    """All chunks of some documents; ``index`` numbers the shards of a call."""
 
     index: int
     documents: list[Sequence[Chunk]]
@@ -201,12 +184,8 @@ class ChunkShard:
 def embedded_by(engine: JobEngine, index: "Index", *, threads: int | None = None) -> Iterator[None]:
     """Let the workers of an engine embed what is added to an index until the block ends.
 
-    They begin with the first document that is new; where nothing is, no model is loaded anywhere.
-
-    Args:
-        engine: has the workers.
-        index: where they add.
-        threads: cores that each computes on; None for one.
+    They start with the first new document; without one, no model is loaded. Each worker uses ``threads`` cores, None
+    for one.
 
     >>> from gerund.jobs.engine import LocalEngine
     >>> index = gerund.open_index(None, gerund.load())
@@ -232,33 +211,27 @@ def embedded_by(engine: JobEngine, index: "Index", *, threads: int | None = None
 
 @contextmanager
 def embedding_pool(engine: JobEngine, model: WorkerModel, chunking: Chunking) -> Iterator[Embed]:
-    """Yield what embeds the chunks of documents as ``Embedder.chunks`` does, by the workers of an engine.
-
-    Args:
-        engine: has the workers.
-        model: loads the model in each.
-        chunking: how documents are cut and embedded.
-    """
+    """Yield a function that embeds the chunks of documents as ``Embedder.chunks`` does, by the workers of an engine."""
     work = StatefulWork(partial(_opened, model, chunking), gpus=model.gpus, threads=model.threads)
     with engine.pool(work) as pool:
         yield partial(_embedded, pool)
 
 
 def shards_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkShard]:
-    """Yield documents in shards of some chunks."""
-    index, own = 0, list[Sequence[Chunk]]()
+    """Yield documents in shards of at least ``_SHARD`` chunks."""
+    index, shard = 0, list[Sequence[Chunk]]()
     for chunks in documents:
-        own.append(chunks)
-        if sum(map(len, own)) >= _SHARD:
-            yield ChunkShard(index, own)
-            index, own = index + 1, []
-    if own:
-        yield ChunkShard(index, own)
+        shard.append(chunks)
+        if sum(map(len, shard)) >= _SHARD:
+            yield ChunkShard(index, shard)
+            index, shard = index + 1, []
+    if shard:
+        yield ChunkShard(index, shard)
 
 
 def _embedded(pool: WorkerPool[ChunkShard, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
-    found = {shard.index: vectors_ND for shard, vectors_ND in pool.map(shards_of(documents))}
-    return np.concatenate([found[index] for index in sorted(found)])
+    vectors = {shard.index: vectors_ND for shard, vectors_ND in pool.map(shards_of(documents))}
+    return np.concatenate([vectors[index] for index in sorted(vectors)])
 
 
 def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkShard], np.ndarray]:

@@ -1,7 +1,4 @@
-"""Decode the bytes of a document: by its byte order mark, by what it declares, as UTF-8, or as detected.
-
-Knows: encodings and their names. Does not know: files, formats.
-"""
+"""Decode the bytes of a document by its byte order mark, its declared encoding, as UTF-8, or by detection."""
 
 import codecs
 import re
@@ -21,7 +18,7 @@ _HEAD = 1024
 _XML = re.compile(rb"""\s*<\?xml\b[^>]{0,200}?\bencoding\s{0,20}=\s{0,20}["']([\w.:-]{1,40})["']""", re.IGNORECASE)
 _META = re.compile(rb"""<meta\b[^>]{0,400}?\bcharset\s{0,20}=\s{0,20}["']?\s{0,20}([\w.:-]{1,40})""", re.IGNORECASE)
 _COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
-# As browsers read them (WHATWG Encoding): the declared name means this larger set, which editors write.
+# As in browsers (WHATWG Encoding): a declared name stands for this larger set, which editors write.
 _MEANT = {
     "iso8859-1": "windows-1252",
     "ascii": "windows-1252",
@@ -35,13 +32,13 @@ _MEANT = {
     "euc_kr": "cp949",
     "big5": "big5hkscs",
 }
-# Names of pages that Python does not know, and what is put around names that it knows: x-sjis, iso-8859-8-i.
+# Names that Python does not know, and affixes of names that it knows: x-sjis, iso-8859-8-i.
 _LABELS = {
     "windows-31j": "cp932", "windows-949": "cp949", "windows-874": "cp874", "ksc_5601": "cp949",
     "cn-big5": "big5hkscs", "gb_2312-80": "gb18030",
 }  # fmt: skip
 _ADDED = re.compile(r"^(?:x-)+|-[ie]$")
-# Encodings that text files are found in. Detecting among all that Python knows takes rare ones for common ones.
+# Encodings of text files in practice. Detection among all of Python's would mistake common ones for rare ones.
 _WESTERN = "cp1252"
 _ONE_BYTE_UNITS = (
     _WESTERN, "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "koi8_r",
@@ -51,7 +48,7 @@ _WIDE_UNITS = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
 
 
 def utf8_or_none(raw: bytes) -> str | None:
-    """Return bytes as text where they are plainly UTF-8: valid, and without the zero bytes that UTF-16 is full of."""
+    """Return bytes as text if they are valid UTF-8 without the zero bytes that UTF-16 is full of."""
     if b"\0" in raw:
         return None
     try:
@@ -61,18 +58,9 @@ def utf8_or_none(raw: bytes) -> str | None:
 
 
 def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
-    r"""Return bytes as text, and what they were decoded from; "" for UTF-8.
+    r"""Return bytes as text, and their encoding; "" for UTF-8. ``markup`` (HTML, XML) can declare its encoding.
 
-    A byte order mark counts first, then what markup declares, then UTF-8; anything else is detected.
-
-    Args:
-        raw: the bytes.
-        where: what an error begins with.
-        markup: whether they are HTML or XML, which can declare their encoding.
-
-    Raises:
-        DataError: they are in no encoding that can be told.
-        MissingDependencyError: the encoding has to be detected, and charset-normalizer is not installed.
+    A byte order mark counts first, then the declaration, then UTF-8; otherwise the encoding is detected.
 
     >>> decoded("caf\u00e9".encode("utf-16"), "a.txt")
     ('café', 'utf-16-le (byte order mark)')
@@ -94,7 +82,7 @@ def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
 
 
 def _marked(raw: bytes, name: str, where: str) -> tuple[str, str]:
-    """Return bytes behind a mark as text, which may be damaged, or cut in the middle of a character, but not much."""
+    """Return bytes after a byte order mark as text, which may be slightly damaged, or cut in a character."""
     try:
         return raw.decode(name), "" if name == "utf-8" else f"{name} (byte order mark)"
     except UnicodeDecodeError as error:
@@ -107,7 +95,7 @@ def _marked(raw: bytes, name: str, where: str) -> tuple[str, str]:
 
 
 def _declared(head: bytes) -> str:
-    """Return the encoding that an XML declaration or a meta element names; "" for none that is known."""
+    """Return the encoding of an XML declaration or a meta element; "" for none, or an unknown one."""
     match = _XML.match(head) or _META.search(_COMMENT.sub(b"", head))
     if match is None:
         return ""
@@ -116,7 +104,7 @@ def _declared(head: bytes) -> str:
         name = codecs.lookup(_LABELS.get(label, label)).name
     except LookupError:
         return ""
-    # Who can read the declaration byte by byte has no UTF-16 in front of him.
+    # A declaration that is readable byte by byte is not in UTF-16.
     return "utf-8" if name.startswith(("utf-16", "utf-32")) else _MEANT.get(name, name)
 
 
@@ -126,9 +114,9 @@ def _strictly(raw: bytes, name: str) -> str | None:
     except (UnicodeError, LookupError):
         if name != "windows-1252":
             return None
-        # Five bytes stand for nothing there, and browsers pass them through.
+        # Five bytes are undefined there, and browsers pass them through.
         text = "".join(_western(piece) for piece in re.split(rb"([\x81\x8d\x8f\x90\x9d]+)", raw))
-    return text if isinstance(text, str) else None  # rot13 and its like are codecs too
+    return text if isinstance(text, str) else None  # rot13 is a codec too
 
 
 def _western(piece: bytes) -> str:
@@ -140,7 +128,7 @@ def _western(piece: bytes) -> str:
 
 def _detected(raw: bytes, where: str) -> tuple[str, str]:
     if b"\0" not in raw:
-        # A damaged or cut UTF-8 file has more characters that are right; other encodings are right by chance only.
+        # A damaged UTF-8 file has more valid characters than errors; in other encodings they are valid by chance.
         text = raw.decode("utf-8", "replace")
         damaged = text.count("\ufffd")
         if sum(1 for character in text if character > "\x7f") > 2 * damaged:
@@ -156,16 +144,16 @@ def _detected(raw: bytes, where: str) -> tuple[str, str]:
     matches = list(from_bytes(raw, cp_isolation=list(_WIDE_UNITS if wide else _ONE_BYTE_UNITS)))
     if not matches:
         try:
-            return raw.decode("utf-8"), ""  # some zero bytes in a text that is UTF-8 otherwise
+            return raw.decode("utf-8"), ""  # UTF-8 with some zero bytes
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{where}: not valid UTF-8 at byte {error.start}, and its encoding cannot be detected; save it as UTF-8"
             ) from error
     best = matches[0]
     name = best.encoding
-    # Of short texts much fits equally well; then what most files are in is most likely.
+    # For short texts many encodings fit equally well; then the most common one is most likely.
     if any(_WESTERN in match.could_be_from_charset for match in matches if match.chaos <= best.chaos):
         name = _WESTERN
     name = {"cp1252": "windows-1252"}.get(name, name.replace("_", "-"))
-    found = _strictly(raw, name)
-    return str(best) if found is None else found, f"{name} (detected)"
+    strict = _strictly(raw, name)
+    return str(best) if strict is None else strict, f"{name} (detected)"

@@ -1,10 +1,8 @@
-"""The filter of a search: a condition in SQL, read whole, checked, and written out in what every store understands.
+"""Validate the filter of a search, a condition in SQL, and rewrite it in SQL that means the same in every store.
 
-A store's own parser may stop behind the first condition that it can read, and would then return more than was asked
-for. So sqlglot reads the text to its end, and only columns of an index, values, comparisons and a few functions on
-texts pass. What is written out means the same to LanceDB (DataFusion) and to SQLite.
-
-Knows: sqlglot, the columns of an index. Does not know: stores.
+A store's parser may stop after the first condition that it can parse, and would then return too much. So sqlglot
+parses the full text, and only columns of an index, values, comparisons and a few functions on texts are allowed. The
+result means the same to LanceDB (DataFusion) and to SQLite.
 """
 
 import math
@@ -19,11 +17,11 @@ COLUMNS = ("source", "file", "title", "heading", "text", "start", "stop", "token
 """What a filter may name; ``stop`` is the end of a chunk, since END is a word of SQL."""
 
 _NUMBERS = frozenset(["start", "stop", "tokens"])
-# The parts of a tree that are read here; a tree with another part says more than would be written out.
+# The supported parts of a syntax tree; a tree with another part would lose it in the result.
 _PARTS = frozenset(["this", "expression", "expressions", "low", "high", "is_string"])
-# DataFusion's parser gives up at 50 levels of its own; each of these takes up to two.
-_DEEPEST = 20
-# What sums of columns with these stay below 64 bits.
+# DataFusion's parser fails at 50 of its levels; each of these takes up to two.
+_MAX_DEPTH = 20
+# Sums of columns and numbers below this stay below 64 bits.
 _LARGEST_NUMBER = 2**53
 _CLOSED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -32,17 +30,11 @@ FUNCTIONS: dict[str, tuple[int, _Type]] = {
     "lower": (1, "text"), "upper": (1, "text"), "length": (1, "number"), "starts_with": (2, "condition"),
     "ends_with": (2, "condition"), "contains": (2, "condition"),
 }  # fmt: skip
-"""The functions that a filter may call: how many texts each takes, and what it gives."""
+"""The functions of a filter: the number of texts that each takes, and the type of its result."""
 
 
 def check_filter(where: Any) -> str | None:
-    """Return a filter as stores take it, or None where there is none.
-
-    Args:
-        where: a condition in SQL.
-
-    Raises:
-        ConfigError: it is no text, or no condition on the columns of an index; with the place of the mistake.
+    """Return a filter as stores take it, or None where there is none; a ``ConfigError`` has the place of the mistake.
 
     >>> check_filter("Source LIKE 'notes/%' and not tokens > 5")
     "((source LIKE 'notes/%') AND (NOT (tokens > 5)))"
@@ -60,13 +52,13 @@ def check_filter(where: Any) -> str | None:
 
 def bad_filter(where: str, reason: str) -> ConfigError:
     """Return the error for a filter that cannot be used."""
-    # LanceDB lists all its own columns behind the reason, some of which are nobody's business.
+    # LanceDB adds a list of its columns to the reason, some of which are internal.
     reason = reason.partition("Valid fields are")[0].rstrip(" .;,")
     return ConfigError(f"the filter {where!r} cannot be used: {reason}; its columns are {', '.join(COLUMNS)}")
 
 
 def quoted(text: str) -> str:
-    """Return a text as SQL writes it.
+    """Return a text as an SQL literal.
 
     >>> print(quoted("it's"))
     'it''s'
@@ -75,7 +67,7 @@ def quoted(text: str) -> str:
 
 
 class _Reader:
-    """Turns one filter into SQL that every store reads alike."""
+    """Rewrites a filter in SQL that means the same in every store."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -87,7 +79,7 @@ class _Reader:
         return self._written(self._parsed(), "condition")
 
     def _parsed(self) -> Any:
-        """Return the syntax tree of the whole text."""
+        """Return the syntax tree of the full text."""
         from sqlglot import Dialect, TokenType, exp
         from sqlglot.errors import ParseError, TokenError
 
@@ -95,7 +87,7 @@ class _Reader:
         try:
             tokens = dialect.tokenize(self._where)
         except TokenError as error:
-            rest = _CLOSED.sub(lambda one: " " * len(one[0]), self._where)
+            rest = _CLOSED.sub(lambda closed: " " * len(closed[0]), self._where)
             start = min((place for sign in ("'", '"', "/*") if (place := rest.find(sign)) >= 0), default=None)
             raise self._refused("what begins there is not closed", start) from error
         for token in tokens:
@@ -109,10 +101,11 @@ class _Reader:
             raise self._unreadable(error.errors[0] if error.errors else {}, tokens) from error
         return tree
 
-    def _unreadable(self, found: dict[str, Any], tokens: Sequence[Any]) -> ConfigError:
-        """Return the error for a text that is no SQL, at the token where reading stopped."""
-        at = next((one for one in tokens if (one.line, one.col) == (found.get("line"), found.get("col"))), tokens[-1])
-        if at is tokens[-1] and "Unexpected" not in str(found.get("description")):
+    def _unreadable(self, error: dict[str, Any], tokens: Sequence[Any]) -> ConfigError:
+        """Return the error for a text that is not SQL, at the token where parsing stopped."""
+        place = error.get("line"), error.get("col")
+        at = next((token for token in tokens if (token.line, token.col) == place), tokens[-1])
+        if at is tokens[-1] and "Unexpected" not in str(error.get("description")):
             return self._refused("something is missing there", len(self._where.rstrip()))
         return self._refused(f"{self._where[at.start : at.end + 1]!r} is not expected there", at.start)
 
@@ -120,16 +113,15 @@ class _Reader:
         return bad_filter(self._where, reason if start is None else f"at character {start + 1}: {reason}")
 
     def _refused_at(self, node: Any, reason: str) -> ConfigError:
-        """Return the error for a part of the tree, at the first of its words of which the place is known."""
-        starts = [one.meta["start"] for one in node.walk() if "start" in one.meta]
+        """Return the error for a part of the tree, at its first word with a known place."""
+        starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
         return self._refused(reason, min(starts, default=None))
 
-    def _written(self, node: Any, wanted: _Type) -> str:
-        """Return a part of the tree as SQL, which has to be of a type."""
-        sql, found = self._typed(node)
-        if found != wanted:
-            meant = {"text": "a text", "number": "a number", "condition": "a condition"}
-            raise self._refused_at(node, f"{node.sql()} is {meant[found]} where {meant[wanted]} is needed")
+    def _written(self, node: Any, expected: _Type) -> str:
+        """Return a part of the tree as SQL, which must have a type."""
+        sql, actual = self._typed(node)
+        if actual != expected:
+            raise self._refused_at(node, f"{node.sql()} is a {actual} where a {expected} is needed")
         return sql
 
     def _typed(self, node: Any) -> tuple[str, _Type]:
@@ -138,7 +130,7 @@ class _Reader:
         if isinstance(node, exp.Paren):
             return self._typed(node.this)
         self._depth += 1
-        if self._depth > _DEEPEST:
+        if self._depth > _MAX_DEPTH:
             raise self._refused_at(node, "it is nested too deep there")
         try:
             is_known = {name for name, value in node.args.items() if value} <= _PARTS
@@ -173,50 +165,48 @@ class _Reader:
         return name, "number" if name in _NUMBERS else "text"
 
     def _value(self, node: Any) -> tuple[str, _Type]:
-        sign, own = "", node
-        if node.key == "neg":
-            sign, own = "-", node.this
-        if own.key != "literal" or (sign and own.is_string):
+        sign, literal = ("-", node.this) if node.key == "neg" else ("", node)
+        if literal.key != "literal" or (sign and literal.is_string):
             raise self._refused_at(node, f"{node.sql()} is not possible in a filter")
-        if own.is_string:
-            return quoted(own.this), "text"
-        number = float(own.this)
+        if literal.is_string:
+            return quoted(literal.this), "text"
+        number = float(literal.this)
         if not math.isfinite(number) or abs(number) >= _LARGEST_NUMBER:
             raise self._refused_at(node, f"{node.sql()} is too large a number")
         if not number.is_integer():
-            raise self._refused_at(node, f"{node.sql()} is no whole number, as those of an index are")
+            raise self._refused_at(node, f"{node.sql()} is not a whole number, as those of an index are")
         return f"{sign}{int(number)}", "number"
 
     def _joined(self, node: Any) -> tuple[str, _Type]:
         word = f" {node.key.upper()} "
-        parts = [self._written(one, "condition") for one in node.flatten()]
-        # Pairs of pairs: a chain of a thousand conditions would be as deep to the stores' parsers.
+        parts = [self._written(part, "condition") for part in node.flatten()]
+        # Pairs of pairs: a chain of a thousand conditions would be a thousand levels to the stores' parsers.
         while len(parts) > 1:
-            pairs = [parts[place : place + 2] for place in range(0, len(parts), 2)]
+            pairs = [parts[first : first + 2] for first in range(0, len(parts), 2)]
             parts = [f"({word.join(pair)})" if len(pair) > 1 else pair[0] for pair in pairs]
         return parts[0], "condition"
 
     def _compared(self, node: Any) -> tuple[str, _Type]:
         sign = {"eq": "=", "neq": "<>", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[node.key]
-        left, found = self._scalar(node.this)
-        return f"({left} {sign} {self._written(node.expression, found)})", "condition"
+        left, kind = self._scalar(node.this)
+        return f"({left} {sign} {self._written(node.expression, kind)})", "condition"
 
     def _scalar(self, node: Any) -> tuple[str, _Type]:
-        sql, found = self._typed(node)
-        if found == "condition":
+        sql, kind = self._typed(node)
+        if kind == "condition":
             raise self._refused_at(node, f"{node.sql()} is a condition where a text or a number is needed")
-        return sql, found
+        return sql, kind
 
     def _one_of(self, node: Any) -> tuple[str, _Type]:
-        left, found = self._scalar(node.this)
+        left, kind = self._scalar(node.this)
         values = node.expressions
         if not values:
             raise self._refused_at(node, "IN needs a list of values, such as IN ('a', 'b')")
-        return f"({left} IN ({', '.join(self._written(one, found) for one in values)}))", "condition"
+        return f"({left} IN ({', '.join(self._written(value, kind) for value in values)}))", "condition"
 
     def _between(self, node: Any) -> tuple[str, _Type]:
-        left, found = self._scalar(node.this)
-        low, high = (self._written(node.args[end], found) for end in ("low", "high"))
+        left, kind = self._scalar(node.this)
+        low, high = (self._written(node.args[end], kind) for end in ("low", "high"))
         return f"({left} BETWEEN {low} AND {high})", "condition"
 
     def _like(self, node: Any) -> tuple[str, _Type]:
@@ -224,7 +214,7 @@ class _Reader:
         if pattern.key != "literal" or not pattern.is_string or len(node.args) - ("negate" in node.args) > 2:
             raise self._refused_at(pattern, "LIKE needs a text in single quotes, such as LIKE 'notes/%'")
         if len(pattern.this) - len(pattern.this.rstrip("\\")) & 1:
-            raise self._refused_at(pattern, "the pattern ends in a backslash, behind which a character has to stand")
+            raise self._refused_at(pattern, "the pattern ends in a backslash, which a character must follow")
         left, right = self._written(node.this, "text"), pattern.this
         if node.key == "ilike":
             left, right = f"lower({left})", right.lower()

@@ -1,8 +1,8 @@
-"""The documents in a file of each format, as the reader process and, for plain text and tables, this process read them.
+"""Parse each file format into text with headings: Markdown, HTML, PDF, Word, EPUB and tables.
 
-Whatever a library raises on a malformed file comes as a ``DataError``.
-
-Knows: formats, the libraries that parse them. Does not know: processes, folders of files.
+Markdown stays unchanged, so that offsets are those of the file; only its headings are extracted. HTML is converted to
+Markdown by html-to-markdown, and its offsets are those of the Markdown. Any error of a library on a malformed file is
+raised as a ``DataError``.
 """
 
 import io
@@ -12,7 +12,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from html.parser import HTMLParser
 from importlib import import_module
@@ -27,56 +27,41 @@ from gerund.retrieval.encodings import decoded
 
 @dataclass(frozen=True)
 class Section:
-    """Where a section of a document begins.
-
-    Attributes:
-        start: its first character, that of its heading.
-        path: the headings above what follows, outermost first, its own the last.
-    """
+    """A section of a document."""
 
     start: int
+    """Its first character, that of its heading."""
+
     path: tuple[str, ...]
+    """The headings above its text, outermost first, ending with its own."""
 
 
 @dataclass(frozen=True)
 class ParsedText:
-    """What is in a file.
-
-    Attributes:
-        text: the text.
-        title: its title; empty where nothing says so.
-        sections: where its sections begin.
-        key: which of several documents of one file it is; empty where the file is one document.
-        encoding: what the text was decoded from, where that is not UTF-8: ``windows-1252 (declared)`` or
-            ``utf-16-le (detected)``.
-    """
+    """The text of a file, or of a row of a table."""
 
     text: str
     title: str = ""
     sections: tuple[Section, ...] = ()
+
     key: str = ""
+    """Identifies one of several documents in a file; empty where the file is a single document."""
+
     encoding: str = ""
+    """The encoding where it is not UTF-8: ``windows-1252 (declared)`` or ``utf-16-le (detected)``."""
 
 
 TEXT_COLUMN, TITLE_COLUMN = "text", "title"
 ID_COLUMNS = ("id", "_id")
 
-# A row that cannot be read comes as the error that says why.
+# A row that cannot be read is yielded as its error.
 Parser = Callable[[Path, int], Iterable[ParsedText | DataError]]
 
 
 def parse(path: Path, ending: str, most_bytes: int) -> Iterator[ParsedText | DataError]:
-    """Yield the documents of a file.
+    """Yield the documents of a file in the format ``ending``, one of ``PARSERS``.
 
-    Args:
-        path: the file.
-        ending: which format it has: one of ``PARSERS``.
-        most_bytes: what the file, or any part of an archive that is read, may unpack to.
-
-    Raises:
-        DataError: it is malformed, or too large.
-        MissingDependencyError: a library is needed to read it.
-        MemoryError: it needs more memory than there is.
+    The file, and each part of an archive that is read, may unpack to at most ``most_bytes``.
     """
     name, parser = PARSERS[ending]
     try:
@@ -98,17 +83,17 @@ def parse(path: Path, ending: str, most_bytes: int) -> Iterator[ParsedText | Dat
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is what a library in Rust panics with, which is no ``Exception``."""
+    """Whether an error is the panic of a library in Rust, which is not an ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
 def load_libraries(ending: str) -> None:
-    """Import what parses a format, which takes time and memory that the document has no part in."""
+    """Import the parser of a format before the time and memory of the document are limited."""
     for module in _LIBRARIES.get(ending, ()):
         try:
             import_module(module)
         except ImportError:
-            return  # the parser says which one is missing
+            return  # the parser's error names the missing library
 
 
 def _named(error: GerundError, path: Path) -> str:
@@ -124,12 +109,14 @@ def _content(path: Path, most_bytes: int) -> bytes:
     with opened(path) as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:
-        raise DataError(_too_large("it is", most_bytes))
+        raise _too_large(most_bytes)
     return raw
 
 
-def _too_large(what: str, most_bytes: int) -> str:
-    return f"{what} larger than {most_bytes // 10**6} MB unpacked; allow the reader more memory (--read-memory)"
+def _too_large(most_bytes: int) -> DataError:
+    return DataError(
+        f"it is larger than {most_bytes // 10**6} MB unpacked; allow the reader more memory (--read-memory)"
+    )
 
 
 def _parse_text(path: Path, most_bytes: int) -> Iterator[ParsedText]:
@@ -139,36 +126,32 @@ def _parse_text(path: Path, most_bytes: int) -> Iterator[ParsedText]:
 
 def _parse_markdown(path: Path, most_bytes: int) -> Iterator[ParsedText]:
     text, encoding = decoded(_content(path, most_bytes), str(path))
-    yield _from(markdown(text), encoding)
+    yield replace(markdown(text), encoding=encoding)
 
 
 def _parse_html(path: Path, most_bytes: int) -> Iterator[ParsedText]:
     text, encoding = decoded(_content(path, most_bytes), str(path), markup=True)
-    yield _from(html(text), encoding)
-
-
-def _from(parsed: ParsedText, encoding: str) -> ParsedText:
-    return ParsedText(parsed.text, parsed.title, parsed.sections, parsed.key, encoding)
+    yield replace(html(text), encoding=encoding)
 
 
 def parse_table(path: Path, ending: str) -> Iterator[ParsedText | DataError]:
-    """Yield the rows of a table as documents, and for one that cannot be read why."""
+    """Yield the rows of a table as documents, and the error of a row that cannot be read."""
     table = Table(path, "jsonl" if ending == "ndjson" else ending, str(path), TEXT_COLUMN)
     for number, where, row in read_records(table, (TEXT_COLUMN, TITLE_COLUMN, *ID_COLUMNS)):
         yield value_or_error(_row, row, where, number)
 
 
 def _parse_table(path: Path, most_bytes: int, *, ending: str) -> Iterator[ParsedText | DataError]:
-    del most_bytes  # its rows have a limit of their own
+    del most_bytes  # rows have their own limit
     return parse_table(path, ending)
 
 
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
-    """Return the document in a row: its text, perhaps a title, and its id, or else the number of its line."""
+    """Return the document in a row: its text, perhaps a title, and its id, or else its line number."""
     if TEXT_COLUMN not in row:
         raise no_column(where, TEXT_COLUMN, [str(name) for name in row])
     text, title = row[TEXT_COLUMN], row.get(TITLE_COLUMN)
-    name = next((one for one in ID_COLUMNS if row.get(one) is not None), None)
+    name = next((column for column in ID_COLUMNS if row.get(column) is not None), None)
     key = number if name is None else row[name]
     if isinstance(key, bool) or not isinstance(key, str | int | float):
         raise DataError(f"{where}: the id {name!r} is neither a text nor a number but {type(key).__name__}")
@@ -184,16 +167,16 @@ def _parse_pdf(path: Path, most_bytes: int) -> Iterator[ParsedText]:
         from pypdf import PdfReader
     except ImportError as error:
         raise _needs("pypdf") from error
-    # What it repairs by itself it says on a log; what it cannot is an error.
+    # It logs what it repairs; what it cannot repair is an error.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     # In memory, since an archive may hold the file.
     reader = PdfReader(io.BytesIO(_content(path, most_bytes)) if path.suffix.lower() in COMPRESSED else path)
     if reader.is_encrypted and not reader.decrypt(""):
         raise DataError("it is locked by a password")
-    # A line end, and no blank line: a sentence may go on on the next page.
+    # A line end, not a blank line: a sentence may continue on the next page.
     text = "\n".join(page.extract_text() for page in reader.pages)
     title = (reader.metadata or {}).get("/Title")
-    # Characters that fonts leave undefined come out as halves of surrogate pairs, which nothing can store.
+    # Characters that fonts leave undefined become halves of surrogate pairs, which cannot be stored.
     yield ParsedText(as_utf8(text), as_utf8(str(title or "")).strip())
 
 
@@ -208,7 +191,7 @@ def _parse_docx(path: Path, most_bytes: int) -> Iterator[ParsedText]:
     yield html(mammoth.convert_to_html(word, convert_image=no_image).value)
 
 
-# Word writes formulas in elements of their own, which mammoth leaves out; their text runs are like all others.
+# Word has its own elements for formulas, which mammoth skips; their text runs are like all others.
 _FORMULA_RUN = re.compile(rb"<(/?)m:(r|t)(?=[\s>/])")
 _FORMULA_SIGN = re.compile(rb"<m:(sup|sub|den)>")
 _FORMULA_ELEMENT = re.compile(rb"</?m:[^<>]*>")
@@ -216,7 +199,7 @@ _SIGNS = {b"sup": b"^", b"sub": b"_", b"den": b"/"}
 
 
 def _with_formulas_as_text(archive: zipfile.ZipFile, most_bytes: int) -> io.BytesIO:
-    """Return a Word document, without its pictures, whose formulas are text: E=mc^2."""
+    """Return a Word document without images, its formulas as text: E=mc^2."""
     changed = io.BytesIO()
     size = 0
     with zipfile.ZipFile(changed, "w") as copy:
@@ -225,7 +208,7 @@ def _with_formulas_as_text(archive: zipfile.ZipFile, most_bytes: int) -> io.Byte
                 continue
             size += info.file_size
             if size > most_bytes:
-                raise DataError(_too_large("it is", most_bytes))
+                raise _too_large(most_bytes)
             content = archive.read(info)
             if b"<m:" in content:
                 content = _FORMULA_SIGN.sub(lambda sign: b"<w:r><w:t>" + _SIGNS[sign[1]] + b"</w:t></w:r>", content)
@@ -236,19 +219,16 @@ def _with_formulas_as_text(archive: zipfile.ZipFile, most_bytes: int) -> io.Byte
 
 
 def _parse_epub(path: Path, most_bytes: int) -> Iterator[ParsedText]:
-    text, sections, title, encoding = "", list[Section](), "", ""
-    parts = list[str]()
-    length = 0
+    parts, sections, title, encoding, length = list[str](), list[Section](), "", "", 0
     with _archive(path, most_bytes) as archive:
         for page in pages(archive, most_bytes):
             content, page_encoding = decoded(page, str(path), markup=True)
-            own = html(content)
-            sections += [Section(length + one.start, one.path) for one in own.sections]
-            parts.append(own.text)
-            length += len(own.text) + 2
-            title, encoding = title or own.title, encoding or page_encoding
-    text = "\n\n".join(parts)
-    yield ParsedText(text, title, tuple(sections), encoding=encoding)
+            parsed = html(content)
+            sections += [Section(length + section.start, section.path) for section in parsed.sections]
+            parts.append(parsed.text)
+            length += len(parsed.text) + 2
+            title, encoding = title or parsed.title, encoding or page_encoding
+    yield ParsedText("\n\n".join(parts), title, tuple(sections), encoding=encoding)
 
 
 def _archive(path: Path, most_bytes: int) -> zipfile.ZipFile:
@@ -285,7 +265,7 @@ _LIBRARIES = {
 }
 
 
-# Every expression here takes linear time, whatever the text: what is read may be anybody's.
+# Each of these expressions takes linear time for any text: documents may be hostile.
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ATX = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
@@ -294,17 +274,17 @@ _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(?P<fields>.*?\r?\n)(?:---|\.\.\.)[ \
 _TITLE_FIELD = re.compile(r"^title:(?P<title>.*)$", re.MULTILINE | re.IGNORECASE)
 _MARKS = re.compile(r"[*_`]+|!?\[([^\[\]]*)\]\([^()]*\)")
 
-# A heading goes with every chunk below it, so a longer one is cut.
+# A heading is stored with every chunk below it, so a longer one is truncated.
 _HEADING = 300
 
 
 def markdown(text: str) -> ParsedText:
-    r"""Find the headings of a Markdown text; those in fenced code are none.
+    r"""Find the headings of a Markdown text, except in fenced code.
 
-    The title is that of its front matter, else the first heading of the first level.
+    The title is that of the front matter, else the first heading of level 1.
 
-    >>> found = markdown("# Bread\n\nFlour.\n\n## Yeast\n\nIt rises.")
-    >>> found.title, [one.path for one in found.sections]
+    >>> parsed = markdown("# Bread\n\nFlour.\n\n## Yeast\n\nIt rises.")
+    >>> parsed.title, [section.path for section in parsed.sections]
     ('Bread', [('Bread',), ('Bread', 'Yeast')])
     """
     front = _FRONT_MATTER.match(text)
@@ -318,41 +298,37 @@ def markdown(text: str) -> ParsedText:
 def sections_of(headings: list[tuple[int, int, str]]) -> tuple[Section, ...]:
     """Return sections with their paths, from (start, level, heading) in the order of the text.
 
-    >>> [one.path for one in sections_of([(0, 2, "A"), (5, 3, "B"), (9, 2, "C")])]
+    >>> [section.path for section in sections_of([(0, 2, "A"), (5, 3, "B"), (9, 2, "C")])]
     [('A',), ('A', 'B'), ('C',)]
     """
-    above: list[tuple[int, str]] = []
-    found = []
+    path: list[tuple[int, str]] = []
+    sections = []
     for start, level, name in headings:
-        above = [one for one in above if one[0] < level]
-        above.append((level, name))
-        found.append(Section(start, tuple(own for _, own in above)))
-    return tuple(found)
+        path = [*(heading for heading in path if heading[0] < level), (level, name)]
+        sections.append(Section(start, tuple(heading for _, heading in path)))
+    return tuple(sections)
 
 
 def _headings(text: str, begin: int) -> Iterator[tuple[int, int, str]]:
-    place, fence = begin, ""
-    before: tuple[int, str] | None = None  # a line that an underline would make a heading
+    position, fence = begin, ""
+    candidate: tuple[int, str] | None = None  # a line that an underline would make a heading
     for line in text[begin:].splitlines(keepends=True):
         bare = line.rstrip("\r\n")
         opening = _FENCE.match(bare)
+        previous, candidate = candidate, None
         if fence:
             closes = opening is not None and opening[1].startswith(fence) and not bare.strip(" `~")
             fence = "" if closes else fence
-            before = None
         elif opening:
-            fence, before = opening[1], None
+            fence = opening[1]
         elif (atx := _ATX.match(bare)) and (name := _without_closing_marks(bare[atx.end() :])):
-            yield place, len(atx[1]), _plain(name)
-            before = None
-        elif before and (underline := _SETEXT.match(bare)):
-            yield before[0], 1 if underline[1][0] == "=" else 2, _plain(before[1])
-            before = None
-        else:
-            # Only a paragraph of one line becomes a heading here: a rule below a longer one is a rule.
-            follows_text = before is not None
-            before = None if follows_text or _NO_TITLE_LINE.match(bare) else (place, bare)
-        place += len(line)
+            yield position, len(atx[1]), _plain(name)
+        elif previous and (underline := _SETEXT.match(bare)):
+            yield previous[0], 1 if underline[1][0] == "=" else 2, _plain(previous[1])
+        elif previous is None and not _NO_TITLE_LINE.match(bare):
+            # Only a paragraph of one line becomes a heading: a rule below a longer paragraph is a rule.
+            candidate = (position, bare)
+        position += len(line)
 
 
 def _without_closing_marks(heading: str) -> str:
@@ -371,7 +347,7 @@ def _plain(heading: str) -> str:
     return plain if len(plain) <= _HEADING else f"{plain[:_HEADING]}..."
 
 
-# What only marks words. Without it a quotation reads as the page does, and addresses of links are no text.
+# Inline markup. Without it a quotation looks as on the page, and link addresses are not part of the text.
 _INLINE_TAGS = ["a", "b", "strong", "i", "em", "u", "s", "del", "ins", "mark", "small", "abbr"]
 _MENUS = ["nav", "[role=navigation]"]
 _MENU_LINE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)]|#{1,6})(?=\s)")
@@ -383,25 +359,21 @@ _MOST_GROWTH, _SMALL = 10, 10**5
 def html(text: str) -> ParsedText:
     r"""Return an HTML page as Markdown with its headings; emphasis and the addresses of links are left out.
 
-    A ``nav`` element is left out where nothing is in it but a list of a few words each; all other text is kept.
-
-    Raises:
-        DataError: its elements are nested too deeply to be read, or its tables are endless.
-        MissingDependencyError: html-to-markdown is not installed.
+    A ``nav`` element is removed where it contains only a list of a few words per item; all other text is kept.
 
     >>> page = "<title>T</title><nav><ul><li>Menu</ul></nav><h1>Bread</h1><p>Flour &amp; <b>water</b>.</p><p>Salt.</p>"
-    >>> found = html(page)
-    >>> found.text, found.title, [one.path for one in found.sections]
+    >>> parsed = html(page)
+    >>> parsed.text, parsed.title, [section.path for section in parsed.sections]
     ('# Bread\n\nFlour & water.\n\nSalt.', 'T', [('Bread',)])
     """
     content = _converted(text, ())
     if "nav" in text.lower():
         without = _converted(text, tuple(_MENUS))
-        left_out = Counter(content.split("\n")) - Counter(without.split("\n"))
-        if without and all(not line.strip() or _is_menu_line(line) for line in left_out):
+        removed = Counter(content.split("\n")) - Counter(without.split("\n"))
+        if without and all(not line.strip() or _is_menu_line(line) for line in removed):
             content = without
-    found = markdown(content)
-    return ParsedText(content, _title(text) or found.title, found.sections)
+    parsed = markdown(content)
+    return replace(parsed, title=_title(text) or parsed.title)
 
 
 def _is_menu_line(line: str) -> bool:
@@ -409,30 +381,30 @@ def _is_menu_line(line: str) -> bool:
 
 
 def _title(text: str) -> str:
-    # With a title the converter begins the text with front matter, so it is asked for by itself.
+    # With metadata the converter begins the text with front matter, so the title needs its own call.
     document = _library().convert(text, _options((), True)).metadata.document
     return " ".join((document.title or "").split()) if document else ""
 
 
-def _converted(text: str, left_out: tuple[str, ...]) -> str:
-    result = _library().convert(text, _options(left_out, False))
+def _converted(text: str, excluded: tuple[str, ...]) -> str:
+    result = _library().convert(text, _options(excluded, False))
     if any(str(warning.kind).endswith("depth_limit_exceeded") for warning in result.warnings):
         raise DataError("its elements are nested too deeply")
     content = result.content or ""
     if len(content) > _MOST_GROWTH * len(text) + _SMALL:
         raise DataError(f"its tables would grow to {len(content):,} characters")
-    # Spaces at a line's end are a mark of Markdown for a line break, which is there without them.
+    # Spaces at a line's end are Markdown for a line break, which is there without them.
     return "\n".join(line.rstrip() for line in content.split("\n")).strip("\n")
 
 
 @cache
-def _options(left_out: tuple[str, ...], metadata: bool) -> Any:
+def _options(excluded: tuple[str, ...], metadata: bool) -> Any:
     library = _library()
     return library.ConversionOptions(
-        # Its own way to clean a page loses what is in a form, and headings in a header.
+        # Its preprocessing loses text in forms, and headings in a header.
         preprocessing=library.PreprocessingOptions(enabled=False),
         hidden_content="all",
-        exclude_selectors=list(left_out),
+        exclude_selectors=list(excluded),
         extract_metadata=metadata,
         strip_tags=list(_INLINE_TAGS),
         compact_tables=True,
@@ -456,38 +428,32 @@ _PAGES = ("application/xhtml+xml", "text/html")
 
 
 def pages(book: zipfile.ZipFile, most: int) -> Iterator[bytes]:
-    """Yield the pages that a reader turns, in their order.
+    """Yield the pages of an EPUB, an archive whose package file lists them, in reading order.
 
-    Args:
-        book: the book.
-        most: bytes that all of them together may unpack to.
-
-    Raises:
-        KeyError: a page that the package file names is not there.
-        DataError: the book names no package file, or its pages are larger.
-        zipfile.BadZipFile: it is no archive.
+    All of them together may unpack to ``most`` bytes.
     """
     container = _Elements.of(_unpacked(book, _CONTAINER, most))
-    package = next((own.get("full-path") or "" for tag, own in container if tag == "rootfile"), "")
+    package = next((attributes.get("full-path") or "" for tag, attributes in container if tag == "rootfile"), "")
     if not package:
         raise DataError("not a readable EPUB (its container names no package file)")
     elements = _Elements.of(_unpacked(book, package, most))
-    files = {own.get("id"): own for tag, own in elements if tag == "item"}
-    # A hostile book may name one page a thousand times; a reader turns it once.
-    turned = set[str]()
-    for place in [own.get("idref") for tag, own in elements if tag == "itemref" and own.get("linear") != "no"]:
-        own = files.get(place, {})
-        if own.get("media-type") in _PAGES and own.get("href"):
-            name = posixpath.normpath(posixpath.join(posixpath.dirname(package), _unquoted(own["href"] or "")))
-            if name not in turned:
-                turned.add(name)
+    items = {attributes.get("id"): attributes for tag, attributes in elements if tag == "item"}
+    references = [attributes for tag, attributes in elements if tag == "itemref" and attributes.get("linear") != "no"]
+    # A hostile book may reference one page a thousand times; it is read once.
+    names = set[str]()
+    for reference in references:
+        item = items.get(reference.get("idref"), {})
+        if item.get("media-type") in _PAGES and item.get("href"):
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(package), _unquoted(item["href"] or "")))
+            if name not in names:
+                names.add(name)
                 page = _unpacked(book, name, most)
                 most -= len(page)
                 yield page
 
 
 def _unquoted(href: str) -> str:
-    """Return the name of a file as its archive has it.
+    """Return the name of a file in the archive.
 
     >>> _unquoted("my%20page%C3%A9.xhtml")
     'my pageé.xhtml'
@@ -505,19 +471,19 @@ def _unpacked(book: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 class _Elements(HTMLParser):
-    """The elements of a small XML file with their attributes; a parser of HTML knows no entities that explode."""
+    """The elements of a small XML file with their attributes; an HTML parser does not expand hostile entities."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
 
     @classmethod
     def of(cls, content: bytes) -> list[tuple[str, dict[str, str | None]]]:
         parser = cls()
         parser.feed(content.decode("utf-8", errors="replace"))
         parser.close()
-        return parser.found
+        return parser.elements
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep an element, without the prefix of its namespace."""
-        self.found.append((tag.rpartition(":")[2], dict(attrs)))
+        """Add an element, without the prefix of its namespace."""
+        self.elements.append((tag.rpartition(":")[2], dict(attrs)))

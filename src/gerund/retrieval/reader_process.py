@@ -3,9 +3,7 @@
 Standard input has one request per line, ``{"path", "ending", "seconds", "memory"}``. Standard output has the answers,
 one per line: ``{"begun": true}``, then any number of ``{"documents": [...]}``, then ``{"end": true}`` or ``{"error":
 KIND, "message": ...}``. The process ends with its standard input, and the system ends it when a document takes too
-long, even if whoever started it is gone.
-
-Knows: the protocol, limits of a process. Does not know: who asks, models.
+long, even if its parent is gone.
 """
 
 import json
@@ -24,21 +22,16 @@ from gerund.errors import DataError, MissingDependencyError
 from gerund.retrieval.formats import ParsedText, is_panic, load_libraries, parse
 
 ROWS_AT_ONCE = 64
-# Whoever asks is the first to end it, and says why.
+# The parent ends the process first, and reports why.
 _GRACE_SECONDS = 5
 _UNPACKED_PART = 4  # of the memory: a text is held in several forms while it is parsed
 
 
-def most_unpacked(memory: int) -> int:
-    """Return how many bytes a document may unpack to where parsing may take so much memory."""
-    return memory // _UNPACKED_PART
-
-
 def main() -> None:
     """Answer requests until there are no more."""
-    # Ctrl-C goes to all processes of a terminal; this one is ended by whoever started it.
+    # Ctrl-C goes to all processes of a terminal; the parent ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Answers go where standard output went, and what a library prints there goes nowhere.
+    # Answers go to standard output; what a library prints there is discarded.
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -53,9 +46,9 @@ def _serve(request: Mapping[str, Any], answers: BinaryIO) -> None:
     _answer(answers, {"begun": True})
     try:
         with _memory_limit(request["memory"]):
-            found = parse(Path(request["path"]), request["ending"], most_unpacked(request["memory"]))
-            for rows in _batches(found, request["seconds"]):
-                _answer(answers, {"documents": rows})
+            rows = parse(Path(request["path"]), request["ending"], request["memory"] // _UNPACKED_PART)
+            for batch in _batches(rows, request["seconds"]):
+                _answer(answers, {"documents": batch})
         last: dict[str, Any] = {"end": True}
     except MissingDependencyError as error:
         last = {"error": "dependency", "message": str(error)}
@@ -72,11 +65,11 @@ def _serve(request: Mapping[str, Any], answers: BinaryIO) -> None:
     _answer(answers, last)
 
 
-def _batches(found: Iterable[ParsedText | DataError], seconds: float) -> Iterator[list[dict[str, Any]]]:
-    rows = iter(found)
+def _batches(parsed: Iterable[ParsedText | DataError], seconds: float) -> Iterator[list[dict[str, Any]]]:
+    rows = iter(parsed)
     while True:
         with _time_limit(seconds):
-            batch = [_plain(one) for one in islice(rows, ROWS_AT_ONCE)]
+            batch = [_plain(row) for row in islice(rows, ROWS_AT_ONCE)]
         if not batch:
             return
         yield batch
@@ -93,7 +86,7 @@ def _answer(answers: BinaryIO, message: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Let the system end this process if the block takes longer, where systems do so."""
+    """Let the system end this process if the block takes longer; not on Windows."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -106,7 +99,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _memory_limit(most_bytes: int) -> Iterator[None]:
-    """Refuse this process more memory than it has now and so many bytes, where systems do so."""
+    """Limit this process to its current memory plus ``most_bytes``, where the system supports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -114,7 +107,7 @@ def _memory_limit(most_bytes: int) -> Iterator[None]:
         return
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = _used_bytes() + most_bytes
-    with suppress(ValueError, OSError):  # macOS knows the limit and does not take it
+    with suppress(ValueError, OSError):  # macOS has the limit and ignores it
         resource.setrlimit(resource.RLIMIT_AS, (limit if before[1] < 0 else min(limit, before[1]), before[1]))
     try:
         yield
@@ -124,7 +117,7 @@ def _memory_limit(most_bytes: int) -> Iterator[None]:
 
 
 def _used_bytes() -> int:
-    """Return the address space of this process, which libraries fill with much that takes no memory."""
+    """Return the address space of this process, which is larger than the memory that it uses."""
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

@@ -1,10 +1,8 @@
-"""An index that follows its files: whatever appears, changes or goes is taken over within seconds.
+"""Watch files and keep an index up to date.
 
-Files are looked at again and again, by size and time alone, which every file system can tell; what has changed is then
-hashed and indexed as ``Index.add`` does it. A file that somebody is still writing waits until it has been left alone;
-one that was read half-written all the same is read again when it changes.
-
-Knows: files' sizes and times, rounds. Does not know: what indexing does.
+Files are polled by size and time, which every file system reports; changed files are then hashed and indexed as
+``Index.add`` does. A file that is being written waits until it is unchanged for an interval; one that was read too
+early is read again when it changes.
 """
 
 import threading
@@ -20,11 +18,11 @@ from gerund.retrieval.index import Index
 from gerund.retrieval.indexing import Failure, IndexSummary
 
 INTERVAL = 2.0
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
-_LEAST = 0.01
+_MIN_INTERVAL = 0.01
 
-# A file's time in nanoseconds and its size.
+# A file's modification time in nanoseconds, and its size.
 State = tuple[int, int]
 Report = Callable[[IndexSummary], None]
 
@@ -39,38 +37,23 @@ def watch(
     report: Report | None = None,
     limits: ReadLimits | None = None,
 ) -> None:
-    """Keep an index fresh until ``stop`` is set, or an interruption (Ctrl-C) ends it.
+    """Keep an index up to date until ``stop`` is set, or an interruption (Ctrl-C) ends it.
 
-    A file that cannot be read is reported, and tried again when it changes. While a path itself is not there, such as a
-    drive that was taken away, its documents stay.
-
-    Args:
-        index: the index.
-        paths: files, and folders of files, as ``Index.add`` takes them.
-        prune: remove the documents of files that go.
-        interval: seconds between two looks.
-        stop: ends it.
-        report: called after each round in which anything was done, with what that was.
-        limits: what reading a document may take; None for the usual limits.
-
-    Raises:
-        DataError: a path is not there at the beginning.
-        ConfigError: the interval is no positive number.
-        FingerprintError: the index was made with another encoder.
-        ResourceError: memory or disk ran out; what was stored is kept.
+    A file that cannot be read is reported, and tried again when it changes. While a path itself does not exist, such as
+    a removed drive, its documents stay. ``paths``, ``prune`` and ``limits`` are those of ``Index.add``; ``report`` is
+    called with the summary of each round that changed something. Every path must exist at the beginning.
     """
     demand_number("interval", interval)
-    if not _LEAST <= interval < float("inf"):
-        raise ConfigError(f"interval={interval} is no number of seconds from {_LEAST} on")
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    wanted = [place("what is watched", one) for one in listed]
-    for path in wanted:
+    if not _MIN_INTERVAL <= interval < float("inf"):
+        raise ConfigError(f"`interval` must be at least {_MIN_INTERVAL} seconds, got {interval}")
+    listed = [place("what is watched", path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    for path in listed:
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-    follower = Follower(index, wanted, prune=flag("prune", prune), interval=interval, limits=limits)
+    watcher = Watcher(index, listed, prune=flag("prune", prune), interval=interval, limits=limits)
     stop, report = stop or threading.Event(), report or (lambda _: None)
     while True:
-        summary = follower.round()
+        summary = watcher.round()
         if summary is not None:
             report(summary)
         if stop.wait(interval):
@@ -78,23 +61,15 @@ def watch(
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What there is at one moment: each file's state, and the paths that are there at all."""
+class _Poll:
+    """The state of each file, and the paths that exist, at one moment."""
 
     files: dict[Path, State]
-    there: list[Path]
+    existing: list[Path]
 
 
-class Follower:
-    """What has been seen of files, and what was done about it.
-
-    Args:
-        index: the index.
-        paths: files, and folders of files.
-        prune: remove the documents of files that go.
-        interval: a file that was not changed for so many seconds is not being written any more.
-        limits: what reading a document may take; None for the usual limits.
-    """
+class Watcher:
+    """Polls files and indexes those that changed; a file that is unchanged for ``interval`` seconds is complete."""
 
     def __init__(
         self,
@@ -107,66 +82,66 @@ class Follower:
     ) -> None:
         self._index, self._paths, self._prune, self._interval = index, list(paths), prune, interval
         self._limits = limits
-        self._done: dict[Path, State] = {}
+        self._indexed: dict[Path, State] = {}
         self._last: dict[Path, State] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._is_first = True
 
     def round(self) -> IndexSummary | None:
-        """Look once and take over what has changed; return what was done, None where there was nothing to do."""
+        """Poll once and index changes; return the summary, None where nothing has changed."""
         failed: list[Failure] = []
-        look = self._look(failed)
+        poll = self._poll(failed)
         now = time.time_ns()
         changed = [
-            path for path, state in look.files.items()
-            if self._done.get(path) != state and self._is_settled(path, state, now)
+            path for path, state in poll.files.items()
+            if self._indexed.get(path) != state and self._is_complete(path, state, now)
         ]  # fmt: skip
-        gone = [path for path in self._done if path not in look.files and _lies_in(path, look.there)]
-        self._last = look.files
-        begun = [*changed, *(gone if self._prune else [])]
+        deleted = [path for path in self._indexed if path not in poll.files and _is_below(path, poll.existing)]
+        self._last = poll.files
+        paths = [*changed, *(deleted if self._prune else [])]
         if self._is_first and self._prune:
-            begun = list(dict.fromkeys([*look.there, *changed]))  # also what went while nobody looked
+            paths = list(dict.fromkeys([*poll.existing, *changed]))  # also files that were deleted before
         self._is_first = False
-        summary = self._add(begun) if begun else None
+        summary = self._add(paths) if paths else None
         for path in changed:
-            self._done[path] = look.files[path]
-        for path in gone:
-            del self._done[path]
+            self._indexed[path] = poll.files[path]
+        for path in deleted:
+            del self._indexed[path]
         if failed:
             summary = summary or IndexSummary()
             summary.failed += failed
         return summary
 
-    def _look(self, failed: list[Failure]) -> _Look:
+    def _poll(self, failed: list[Failure]) -> _Poll:
         files: dict[Path, State] = {}
-        there = []
+        existing = []
         for path in self._paths:
             try:
-                for one in find_files([path]):
-                    found = one.stat()
-                    files[one] = (found.st_mtime_ns, found.st_size)
-                there.append(path)
-                self._told.discard(str(path))
+                for file in find_files([path]):
+                    status = file.stat()
+                    files[file] = (status.st_mtime_ns, status.st_size)
+                existing.append(path)
+                self._reported.discard(str(path))
             except (DataError, OSError) as error:
-                # Of a path that is not there, or cannot be read just now, everything stays as it is.
-                files |= {one: state for one, state in self._done.items() if _lies_in(one, [path])}
-                if str(path) not in self._told:
-                    self._told.add(str(path))
+                # The state of a path that does not exist, or cannot be read at the moment, is unchanged.
+                files |= {file: state for file, state in self._indexed.items() if _is_below(file, [path])}
+                if str(path) not in self._reported:
+                    self._reported.add(str(path))
                     failed.append(Failure(str(path), f"{error}; its documents are kept"))
-        return _Look(files, there)
+        return _Poll(files, existing)
 
-    def _is_settled(self, path: Path, state: State, now: int) -> bool:
-        """Whether a file is as it was at the last look, or older than the time between two."""
+    def _is_complete(self, path: Path, state: State, now: int) -> bool:
+        """Whether a file is as it was at the last poll, or older than the interval."""
         return self._last.get(path) == state or now - state[0] >= self._interval * 1e9
 
     def _add(self, paths: list[Path]) -> IndexSummary:
         try:
-            wanted = [one for one in paths if one.exists() or self._prune]
-            return self._index.add(wanted, prune=self._prune, limits=self._limits)
+            existing = [path for path in paths if path.exists() or self._prune]
+            return self._index.add(existing, prune=self._prune, limits=self._limits)
         except DataError as error:
-            # All of them are broken, or went meanwhile.
+            # All of them are broken, or were deleted in the meantime.
             return IndexSummary(files=len(paths), failed=[Failure(str(paths[0]), str(error))])
 
 
-def _lies_in(path: Path, folders: Sequence[Path]) -> bool:
-    return any(path == one or path.is_relative_to(one) for one in folders)
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
