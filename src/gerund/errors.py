@@ -2,31 +2,29 @@
 
 ::
 
-    GerundError                 root: catch this one
-    ├── InputError              what the user gave cannot be used           (exit status 2)
-    │   ├── ConfigError         an unknown name, an impossible or contradictory setting
-    │   ├── TextError           a text that is empty, too long, or not a string
-    │   ├── DataError           a file that is missing or malformed; names file and line
-    │   ├── OutputExistsError   refusing to overwrite
-    │   ├── FingerprintError    embeddings of two different encoders would be mixed
-    │   └── StaleIndexError     another process has put another index in the place of an open one
-    ├── ModelError              the model cannot be loaded or is not a decoder-only LM   (2)
-    │   └── UnsupportedModelError   the probe found that a layer disobeys the attention plan
-    ├── MissingDependencyError  an optional package is needed; the message has the pip line  (2)
-    ├── ResourceError           memory or disk ran out; what was complete is kept  (1)
-    └── EngineError             an engine did not do what it was asked             (1)
-        ├── QueueFullError      too much waits already; says when to try again
-        ├── TooLargeError       more than its queue ever takes; not to be tried again
-        ├── DeadlineError       it was not done in time
-        └── ClosedError         the engine takes nothing any more
+    GerundError                     root: catch this one
+    ├── InputError                  your input cannot be used                   (exit status 2)
+    │   ├── ConfigError             an unknown name, an impossible or contradictory setting
+    │   ├── TextError               a text that is empty, too long, or not a string
+    │   ├── DataError               a missing or malformed file; names file and line
+    │   ├── OutputExistsError       the output exists and would be overwritten
+    │   ├── FingerprintError        embeddings of two different encoders would be mixed
+    │   └── StaleIndexError         another process has replaced an open index
+    ├── ModelError                  the model can't be loaded, or isn't a decoder-only LM   (2)
+    │   └── UnsupportedModelError   a layer doesn't obey the attention plan
+    ├── MissingDependencyError      an optional package is needed; the message has the pip line  (2)
+    ├── ResourceError               memory or disk ran out; completed work is kept  (1)
+    └── EngineError                 an engine could not complete a request      (1)
+        ├── QueueFullError          too many requests are waiting; has the time to retry after
+        ├── TooLargeError           larger than the full queue; retrying doesn't help
+        ├── DeadlineError           the request missed its deadline
+        └── ClosedError             the engine is closed
 
-A message is one plain sentence that says what is wrong and what to do. On the command line it is all
-that the user sees. Whatever a message quotes, it is one line of at most 300 characters that any terminal can show.
+A message says what was wrong and what to do; on the command line it is all that the user sees. It is one line of at
+most 300 characters, whatever it quotes, without control characters.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 
 _LONGEST = 300
@@ -51,26 +49,8 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-@contextmanager
-def without_panics(what: str) -> Iterator[None]:
-    """Turn a panic of a library in Rust into an error that can be caught.
-
-    Args:
-        what: what failed then, as the beginning of a sentence.
-
-    Raises:
-        ModelError: the library panicked.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise ModelError(f"{what}: {one_line(str(error))}") from error
-
-
 def one_line(text: str, most: int = _LONGEST) -> str:
-    r"""Return a text as one line of at most so many characters; what is too long loses its middle.
+    r"""Return a text as one line of at most ``most`` characters; a longer one loses its middle.
 
     Line breaks become spaces; control characters and lone surrogates are spelled out.
 
@@ -92,7 +72,7 @@ def one_line(text: str, most: int = _LONGEST) -> str:
 
 
 class InputError(GerundError):
-    """What the user gave cannot be used."""
+    """Your input cannot be used."""
 
     exit_code = 2
 
@@ -105,10 +85,10 @@ class TextError(InputError):
     """A text that is empty, too long, or not a string.
 
     Attributes:
-        index: which of the texts of the call it is, counted from 0; None where it has no number.
+        index: index of the text in the call; None for a single text.
         kind: what the text is, such as ``text``, ``prompt`` or ``prefix``.
-        reason: the message behind kind and number; the whole message where there is no number.
-        exceeds_context: whether it has more tokens than the model reads.
+        reason: the message without kind and index.
+        exceeds_context: whether it has more tokens than the model's context.
     """
 
     index: int | None = None
@@ -137,11 +117,11 @@ class DataError(InputError):
 
 
 class OutputExistsError(InputError):
-    """The output is there already and was not asked to be replaced."""
+    """The output exists, and you didn't ask to overwrite it."""
 
 
 class FinishedError(OutputExistsError):
-    """A run that is to be resumed was finished before; nothing is left to do."""
+    """The run to resume is finished; nothing is left to do."""
 
 
 class FingerprintError(InputError):
@@ -149,7 +129,7 @@ class FingerprintError(InputError):
 
 
 class StaleIndexError(InputError):
-    """Another process has put another index in the place of one that is open; it is to be opened again."""
+    """Another process has replaced an open index; open it again."""
 
 
 class ModelError(GerundError):
@@ -169,18 +149,18 @@ class MissingDependencyError(GerundError):
 
 
 class ResourceError(GerundError):
-    """Memory or disk ran out; whatever was complete before is kept."""
+    """Memory or disk ran out; completed work is kept."""
 
 
 class EngineError(GerundError):
-    """An engine did not do what it was asked."""
+    """An engine could not complete a request."""
 
 
 class QueueFullError(EngineError):
-    """Too much waits for the model already.
+    """Too many requests are waiting for the model.
 
     Attributes:
-        retry_after: in how many seconds there will probably be room: 1 to 60.
+        retry_after: estimated seconds until there is capacity: 1 to 60.
     """
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
@@ -189,26 +169,26 @@ class QueueFullError(EngineError):
 
 
 class TooLargeError(EngineError):
-    """One request is larger than the whole queue: trying again does not help, dividing it does."""
+    """One request is larger than the full queue: split it; retrying doesn't help."""
 
 
 class DeadlineError(EngineError):
-    """A request was not done by its deadline."""
+    """A request missed its deadline."""
 
 
 class ClosedError(EngineError):
-    """The engine takes nothing any more, or was closed before a request was done."""
+    """The engine is closed, or was closed before a request was done."""
 
 
 def unknown_name(kind: str, name: object, valid: "list[str] | tuple[str, ...]") -> ConfigError:
-    """Return the error for an unknown name, with the valid ones listed, and the nearest of them where one is near.
+    """Return the error for an unknown name, with the valid names and the closest one, if one is similar.
 
     >>> str(unknown_name("pooling", "max", ["mean", "last"]))
     "unknown pooling 'max'; valid are: mean, last"
     >>> str(unknown_name("pooling", "lsat", ["mean", "last"]))
     "unknown pooling 'lsat'; valid are: mean, last; did you mean 'last'?"
     """
-    by_folded = {one.casefold(): one for one in valid}
-    near = get_close_matches(str(name)[:100].casefold(), by_folded, n=1, cutoff=0.7)
-    hint = f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+    by_folded = {valid_name.casefold(): valid_name for valid_name in valid}
+    similar = get_close_matches(str(name)[:100].casefold(), by_folded, n=1, cutoff=0.7)
+    hint = f"; did you mean {by_folded[similar[0]]!r}?" if similar else ""
     return ConfigError(f"unknown {kind} {name!r}; valid are: {', '.join(valid)}{hint}")

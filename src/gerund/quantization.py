@@ -1,13 +1,11 @@
-"""Small vectors: eight bits or one bit a number in the place of 32, by sentence-transformers' conventions.
+"""Quantize vectors to int8, uint8 or bits, by sentence-transformers' conventions, and search among them.
 
-``int8`` and ``uint8`` divide each number's range, from its smallest to its largest value over a sample, into 255 steps.
-``binary`` and ``ubinary`` keep whether a number is above 0, eight of them in a byte, as a signed or an unsigned one.
-Vectors are compared with queries in float32: by the product with what was kept, or, for bits, first by how many differ
-and then, among the nearest, by that product (rescoring).
+``int8`` and ``uint8`` divide each dimension's range, from its smallest to its largest value over a sample, into 255
+steps. ``binary`` and ``ubinary`` store whether a value is above 0, eight per byte, signed or unsigned. Queries stay
+float32: they are compared by the dot product with the stored values, or, for bits, first by the Hamming distance and
+then, among the nearest, by that product (rescoring).
 
-Knows: numbers. Does not know: models, texts, files.
-
-Shapes: N vectors, Q queries, D numbers, C bytes of packed bits.
+Shapes: N vectors, Q queries, D dimensions, C bytes of packed bits.
 """
 
 from typing import Literal, Unpack, get_args

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import regex
 
+from gerund.errors import is_panic
 from gerund.normalization import Alignment, halves, normalized
 
 VERSION = 2
@@ -329,8 +330,7 @@ def segments(text: str, language: str = "en") -> list[str]:
     try:
         found: list[str] = list(segment(language, safe))
     except BaseException as error:
-        # What a Rust library panics with is no Exception, and would end everything.
-        if type(error).__name__ != "PanicException":
+        if not is_panic(error):
             raise
         return text.splitlines(keepends=True)
     return found if safe == text else _cut_alike(text, found, safe)

@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class Rendered(str):
-    """A text whose control tokens are meant, such as a chat template filled in: they are parsed, and no BOS is added.
+    """A text whose control tokens are parsed, such as a rendered chat template; no BOS token is added.
 
-    In any other text a control token such as ``<|im_start|>`` is text.
+    In any other text a control token such as ``<|im_start|>`` is plain text.
 
     Attributes:
-        literal: (first, behind the last) characters of the parts that come from users: control tokens there are text.
-        with_specials: whether the tokenizer adds its own special tokens, which a template has already.
+        literal: (start, end) characters of the parts that come from users, in which control tokens are plain text.
+        with_specials: whether the tokenizer adds its special tokens; a template has them already.
 
     >>> Rendered("<|user|>hello", literal=[(8, 13)]).literal
     ((8, 13),)
@@ -26,10 +26,10 @@ class Rendered(str):
 
     def __new__(cls, text: str, *, literal: Sequence[tuple[int, int]] = (), with_specials: bool = False) -> "Rendered":
         """Mark a text as rendered."""
-        own = super().__new__(cls, text)
-        own.literal = tuple((int(first), int(behind)) for first, behind in literal)
-        own.with_specials = with_specials
-        return own
+        rendered = super().__new__(cls, text)
+        rendered.literal = tuple((int(start), int(end)) for start, end in literal)
+        rendered.with_specials = with_specials
+        return rendered
 
 
 Promise = Literal["bits of generate", "same text under any load", "none"]
@@ -39,13 +39,12 @@ same whatever else is written; or nothing but that it is right up to rounding.""
 
 @dataclass(frozen=True)
 class EncodeResult:
-    """Vectors, and what was read for them.
+    """Vectors, with the token counts of their texts.
 
     Attributes:
         vectors: ``(n, dimensions)`` float32.
-        token_counts: how many tokens the model read of each text, prompt and special tokens included; 0 for an empty
-            text.
-        truncated: for each text, whether it was too long and its end was left out.
+        token_counts: tokens per text, prompt and special tokens included; 0 for an empty text.
+        truncated: whether each text was too long and truncated at its end.
     """
 
     vectors: "np.ndarray"
@@ -55,13 +54,13 @@ class EncodeResult:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token, and how probable the untouched model found it where it stands.
+    """A token and its log-probability under the base model.
 
     Attributes:
         token_id: its id.
-        utf8: the bytes that it spells, which may be a part of a character; none for a control token.
+        utf8: the bytes that it spells, possibly part of a character; empty for a control token.
         logprob: natural logarithm of its probability, before penalties, temperature and filters.
-        top: the most probable tokens of the place, best first, as many as were asked for.
+        top: the most likely tokens at its position, best first, as many as requested.
     """
 
     token_id: int
@@ -71,17 +70,17 @@ class TokenLogprob:
 
     @property
     def text(self) -> str:
-        """What it spells, with a replacement character for a part of one."""
+        """The text that it spells, with a replacement character for part of one."""
         return self.utf8.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """How many tokens were read and written.
+    """Numbers of prompt and completion tokens.
 
     Attributes:
-        prompt_tokens: those of the prompt, special tokens included.
-        completion_tokens: all that the model wrote, end token and the tokens of a stop string included.
+        prompt_tokens: tokens of the prompt, special tokens included.
+        completion_tokens: generated tokens, end token and the tokens of a stop string included.
     """
 
     prompt_tokens: int = 0
@@ -89,23 +88,23 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Both together."""
+        """The sum of both."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation of one prompt.
+    """One completion of one prompt.
 
     Attributes:
-        text: the new text, without the prompt; it ends before a stop string unless it is to be included.
-        token_ids: its token ids, without the end token; those that spell a stop string are there.
-        score: mean log-probability (nats a token) that the untouched model gives the tokens; 0.0 for none.
-        finished: whether the text came to its end (the model ended it, a stop string was written, what was asked
-            for is complete), rather than running out of ``max_new_tokens``.
+        text: the new text, without the prompt; it ends before a stop string unless you asked to include it.
+        token_ids: its token ids, without the end token but with those of a stop string.
+        score: mean log-probability (nats per token) of the tokens under the base model; 0.0 for no tokens.
+        finished: whether the text is complete (an end token, a stop string, the requested form), rather than cut off by
+            ``max_new_tokens``.
         stop: the stop string that ended it, or the id of the stop token, if one did.
-        logprobs: of each token of ``token_ids``, where they were asked for.
-        usage: how many tokens were read and written for it.
+        logprobs: one per token of ``token_ids``, if requested.
+        usage: its token counts.
     """
 
     text: str
@@ -118,21 +117,20 @@ class Generation:
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
-        """Why it ended, in the words of OpenAI's interface."""
+        """Why it ended, by OpenAI's names."""
         return "stop" if self.finished else "length"
 
 
 @dataclass(frozen=True)
 class Infill:
-    """A text whose gaps were filled.
+    """A text whose blanks were filled.
 
     Attributes:
-        text: the whole text.
-        spans: what stands in each gap now, with the spaces that belong to it.
-        token_ids: the token ids of each span.
-        scores: for each gap the mean log-probability (nats a token) of the span and of the first tokens behind it,
-            by which its length was chosen.
-        lengths: how many tokens each span has.
+        text: the full text. spans: the filling of each blank, with its spaces. token_ids: the token ids of each span.
+        scores: for each blank the mean log-probability (nats per token) of the span and of the first tokens after it,
+        by
+            which its length was chosen.
+        lengths: number of tokens of each span.
     """
 
     text: str
@@ -144,10 +142,10 @@ class Infill:
 
 @dataclass(frozen=True)
 class Candidate(Generation):
-    """One continuation with what a scorer says of it.
+    """One completion with its score from a scorer.
 
     Attributes:
-        rank_score: how well it continues the prompt; higher is better, comparable only within one scorer and prompt.
+        rank_score: how well it continues the prompt; higher is better. Only scores of one scorer and prompt compare.
     """
 
     rank_score: float
@@ -155,11 +153,11 @@ class Candidate(Generation):
 
 @dataclass(frozen=True)
 class Ranked(Candidate):
-    """The continuation that scored best, with those it was chosen from.
+    """The completion that scored best, with its candidates.
 
     Attributes:
-        beams: what was kept in the end, best first; this one is the first of them.
-        history: for each round all texts so far that competed in it, best first; the first ones were kept.
+        beams: the final candidates, best first; this one is the first of them.
+        history: for each round its candidates, best first; the first ones were kept.
     """
 
     beams: list[Candidate] = field(repr=False)
@@ -167,12 +165,12 @@ class Ranked(Candidate):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All whole continuations that competed in the end, best first, each with its score; this one among them."""
+        """All complete candidates, best first, including this one."""
         return self.history[-1] if self.history else self.beams
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
-        """Yield the place in ``candidates`` and the score of each of them, best first."""
-        return ((index, one.rank_score) for index, one in enumerate(self.candidates))
+        """Yield the index in ``candidates`` and the score of each, best first."""
+        return ((index, candidate.rank_score) for index, candidate in enumerate(self.candidates))
 
 
 @dataclass(frozen=True)
@@ -217,20 +215,20 @@ class _Plain:
 
 @dataclass(frozen=True)
 class Hit(_Plain):
-    """A chunk of a document that a search found.
+    """A search result: one chunk of a document.
 
     Attributes:
         source: the document: a file, or ``FILE#ID`` for a row of a table.
         start: its first character in the document's text.
-        end: the character behind its last.
+        end: the character after its last.
         text: the chunk itself.
-        score: how well it fits the query; higher is better, comparable only within one query.
-        rank: its place, counted from 1.
+        score: its relevance to the query; higher is better. Only scores of one query compare.
+        rank: its rank, from 1.
         title: the document's title; empty where there is none.
         heading: the headings above the chunk, outermost first, joined by `` > ``.
-        words: BM25's score; None where the words did not find it.
-        similarity: cosine of its vector with the query's; None where the vectors did not find it.
-        relevance: the score by which the model put it into a new order; None where it did not.
+        words: BM25 score; None where keyword search did not find it.
+        similarity: cosine similarity with the query; None where vector search did not find it.
+        relevance: score of the re-ranking; None without re-ranking.
 
     >>> hit = Hit("notes.txt", 0, 12, "Bread is made", 0.8, 1)
     >>> Hit.from_dict(hit.to_dict()) == hit
@@ -252,13 +250,13 @@ class Hit(_Plain):
 
 @dataclass(frozen=True)
 class Source(_Plain):
-    """A chunk that an answer was made from, with the number by which the answer cites it.
+    """A chunk that an answer is based on, with its citation number.
 
     Attributes:
-        number: counted from 1; an answer cites it as ``[number]``.
+        number: from 1; an answer cites it as ``[number]``.
         source: the document: a file, or ``FILE#ID`` for a row of a table.
         start: the chunk's first character in the document's text.
-        end: the character behind its last.
+        end: the character after its last.
         text: the chunk itself.
         title: the document's title; empty where there is none.
         heading: the headings above the chunk, outermost first, joined by `` > ``.
@@ -275,19 +273,18 @@ class Source(_Plain):
 
 @dataclass(frozen=True)
 class Answer(_Plain):
-    """An answer out of an index.
+    """An answer from an index.
 
     Attributes:
-        question: what was asked.
-        text: the answer; where nothing relevant was found, a sentence that says so.
+        question: the question.
+        text: the answer, or a sentence saying that nothing relevant was found.
         found: whether anything relevant was found.
-        sources: what was read, by their numbers; none where nothing relevant was found.
-        cited: the numbers of the sources that the answer rests on.
-        method: how it was made: ``extractive``, a sentence of a source as it stands there, or ``generate``, written by
-            the model.
-        dropped: numbers that the model cited and no source has; they were taken out of the text.
-        finished: whether a written answer came to its end, rather than running out of tokens.
-        usage: how many tokens were read and written for it.
+        sources: the chunks given to the model; empty where nothing relevant was found.
+        cited: the numbers of the cited sources.
+        method: ``extractive``, a sentence quoted from a source, or ``generate``, generated by the model.
+        dropped: cited numbers without a source; they were removed from the text.
+        finished: whether a generated answer is complete, rather than cut off.
+        usage: its token counts.
 
     >>> answer = Answer("When?", "In 1825.", True, [Source(1, "rail.txt", 0, 8, "In 1825.")], [1], "extractive")
     >>> Answer.from_dict(answer.to_dict()) == answer
@@ -307,14 +304,14 @@ class Answer(_Plain):
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """Return the answer that ``to_dict`` described."""
-        sources = [Source.from_dict(one) for one in fields["sources"]]
-        more = {name: list(fields[name]) for name in ("cited", "dropped") if name in fields}
+        sources = [Source.from_dict(source) for source in fields["sources"]]
+        lists = {name: list(fields[name]) for name in ("cited", "dropped") if name in fields}
         usage = {"usage": Usage(**fields["usage"])} if "usage" in fields else {}
-        return cls(**{**fields, "sources": sources, **more, **usage})
+        return cls(**{**fields, "sources": sources, **lists, **usage})
 
 
 class Scorer(Protocol):
-    """What says how well texts continue a prefix."""
+    """Scores how well texts continue a prefix."""
 
     name: str
 

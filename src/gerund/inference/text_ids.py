@@ -21,7 +21,8 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
-from gerund.errors import ModelError, without_panics
+from gerund.errors import ModelError
+from gerund.models.library_calls import without_panics
 from gerund.types import Rendered
 
 # What a piece is tokenized behind, so that its first token is one that occurs inside a text.

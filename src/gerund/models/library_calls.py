@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from gerund.errors import GerundError, ModelError, TextError
+from gerund.errors import GerundError, ModelError, TextError, is_panic, one_line
 
 _lock = threading.Lock()
 _depth = 0
@@ -47,6 +47,17 @@ def quiet() -> Iterator[None]:
                 hub.setLevel(hub_level)
                 if bars:
                     hf_logging.enable_progress_bar()
+
+
+@contextmanager
+def without_panics(what: str) -> Iterator[None]:
+    """Turn a panic of a Rust library into a ``ModelError`` whose message starts with ``what``."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelError(f"{what}: {one_line(str(error))}") from error
 
 
 def ready_for_threads() -> None:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from gerund.errors import without_panics
+from gerund.models.library_calls import without_panics
 
 # Enough tokens of the prompt to decode what follows them as it would be read there.
 TAIL = 6
