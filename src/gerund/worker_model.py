@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
-from gerund.models.sources import found_from_anywhere
+from gerund.models.sources import with_absolute_paths
 from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class WorkerModel:
         spec = lm.spec if spec is None else spec
         dtype = str(lm.compute_dtype).removeprefix("torch.")
         gpus = 1.0 if lm.device.type == "cuda" else 0.0
-        return cls(found_from_anywhere(spec), lm.fingerprint(), dtype, gpus, checked_threads(threads) or 1)
+        return cls(with_absolute_paths(spec), lm.fingerprint(), dtype, gpus, checked_threads(threads) or 1)
 
     def load(self) -> "LanguageModel":
         """Load the model in this process, which it then sets to its number of threads.

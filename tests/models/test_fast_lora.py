@@ -29,16 +29,16 @@ def load(folders, dtype="float32"):
 
 def by_peft(lm, texts=TEXTS):
     """What PEFT's own layers give."""
-    layers = [module for module in lm.model.modules() if getattr(module, "gerund_quick", None)]
-    before = [layer.gerund_quick for layer in layers]
+    layers = [module for module in lm.model.modules() if getattr(module, "gerund_fast", None)]
+    before = [layer.gerund_fast for layer in layers]
     assert layers
     for layer in layers:
-        layer.gerund_quick = {}
+        layer.gerund_fast = {}
     try:
         return lm.encode(texts)
     finally:
         for layer, own in zip(layers, before, strict=True):
-            layer.gerund_quick = own
+            layer.gerund_fast = own
 
 
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
@@ -62,7 +62,7 @@ def test_in_bfloat16_they_differ_from_float32_no_more_than_peft_does(folders, mo
 
 def test_gradients_go_peft_s_way(folders):
     lm = load(folders)
-    layer = next(module for module in lm.model.modules() if getattr(module, "gerund_quick", None))
+    layer = next(module for module in lm.model.modules() if getattr(module, "gerund_fast", None))
     weight = layer.lora_B["encode"].weight.requires_grad_(True)
     with active_adapter("encode"):
         layer(torch.randn(2, layer.base_layer.in_features)).sum().backward()
@@ -73,7 +73,7 @@ def test_gradients_go_peft_s_way(folders):
 def test_changed_weights_are_seen(folders):
     lm = load(folders)
     before = lm.encode(TEXTS)
-    layers = [module for module in lm.model.modules() if getattr(module, "gerund_quick", None)]
+    layers = [module for module in lm.model.modules() if getattr(module, "gerund_fast", None)]
     with torch.no_grad():
         for layer in layers:
             layer.lora_B["encode"].weight.mul_(0)

@@ -11,7 +11,7 @@ import torch
 import gerund
 from gerund.errors import ModelError
 from gerund.models import gguf_files
-from gerund.models.encoder_settings import StoredReading
+from gerund.models.encoder_settings import StoredSettings
 from gerund.models.gguf_files import read_file, read_tokenizer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
@@ -124,7 +124,7 @@ def test_what_an_embedding_file_says(tiny_file: Path) -> None:
 
 def test_another_plan_than_an_embedding_file_says_is_told(caplog: pytest.LogCaptureFixture) -> None:
     author = EncoderConfig(attention=AttentionPlan("causal"), pooling="last")
-    reading = StoredReading(author, file="model.gguf")
+    reading = StoredSettings(author, file="model.gguf")
     reading.tell("model.gguf", author)
     assert not caplog.text
     reading.tell("model.gguf", replace(author, pooling="mean"))

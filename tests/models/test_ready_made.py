@@ -17,7 +17,7 @@ from tokenizers import processors
 import gerund
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.inference.encode.texts import text_tokens
-from gerund.models.encoder_settings import stored_reading
+from gerund.models.encoder_settings import stored_settings
 from gerund.models.loading import read_config, settings_folder
 from gerund.models.sources import Source, find
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
@@ -673,7 +673,7 @@ def test_whatever_stands_in_its_files_is_read_or_refused(folder: Path) -> None:
         text = json.dumps(_spoiled(json.loads(whole[name]), random))
         (folder / name).write_text(text[: random.randrange(len(text))] if random.random() < 0.1 else text)
         try:
-            stored_reading(folder, config, EncoderSpec())
+            stored_settings(folder, config, EncoderSpec())
         except GerundError:
             refused += 1
         (folder / name).write_text(whole[name])

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.architectures import NoHead
-from gerund.models.fast_lora import AdapterComputation, make_quick, quick_forward
+from gerund.models.fast_lora import AdapterComputation, choose_computation, fast_forward
 from gerund.models.fingerprint import adapter_hash
 from gerund.models.folder_files import demand_readable
 from gerund.settings.encoder import JOBS, Job
@@ -63,15 +63,15 @@ def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     for path in folders.values():
         check_folder(path)
     if _gated_layers(model):
-        raise ConfigError("this model carries an adapter already; load the model anew for another one")
+        raise ConfigError("this model carries an adapter already; load the model again for another one")
     before = _logits(model)
     training = model.training
-    own = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
+    gradients = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
     _inject(model, folders)
     model.train(training)
     for parameter in model.parameters():
-        # PEFT freezes the model's weights, and torch multiplies frozen ones another way, with other last bits.
-        parameter.requires_grad_(own.get(id(parameter), False))
+        # PEFT freezes the model's weights, and torch's matmul of frozen weights rounds differently.
+        parameter.requires_grad_(gradients.get(id(parameter), False))
     _gate_layers(model)
     if not torch.equal(before, _logits(model)):
         raise ModelError(
@@ -82,17 +82,17 @@ def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
 
 
 def base_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's own weights under their own names, whether or not adapters were put in."""
+    """Return the model's own weights by their names, without adapters."""
     return _state(model, {name: _own_part(layer) for name, layer in _gated_layers(model).items()})
 
 
 def own_module(module: nn.Module) -> nn.Module:
-    """Return what stands in a module's place without adapters: itself, unless adapters put it there."""
+    """Return a module without adapters."""
     return _own_part(module) if type(module) in _gated.values() else module
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Return how many numbers the model's own weights hold: tied ones once, an adapter's not at all.
+    """Return the number of the model's parameters: tied ones once, without adapters.
 
     >>> count_parameters(gerund.load().model) == count_parameters(gerund.load(adapter="none").model)
     True
@@ -102,7 +102,7 @@ def count_parameters(model: PreTrainedModel) -> int:
 
 @torch.no_grad()
 def merged_state(model: PreTrainedModel, adapter: str | None) -> dict[str, Tensor]:
-    """Return the weights as one adapter makes them, under the model's own names; the model stays as it is.
+    """Return the weights with one adapter merged in, by the model's own names; the model is unchanged.
 
     A weight that the adapter changes is no longer shared with another that was tied to it.
     """
@@ -110,7 +110,7 @@ def merged_state(model: PreTrainedModel, adapter: str | None) -> dict[str, Tenso
 
 
 def merging_unties(model: PreTrainedModel, adapter: str | None) -> bool:
-    """Tell whether merging changes one of two weights that the model ties, so that they part."""
+    """Whether merging changes only one of two tied weights, so that they are no longer tied."""
     if not getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False):
         return False
     ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -124,27 +124,27 @@ def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     for name, path in folders.items():
         where = str(path)
         try:
-            # PEFT initialises the weights at random before it reads them.
+            # PEFT initializes the weights at random before it reads them.
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")  # what PEFT warns of is checked below
                 if wrapped is None:
                     config = PeftConfig.from_pretrained(where)
                     config.inference_mode = True
                     wrapped = PeftModel(model, config, name)
-                found = wrapped.load_adapter(where, name, torch_device="cpu")
+                info = wrapped.load_adapter(where, name, torch_device="cpu")
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ModelError(f"the adapter in {path} does not fit this model: {reason}") from error
         if wrapped.peft_config[name].is_prompt_learning:
             raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
-        for keys, what in ((found.unexpected_keys, "has weights for"), (found.missing_keys, "lacks weights for")):
+        for keys, what in ((info.unexpected_keys, "has weights for"), (info.missing_keys, "lacks weights for")):
             if keys:
                 raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
     _move_to_base(model)
 
 
 def _move_to_base(model: PreTrainedModel) -> None:
-    """Let an adapter's weights lie where those are that they change, which PEFT sees to on some devices only."""
+    """Move an adapter's weights to the device of their layer, which PEFT does for some devices only."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for layer in model.modules():
@@ -164,26 +164,26 @@ def _gate_layers(model: PreTrainedModel) -> None:
         if isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, ModulesToSaveWrapper):
             raise ModelError(f"the adapter trains single tokens of {name}, which is not supported")
         if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)):
-            module.gerund_inside = frozenset(_names(module))  # asked for in every pass
+            module.gerund_inside = frozenset(_names(module))  # used in every pass
             module.__class__ = _gate(type(module))
             changed.append(module)
-    make_quick(changed, {id(module): module.gerund_inside for module in changed})
+    choose_computation(changed, {id(module): module.gerund_inside for module in changed})
 
 
 def adapter_computation(model: PreTrainedModel) -> AdapterComputation | None:
-    """Return how the adapters in a model are read; None where it has none."""
+    """Return how a model's adapters are computed; None without any."""
     changed = [module for module in model.modules() if type(module) in _gated.values()]
-    return make_quick(changed, {id(module): module.gerund_inside for module in changed}) if changed else None
+    return choose_computation(changed, {id(module): module.gerund_inside for module in changed}) if changed else None
 
 
 def _gated_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """Return the outermost modules that adapters put in, by name."""
     kinds = set(_gated.values())
-    found: dict[str, nn.Module] = {}
+    outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if type(module) in kinds and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return found
+        if type(module) in kinds and not any(name.startswith(f"{outer}.") for outer in outermost):
+            outermost[name] = module
+    return outermost
 
 
 def _gate(kind: type[nn.Module]) -> type[nn.Module]:
@@ -195,19 +195,19 @@ def _gate(kind: type[nn.Module]) -> type[nn.Module]:
         def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
             """Compute quickly what PEFT would, where that is possible."""
             name = _active.get()
-            if name is not None and layer.gerund_quick.get(name) and len(args) == 1 and not kwargs:
-                found = quick_forward(layer, name, args[0])
-                if found is not None:
-                    return found
+            if name is not None and layer.gerund_fast.get(name) and len(args) == 1 and not kwargs:
+                output = fast_forward(layer, name, args[0])
+                if output is not None:
+                    return output
             return kind.forward(layer, *args, **kwargs)
 
-        own = {**switches, "__module__": kind.__module__, "forward": forward}
-        _gated[kind] = type(kind.__name__, (kind,), own)
+        members = {**switches, "__module__": kind.__module__, "forward": forward}
+        _gated[kind] = type(kind.__name__, (kind,), members)
     return _gated[kind]
 
 
 def _all_inactive(layer: Any) -> bool:
-    # A layer that only other adapters change is the model's own.
+    # A layer that only other adapters change counts as unmodified.
     name = _active.get()
     return name is None or name not in layer.gerund_inside
 
@@ -228,7 +228,7 @@ def _names(layer: Any) -> Iterable[str]:
 def _own_part(layer: Any) -> nn.Module:
     """Return the module that stood where adapters put ``layer``."""
     part: nn.Module = layer.base_layer if "base_layer" in layer._modules else layer.original_module
-    # Experts that lie in several tensors are wrapped once for each.
+    # Experts in several tensors are wrapped once for each.
     return _own_part(part) if type(part) in _gated.values() else part
 
 
@@ -265,9 +265,9 @@ def _state(model: PreTrainedModel, parts: dict[str, nn.Module]) -> dict[str, Ten
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return what the model makes of a fixed short text, to check that it is what it was.
+    """Return the logits of a fixed short text, to check that the model is unchanged.
 
-    Of a checkpoint without an output head these are the last states.
+    Without an output head, return the last states.
     """
     embeddings = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
@@ -284,13 +284,13 @@ def _logits(model: PreTrainedModel) -> Tensor:
 
 
 class Adapters:
-    """A model's PEFT folders by what they are active for; a job without one is done by the untouched model."""
+    """A model's PEFT folders by job; a job without one uses the base model."""
 
     def __init__(self, folders: Mapping[Job, Path] | None = None) -> None:
         self.folders = dict(folders or {})
         for folder in set(self.folders.values()):
             check_folder(folder)
-        # Now, not when it is asked for: the files may have changed by then.
+        # Hashed now, since the files may change later.
         self._hashes = {job: adapter_hash(folder) for job, folder in self.folders.items()}
 
     @classmethod
@@ -299,7 +299,7 @@ class Adapters:
         return cls(dict.fromkeys(JOBS, folder))
 
     def name(self, job: Job) -> str | None:
-        """Return the name under which this job's adapter lies in the model: that of its first job; None for none."""
+        """Return the adapter's name in the model: that of its first job; None without one."""
         folder = self.folders.get(job)
         return None if folder is None else next(first for first in JOBS if self.folders.get(first) == folder)
 
@@ -309,11 +309,11 @@ class Adapters:
 
     @property
     def by_name(self) -> dict[str, Path]:
-        """Where each of them lies, by name; a shared one stands here once."""
+        """The folders by name; a shared one is listed once."""
         return {name: self.folders[job] for job in JOBS if (name := self.name(job)) == job}
 
     def copy_into(self, folder: Path) -> dict[Job, str | None]:
-        """Copy them into folders of a model's folder."""
+        """Copy them into a model's folder; return the subfolder of each job."""
         places: dict[str, str] = {}
         for name, source in self.by_name.items():
             places[name] = _PLACE if name == JOBS[0] else f"{_PLACE}-{name}"

@@ -21,26 +21,25 @@ from gerund.checks import read_json
 from gerund.errors import ModelError, UnsupportedModelError
 
 SEQ2SEQ = ("t5", "mt5", "umt5")
-"""What they are called in a config, as ``model_type``."""
+"""Encoder-decoders, by their ``model_type``."""
 
 
 def is_encoder_decoder(model: PreTrainedModel) -> bool:
-    """Whether an encoder of its own reads the text, and the decoder, if there, writes one of its own."""
+    """Whether the model is an encoder-decoder, or the encoder of one."""
     return model.config.model_type in SEQ2SEQ
 
 
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the encoder of such a model; the model itself where it is nothing else."""
+    """Return the encoder of an encoder-decoder."""
     encoder: PreTrainedModel = getattr(model, "encoder", model)
     return encoder
 
 
 @torch.no_grad()
 def copy_weights(encoder: PreTrainedModel) -> None:
-    """Give an encoder's weights memory of their own.
+    """Copy an encoder's weights, so that the decoder's memory can be freed.
 
-    On a processor weights are pieces of one mapping of their file, which stays whole as long as any piece is used, and
-    a tensor does not tell.
+    On a CPU all weights are parts of one memory map of their file, which stays mapped as long as any part is used.
     """
     for weight in encoder.parameters():
         if weight.device.type == "cpu":
@@ -48,7 +47,7 @@ def copy_weights(encoder: PreTrainedModel) -> None:
 
 
 def demand_decoder_only(model: PreTrainedModel, what: str) -> None:
-    """Refuse an encoder-decoder model."""
+    """Raise ``UnsupportedModelError`` for an encoder-decoder, which cannot do ``what``."""
     if is_encoder_decoder(model):
         raise UnsupportedModelError(
             f"a {model.config.model_type} model is an encoder-decoder and cannot {what}; take a decoder-only model"
@@ -59,15 +58,15 @@ IS_CAUSAL = "is_causal"
 BIDIRECTIONAL = "use_bidirectional_attention"
 _WINDOW = "sliding_window"
 _TEXT = "text_config"
-# Where a config in memory keeps what the one on the disk says.
+# Attribute of a config in memory with the flags of the one on disk.
 _KEPT = "gerund_flags"
 
 
 def set_aside(config: PreTrainedConfig, stored: Mapping[str, Any]) -> None:
-    """Make a config that lets a decoder attend in both directions a plain causal one, and note what it said."""
+    """Make the config of a bidirectional decoder causal, and store its flags; ``stored`` is the config on disk."""
     part: Any = config.get_text_config(decoder=True)
     text = stored.get(_TEXT)
-    own = text if part is not config and isinstance(text, Mapping) else stored
+    source = text if part is not config and isinstance(text, Mapping) else stored
     flags = {}
     if getattr(part, IS_CAUSAL, True) is False:
         flags[IS_CAUSAL] = False
@@ -78,8 +77,8 @@ def set_aside(config: PreTrainedConfig, stored: Mapping[str, Any]) -> None:
         flags[BIDIRECTIONAL] = True
         setattr(part, BIDIRECTIONAL, False)
     if flags:
-        flags |= {_WINDOW: own[_WINDOW]} if _WINDOW in own else {}
-        setattr(config, _KEPT, {"part": _TEXT if own is text else "", "stored": flags})
+        flags |= {_WINDOW: source[_WINDOW]} if _WINDOW in source else {}
+        setattr(config, _KEPT, {"part": _TEXT if source is text else "", "stored": flags})
 
 
 def is_bidirectional(config: PreTrainedConfig) -> bool:
@@ -88,7 +87,7 @@ def is_bidirectional(config: PreTrainedConfig) -> bool:
 
 
 def restore(config: PreTrainedConfig, path: Path, **changes: Any) -> None:
-    """Write what was set aside into a ``config.json`` that transformers has just written."""
+    """Write the flags that were set aside into the ``config.json`` that transformers has written."""
     kept = getattr(config, _KEPT, None)
     if kept is None and not changes:
         return
@@ -126,19 +125,19 @@ def refuse_by_name(stored: Any, name: str) -> None:
     if not isinstance(stored, dict):
         return
     listed = stored.get("architectures") or []
-    for own in (*(listed if isinstance(listed, list) else ()), stored.get("model_type")):
-        if isinstance(own, str) and own in _BY_NAME:
-            raise ModelError(f"{name}: its config.json says {own}, {_BY_NAME[own]}")
+    for kind in (*(listed if isinstance(listed, list) else ()), stored.get("model_type")):
+        if isinstance(kind, str) and kind in _BY_NAME:
+            raise ModelError(f"{name}: its config.json says {kind}, {_BY_NAME[kind]}")
 
 
 def state_width(config: PreTrainedConfig) -> int:
     """Return the size of a model's last hidden states; some of OPT's are projected to that of its embeddings."""
-    own = config.get_text_config(decoder=True)
-    return int((getattr(own, "word_embed_proj_dim", None) if own.model_type == "opt" else None) or own.hidden_size)
+    text = config.get_text_config(decoder=True)
+    return int((getattr(text, "word_embed_proj_dim", None) if text.model_type == "opt" else None) or text.hidden_size)
 
 
 class NoHead(nn.Module):
-    """Stands where a checkpoint has no output head: published embedding models are often saved without one."""
+    """Replaces a missing output head: published embedding models are often saved without one."""
 
     def __init__(self, name: str, why: str = "was saved without an output head") -> None:
         super().__init__()
@@ -152,7 +151,7 @@ class NoHead(nn.Module):
 
 
 def is_body(config: PreTrainedConfig) -> bool:
-    """Whether a checkpoint was saved without a head, as its config says: as the body of a language model."""
+    """Whether a checkpoint was saved without a head, by its config."""
     return config.model_type not in SEQ2SEQ and MODEL_MAPPING_NAMES.get(config.model_type) in listed_architectures(
         config
     )

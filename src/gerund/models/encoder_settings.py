@@ -28,23 +28,23 @@ from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NO_TRANSFORM, transform_parts
 
-# An encoder of its own looks both ways by itself, and so does a decoder whose config says so.
+# The encoder of a T5 is bidirectional, and so is a decoder whose config says so.
 _BOTH_WAYS = AttentionPlan("bidir")
 # Where no layer attends, a plan that leaves recurrent layers causal would convert nothing.
 _RECURRENT = EncoderConfig(attention=AttentionPlan(recurrent="both"))
-# What may differ from the author's reading without changing what a text's whole vector is.
+# Settings that may differ from the author's without changing a text's full vector.
 _FREE = ("prompt", "prompts", "normalize", "max_length", "fusion", "similarity", "transform")
 
 
 @dataclass(frozen=True)
-class StoredReading:
-    """How a model is read where nobody says otherwise.
+class StoredSettings:
+    """The encoder settings stored with a model.
 
     Attributes:
         encoder: the encoder config.
-        head: what projects its pooled states; None without one.
-        file: the file that says it; empty where none does.
-        notes: what a user should know of it, a sentence each.
+        head: projects the pooled states; None without one.
+        file: the name of the file with the settings; empty without one.
+        notes: what a user should know about them.
     """
 
     encoder: EncoderConfig
@@ -53,11 +53,11 @@ class StoredReading:
     notes: Sequence[str] = ()
 
     def tell(self, name: str, encoder: EncoderConfig) -> None:
-        """Log what a user should know, and how far ``encoder``, as which the model is read now, leaves the author's."""
+        """Log the notes, and how ``encoder``, the settings in use, differs from the author's."""
         for note in self.notes:
             say_once(f"{name}: {note}")
         if self.file in ("", CONFIG_FILE):
-            return  # nobody has said it, or whoever trained or saved the model here
+            return  # there are no settings of an author
         same = replace(self.encoder, **{field: getattr(encoder, field) for field in _FREE})
         if same != encoder:
             say_once(
@@ -67,40 +67,43 @@ class StoredReading:
 
 
 def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:
-    """Return how a model with this config is read as an encoder where its folder says nothing."""
+    """Return the encoder settings of a model whose folder has none."""
     if config.model_type in SEQ2SEQ or is_bidirectional(config):
         return EncoderConfig(attention=_BOTH_WAYS)
     return _RECURRENT if config.model_type in ATTENTION_FREE else EncoderConfig()
 
 
-def stored_reading(
-    folder: Path | None, config: PreTrainedConfig, said: EncoderSpec, gguf: Path | None = None
-) -> StoredReading:
-    """Read how the model in a folder or in a GGUF file is read."""
+def stored_settings(
+    folder: Path | None, config: PreTrainedConfig, given: EncoderSpec, gguf: Path | None = None
+) -> StoredSettings:
+    """Read the encoder settings of a model's folder or GGUF file.
+
+    ``given`` are the user's: without them a model whose attention is its author's code raises ``ConfigError``.
+    """
     default = default_encoder_config(config)
     if gguf is not None:
         settings_of_file = encoder_settings(read_file(gguf))
         if settings_of_file is None:
-            return StoredReading(default)
-        return StoredReading(settings_of_file.applied_to(default), file=gguf.name)
+            return StoredSettings(default)
+        return StoredSettings(settings_of_file.applied_to(default), file=gguf.name)
     if folder is None:
-        return StoredReading(default)
+        return StoredSettings(default)
     if not ready_made.is_ready_made(folder):
         saved = read_saved(folder)
         if saved is None:
-            return StoredReading(default, read_head(folder), notes=_unsaid(config, said))
-        return StoredReading(saved.applied_to(default), read_head(folder), CONFIG_FILE)
-    found = ready_made.read_ready_made(folder)
-    settings, notes = dict(found.settings), list(found.notes)
+            return StoredSettings(default, read_head(folder), notes=_missing_settings(config, given))
+        return StoredSettings(saved.applied_to(default), read_head(folder), CONFIG_FILE)
+    stored = ready_made.read_ready_made(folder)
+    settings, notes = dict(stored.settings), list(stored.notes)
     if _has_code(config):
-        notes += _demand_said(folder, said)
+        notes += _require_attention(folder, given)
         settings["append_eos"] = True
     both_ways = config.model_type in SEQ2SEQ or is_bidirectional(config)
-    # Its author's tokenizer reads a text as it stands.
+    # The author's tokenizer doesn't normalize texts.
     settings["text_normalization"] = "none"
     encoder = EncoderConfig(attention=_BOTH_WAYS if both_ways else AttentionPlan("causal"), **settings)
     width = state_width(config) * encoder.poolings
-    head = _head(folder, found.modules, width)
+    head = _head(folder, stored.modules, width)
     dimensions = width if head is None else head.settings.dimensions
     encoder = _truncated(folder, encoder, dimensions)
     if config.model_type == "qwen3" and "last" in encoder.pooling and not _ends(folder, encoder):
@@ -113,12 +116,12 @@ def stored_reading(
             f"its author compares vectors by {encoder.similarity}, as similarity and rerank do; searching an index "
             "compares by cosine"
         )
-    return StoredReading(encoder, head, ready_made.MODULES_FILE, notes)
+    return StoredSettings(encoder, head, ready_made.MODULES_FILE, notes)
 
 
-def _unsaid(config: PreTrainedConfig, said: EncoderSpec) -> list[str]:
-    """Return what to say of a model without a head, as embedding models are published, whose folder says no more."""
-    if not is_body(config) or said.attention is not None or said.pooling is not None:
+def _missing_settings(config: PreTrainedConfig, given: EncoderSpec) -> list[str]:
+    """Return a note for a model without a head, as embedding models are published, whose folder has no settings."""
+    if not is_body(config) or given.attention is not None or given.pooling is not None:
         return []
     return [
         f"it holds a model without a head and no {ready_made.MODULES_FILE}, so nothing says how it is meant to encode, "
@@ -132,37 +135,37 @@ def _has_code(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "auto_map", None))
 
 
-def _demand_said(folder: Path, said: EncoderSpec) -> list[str]:
+def _require_attention(folder: Path, given: EncoderSpec) -> list[str]:
     path = folder / "config.json"
-    if said.attention is None:
+    if given.attention is None:
         raise ConfigError(
             f"{path} leaves the attention to its author's code (auto_map), which gerund never runs, so nothing says "
             "whether its layers look both ways; say attention='causal' or attention='bidir' as its model card does"
         )
-    if said.append_eos is None:
+    if given.append_eos is None:
         return ["an end token is put after every text, as its author's tokenizer does; append_eos=False leaves it out"]
     return []
 
 
 def _head(folder: Path, modules: Sequence[tuple[dict[str, Any], str]], width: int) -> ProjectionHead | None:
-    """Return what stands behind the pooling as a head, with its weights."""
+    """Return the modules after the pooling as a head, with its weights."""
     if not modules:
         return None
-    if all(own["kind"] == "Normalize" for own, _ in modules):
+    if all(fields["kind"] == "Normalize" for fields, _ in modules):
         return None
     weights: dict[str, Tensor] = {}
     layers: list[VectorModule] = []
     given = width
-    for place, (own, path) in enumerate(modules):
-        own = {**own, "width": own["width"] or given, "dimensions": own["dimensions"] or given}
-        if own["width"] != given:
+    for place, (fields, path) in enumerate(modules):
+        fields = {**fields, "width": fields["width"] or given, "dimensions": fields["dimensions"] or given}
+        if fields["width"] != given:
             raise DataError(
-                f"{folder / path / ready_made.MODULE_FILE}: this module takes vectors of {own['width']} numbers, and "
-                f"is given {given}"
+                f"{folder / path / ready_made.MODULE_FILE}: this module takes vectors of {fields['width']} numbers, "
+                f"and is given {given}"
             )
-        layers.append(VectorModule(**own))
-        given = own["dimensions"]
-        if own["kind"] != "Normalize":
+        layers.append(VectorModule(**fields))
+        given = fields["dimensions"]
+        if fields["kind"] != "Normalize":
             file = folder / path / ready_made.MODULE_WEIGHTS
             stored = {f"chain.0.{key}": value for key, value in read_tensors(file).items()}
             head_of(HeadConfig.of_modules([layers[-1]]), stored, str(file), ready_made.MODULE_FILE)
@@ -188,10 +191,10 @@ def _ends(folder: Path, encoder: EncoderConfig) -> bool:
 
 
 def _in_words(encoder: EncoderConfig, other: EncoderConfig) -> str:
-    """Return what of a config differs from another one."""
+    """Return the settings in which ``encoder`` differs from another config."""
     fields = [name for name in vars(encoder) if getattr(encoder, name) != getattr(other, name)]
-    named = ((name, getattr(encoder, name)) for name in fields)
-    return ", ".join(f"{name}={own.name if isinstance(own, AttentionPlan) else own}" for name, own in named)
+    values = ((name, getattr(encoder, name)) for name in fields)
+    return ", ".join(f"{name}={value.name if isinstance(value, AttentionPlan) else value}" for name, value in values)
 
 
 _FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
@@ -199,13 +202,13 @@ _ADAPTER = "adapter"
 
 
 def read_saved(folder: Path) -> EncoderSpec | None:
-    """Read how the model in a folder is read as an encoder; None where nothing says so."""
+    """Read the encoder settings in ``gerund.json``; None without that file."""
     path = folder / CONFIG_FILE
     return settings_from(read_settings(path, "encoder")["encoder"]) if path.is_file() else None
 
 
 def read_adapters(folder: Path) -> dict[Job, Path]:
-    """Return the PEFT folder of each job that has one, as ``gerund.json`` in a model's folder says.
+    """Return the PEFT folder of each job that has one, from ``gerund.json`` in a model's folder.
 
     The encoder's is active for the other jobs as well, unless the file's ``adapters`` names another for one of them,
     or null for none.
@@ -215,7 +218,7 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
         return {}
     data = read_settings(path, "encoder")
     settings_from(data["encoder"])
-    own = data["encoder"].get(_ADAPTER)
+    shared = data["encoder"].get(_ADAPTER)
     given = data.get("adapters", {})
     if not isinstance(given, dict):
         raise DataError(f"{path}: adapters are folders by job, not {given!r}")
@@ -224,7 +227,7 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
             raise unknown_name(f"job among the adapters in {CONFIG_FILE}", job, JOBS[1:])
         if place is not None and not isinstance(place, str):
             raise DataError(f"{path}: the adapter for {job} is a folder or null, not {place!r}")
-    places = {job: given.get(job, own) for job in JOBS}
+    places = {job: given.get(job, shared) for job in JOBS}
     for place in places.values():
         if place is None:
             continue
@@ -235,36 +238,38 @@ def read_adapters(folder: Path) -> dict[Job, Path]:
 
 
 def settings_text(settings: EncoderSpec, fingerprint: str, places: Mapping[Job, str | None] | None = None) -> str:
-    """Return the text of ``gerund.json``."""
-    own = dict(places or {}).get(JOBS[0])
-    data: dict[str, Any] = {"format": FORMAT, "encoder": saved_fields(settings, own)}
-    if others := {job: place for job, place in (places or {}).items() if place != own}:
+    """Return the text of ``gerund.json``; ``places`` are the adapters, relative to the folder."""
+    shared = dict(places or {}).get(JOBS[0])
+    data: dict[str, Any] = {"format": FORMAT, "encoder": saved_fields(settings, shared)}
+    if others := {job: place for job, place in (places or {}).items() if place != shared}:
         data["adapters"] = others
     data["fingerprint"] = fingerprint
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str, Any]:
-    """Return settings, with every one of them worked out, as files hold them: the plan as one entry.
+    """Return resolved settings as files store them, with the plan as one entry.
 
-    >>> own = saved_fields(EncoderSpec(attention="bidir", pooling="last", max_length="auto"))
-    >>> own["attention"]["name"], own["pooling"], own["max_length"]
+    >>> saved = saved_fields(EncoderSpec(attention="bidir", pooling="last", max_length="auto"))
+    >>> saved["attention"]["name"], saved["pooling"], saved["max_length"]
     ('bidir', 'last', None)
     """
     fields = {name: getattr(settings, name) for name in _FIELDS}
     fields["attention"] = settings.plan(AttentionPlan()).to_dict()
     if settings.max_length == "auto":
         fields["max_length"] = None
-    # What is left as it usually is stands in no file, as before there were any.
+    # Defaults of settings that were added later are not stored, as before these settings existed.
     unwritten = {**METHODS, **READING}
-    others = {name: own for name, usual in unwritten.items() if (own := getattr(settings, name)) not in (None, usual)}
+    others = {
+        name: value for name, usual in unwritten.items() if (value := getattr(settings, name)) not in (None, usual)
+    }
     if settings.fusion not in (None, "auto"):
         others["fusion"] = settings.fusion
     return {**fields, **others, _ADAPTER: adapter}
 
 
 def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
-    """Return the settings that a file holds, its plan as one entry or as ``EncoderSpec`` has it.
+    """Return the settings from a file, its plan as one entry or as ``EncoderSpec`` has it.
 
     >>> settings_from({"attention": {"name": "mask0-bidir", "k": 3}, "adapter": "adapter"}).k
     3
@@ -275,7 +280,7 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
             raise unknown_name(f"field in {CONFIG_FILE}", name, valid)
     if not isinstance(fields.get(_ADAPTER), str | None):
         raise ConfigError(f"{_ADAPTER} is a text or nothing, not {fields[_ADAPTER]!r}")
-    # Elsewhere nothing means that nothing is said; a file says everything, and knows one setting that may be nothing.
+    # In a spec None means "not given"; in a file only max_length may be null.
     for name in _FIELDS:
         if name != "max_length" and name in fields and fields[name] is None:
             raise ConfigError(f"{name} in {CONFIG_FILE} is null")
@@ -286,9 +291,9 @@ def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
 def write_settings(
     folder: Path, encoder: EncoderConfig, n_layers: int, identity: str, *, adapters: Adapters | None = None
 ) -> None:
-    """Write ``gerund.json``, with k worked out, and copy adapters into folders of their own.
+    """Write ``gerund.json``, with k resolved, and copy adapters into subfolders.
 
-    sentence-transformers is told that only gerund's own class reads the folder as it is meant.
+    Also writes ``modules.json``, so that sentence-transformers opens the folder by gerund's own class.
     """
     places = (adapters or Adapters()).copy_into(folder)
     text = settings_text(EncoderSpec.of_config(encoder, n_layers), identity, places)

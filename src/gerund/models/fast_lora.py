@@ -28,12 +28,12 @@ Way = Literal["merged", "low-rank"]
 _LINEAR = (nn.Linear, Int8Linear)
 
 LARGEST_COPIES = 2**29
-"""Bytes that the merged copies of all adapters of a model may take together; beyond, all products are low-rank."""
+"""Maximum bytes of the merged copies of all adapters of a model; above it, all matmuls are low-rank."""
 
 
 @dataclass(frozen=True)
 class AdapterComputation:
-    """How a model's adapters are read.
+    """How a model's adapters are computed.
 
     Attributes:
         way: ``merged`` or ``low-rank``; None where no layer has a plain LoRA.
@@ -69,8 +69,8 @@ class AdapterComputation:
         return f"its adapters {how}" + (f"; {self.others} layers are computed by PEFT" if self.others else "")
 
 
-def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> AdapterComputation:
-    """Choose how LoRA layers are read, and note it in each of them."""
+def choose_computation(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> AdapterComputation:
+    """Choose how LoRA layers are computed, and store it in each; ``names`` are the adapters in each, by ``id``."""
     listed = list(layers)
     plain = {id(layer): [name for name in names[id(layer)] if _is_plain(layer, name)] for layer in listed}
     copies = sum(
@@ -80,21 +80,21 @@ def make_quick(layers: Iterable[Any], names: Mapping[int, Iterable[str]]) -> Ada
     )
     way: Way = "merged" if copies <= LARGEST_COPIES else "low-rank"
     for layer in listed:
-        layer.gerund_quick = dict.fromkeys(plain[id(layer)], way)
-        layer.gerund_made = {}
-    quick = sum(bool(own) for own in plain.values())
-    return AdapterComputation(way if quick else None, quick, len(listed) - quick, copies)
+        layer.gerund_fast = dict.fromkeys(plain[id(layer)], way)
+        layer.gerund_cached = {}
+    fast = sum(map(bool, plain.values()))
+    return AdapterComputation(way if fast else None, fast, len(listed) - fast, copies)
 
 
-def quick_forward(layer: Any, name: str, input_: Tensor) -> Tensor | None:
+def fast_forward(layer: Any, name: str, input_: Tensor) -> Tensor | None:
     """Return what a layer makes of its input with an adapter active; None where PEFT has to compute it."""
-    way = layer.gerund_quick.get(name)
+    way = layer.gerund_fast.get(name)
     if way is None or torch.is_grad_enabled() or layer.merged_adapters:
         return None
     base = layer.base_layer
     if way == "merged":
-        return linear(input_, _kept(layer, name, _merged), base.bias)
-    down_RI, up_OR = _kept(layer, name, _factors)
+        return linear(input_, _cached(layer, name, _merged), base.bias)
+    down_RI, up_OR = _cached(layer, name, _factors)
     out: Tensor = base(input_)
     small_NR = functional.linear(input_, down_RI).reshape(-1, down_RI.shape[0])
     return torch.addmm(out.reshape(-1, out.shape[-1]), small_NR, up_OR.T).view(out.shape)
@@ -113,21 +113,21 @@ def _is_plain(layer: Any, name: str) -> bool:
     return type(layer.lora_A[name]) in _LINEAR and type(layer.lora_B[name]) in _LINEAR
 
 
-def _kept(layer: Any, name: str, make: Any) -> Any:
-    """Return what was made of a layer's weights, made anew where one of them has changed since."""
+def _cached(layer: Any, name: str, make: Any) -> Any:
+    """Return what ``make`` computes from a layer's weights, computed again after a change of one of them."""
     weights = (layer.base_layer.weight, layer.lora_A[name].weight, layer.lora_B[name].weight)
-    # Whoever changes a tensor in place counts it; a scale is set by PEFT's own methods.
+    # torch counts in-place changes of a tensor; a scale is set by PEFT's own methods.
     state = (
         layer.scaling[name],
-        *((id(one), one.dtype, one.device, times_written(one)) for one in weights),
+        *((id(weight), weight.dtype, weight.device, times_written(weight)) for weight in weights),
     )
-    found = layer.gerund_made.get(name)
-    if found is None or found[0] != state:
-        # Two threads may both make it; either is right, and the last one stays.
+    cached = layer.gerund_cached.get(name)
+    if cached is None or cached[0] != state:
+        # Two threads may both compute it; either result is right, and the last one stays.
         with torch.no_grad(), torch.autocast(weights[0].device.type, enabled=False):
-            found = (state, make(*weights, layer.scaling[name]))
-        layer.gerund_made[name] = found
-    return found[1]
+            cached = (state, make(*weights, layer.scaling[name]))
+        layer.gerund_cached[name] = cached
+    return cached[1]
 
 
 def _merged(weight_OI: Tensor, down_RI: Tensor, up_OR: Tensor, scale: float) -> Tensor:

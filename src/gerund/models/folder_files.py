@@ -22,7 +22,7 @@ def demand_readable_files(folder: Path) -> None:
 
 
 def demand_readable(path: Path, folder: Path) -> None:
-    """Refuse one file of a model's folder that must not or cannot be read; one that is not there is passed over."""
+    """Refuse one file of a model's folder that must not or cannot be read; a missing file is skipped."""
     try:
         real, root = path.resolve(), folder.resolve()
         if not (real.is_relative_to(root) or _is_blob(real, root)):
@@ -42,7 +42,7 @@ def demand_readable(path: Path, folder: Path) -> None:
 
 
 def _read_files(folder: Path) -> Iterator[Path]:
-    """Yield what loaders may open: every file at the top, and the folders whose files are all read."""
+    """Yield what loaders may open: every file at the top level, and all files of some subfolders."""
     try:
         for entry in sorted(folder.iterdir()):
             if not entry.is_dir():
@@ -57,12 +57,12 @@ def _read_files(folder: Path) -> Iterator[Path]:
 
 
 def _is_blob(real: Path, root: Path) -> bool:
-    """Whether a file is in the hub's cache: next to the snapshot that the folder is or is in, or in this user's own."""
+    """Whether a file is a blob in the hub's cache: that of the snapshot, or this user's."""
     for snapshots in (place for place in root.parents if place.name == "snapshots"):
         if real.parent == snapshots.parent / "blobs":
             return True
     from huggingface_hub import constants
 
-    # The names of blobs are hashes, which nobody guesses.
+    # The names of blobs are hashes, which can't be guessed.
     cache = Path(constants.HF_HUB_CACHE).resolve()
     return real.is_relative_to(cache) and real.parent.name == "blobs"

@@ -70,11 +70,11 @@ def ready_for_threads() -> None:
 
 
 def guarded(what: str, load: Any, *arguments: Any, **options: Any) -> Any:
-    """Call a loader of transformers, quietly, and turn whatever it raises into one sentence."""
+    """Call a loader quietly, and turn whatever it raises into a ``ModelError`` that starts with ``what``."""
     try:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ready_for_threads()  # transformers reads weights in several
+            ready_for_threads()  # transformers reads weights in several threads
             return load(*arguments, **options)
     except (GerundError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise

@@ -44,7 +44,7 @@ from gerund.models.architectures import (
     set_aside,
     state_width,
 )
-from gerund.models.encoder_settings import read_adapters, stored_reading
+from gerund.models.encoder_settings import read_adapters, stored_settings
 from gerund.models.folder_files import demand_readable
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
@@ -447,7 +447,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
     own_adapters = {} if settings is None else read_adapters(settings)
     config = read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
-    reading = stored_reading(settings, config, spec, source.gguf)
+    reading = stored_settings(settings, config, spec, source.gguf)
     stored, head = reading.encoder, reading.head
     encoder = spec.applied_to(stored)
     reading.tell(source.name, encoder)

@@ -30,8 +30,7 @@ _LOOK_UP = 1.0
 class Source:
     """Where a model comes from: a local ``folder``, a ``gguf`` file, or else the hub id ``name``.
 
-    Of a hub id, ``revision`` is the version that is read, and ``token`` what the hub is asked with; None for the hub's
-    own defaults.
+    For a hub id, ``revision`` is the version and ``token`` the access token; None for the hub's defaults.
     """
 
     name: str
@@ -52,21 +51,21 @@ class Source:
 
     @cached_property
     def local_only(self) -> bool:
-        """Whether only files on this machine are read: those of a folder, or the cache while the hub is silent."""
+        """Whether only local files are read: those of a folder, or the cache while the hub doesn't answer."""
         return self.is_local or not hub_answers()
 
     @property
     def hub_options(self) -> dict[str, Any]:
-        """What loaders of transformers and the hub take by name: whether, and how, the hub is asked."""
-        said = {"revision": self.revision, "token": self.token}
+        """Keywords for the loaders of transformers and the hub."""
+        given = {"revision": self.revision, "token": self.token}
         return {
             "local_files_only": self.local_only,
-            **{name: value for name, value in said.items() if value is not None},
+            **{name: value for name, value in given.items() if value is not None},
         }
 
     @property
     def unreadable(self) -> str:
-        """How messages begin where its config cannot be read."""
+        """The start of messages about a config that cannot be read."""
         if self.is_local:
             return f"cannot read the config of {self.name}"
         return (
@@ -103,7 +102,7 @@ def find(model: str | Path | None, *, revision: str | None = None, token: str | 
 
 
 def find_spec(spec: ModelSpec, token: str | bool | None = None) -> Source:
-    """Return where the model of a spec comes from, in the revision that it names; see ``find``."""
+    """Return the source of a spec's model; see ``find``."""
     return find(spec.model, revision=spec.revision, token=token)
 
 
@@ -151,7 +150,7 @@ def _by_name(name: str, *, is_path: bool) -> Source:
 
 
 def looks_local(name: str) -> bool:
-    """Return whether a name can only be meant as a place on this machine, so that no hub is asked for it."""
+    """Whether a name can only be a local path, not a hub id."""
     if name.startswith((".", "/", "~")) or not name:
         return True
     from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -164,9 +163,9 @@ def looks_local(name: str) -> bool:
 
 
 def hub_answers() -> bool:
-    """Whether the hub says anything, whatever it is, within a few seconds.
+    """Whether the hub answers within a few seconds.
 
-    The hub's own calls try again for half a minute; a cached model need not wait for that, nor who has no network.
+    The hub's own calls retry for half a minute, too long for a cached model or without a network.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -190,7 +189,7 @@ def hub_answers() -> bool:
 
 
 def _check_folder(path: Path) -> Path:
-    """Return the folder of a model, refusing those that only look like one."""
+    """Return a model's folder, or raise ``ModelError`` where it isn't one."""
     demand_readable_files(path)
     is_adapter = (path / "adapter_config.json").is_file()
     if not (path / "config.json").is_file():
@@ -204,13 +203,13 @@ def _check_folder(path: Path) -> Path:
     return path
 
 
-def found_from_anywhere(spec: ModelSpec) -> ModelSpec:
-    """Return a spec whose local folders and files have whole paths, for whoever stands in another folder."""
-    places = ("model", "adapter", "infill_adapter", "scorer", "sample")
-    said = {name: value for name in places if isinstance(value := getattr(spec, name), str)}
-    whole = {
+def with_absolute_paths(spec: ModelSpec) -> ModelSpec:
+    """Return a spec whose local folders and files have absolute paths."""
+    fields = ("model", "adapter", "infill_adapter", "scorer", "sample")
+    given = {name: value for name in fields if isinstance(value := getattr(spec, name), str)}
+    absolute = {
         name: str(Path(value).absolute())
-        for name, value in said.items()
+        for name, value in given.items()
         if value not in (DEFAULT_MODEL, "none") and Path(value).exists()
     }
-    return spec.model_copy(update=whole)
+    return spec.model_copy(update=absolute)

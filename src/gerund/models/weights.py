@@ -32,7 +32,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def weight_files(source: Source, named: Any = None) -> list[Path]:
-    """Return the files that hold a checkpoint's weights; of a hub id they are fetched."""
+    """Return the files of a checkpoint's weights; those of a hub id are downloaded.
+
+    Returns none for a hub id without safetensors, of which the hub may have a converted copy. ``named`` is the file
+    that its config names.
+    """
     name = source.name
     if source.gguf is not None:
         return parts_of(source.gguf)
@@ -67,7 +71,7 @@ def shards_of(index: Path) -> list[str]:
 
 
 def stored_shapes(name: str, files: list[Path]) -> Shapes:
-    """Return the shape of every tensor in safetensors files, of which only the headers are read."""
+    """Return the shape of every tensor in safetensors files, from their headers."""
     shapes: Shapes = {}
     for path in files:
         with guarded(f"cannot load {name}", safe_open, str(path), framework="pt") as file:
@@ -128,7 +132,7 @@ def refuse_absurd_config(data: Any, name: str) -> None:
 
 def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Shapes, name: str) -> None:
     """Refuse a config that asks for other tensors than the weights have, before memory is taken for them."""
-    # Packed weights have shapes of their own.
+    # Packed weights have other shapes.
     if not shapes or getattr(config, "quantization_config", None) is not None:
         return
     parts = (config, config.get_text_config(decoder=True))
@@ -141,17 +145,21 @@ def refuse_other_shapes(build: Callable[[], nn.Module], config: Any, shapes: Sha
     def planned() -> tuple[str, Shapes]:
         with torch.device("meta"), no_init_weights():  # only shapes count
             model = build()
-        wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-        return str(getattr(model, "base_model_prefix", "")), wanted
+        expected_shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+        return str(getattr(model, "base_model_prefix", "")), expected_shapes
 
-    prefix, wanted = guarded(f"cannot load {name}: its config.json describes no model that can be built", planned)
-    for key, shape in wanted.items():
-        # A body that was saved alone lacks the prefix that its parts have in the whole model.
+    prefix, expected_shapes = guarded(
+        f"cannot load {name}: its config.json describes no model that can be built", planned
+    )
+    for key, shape in expected_shapes.items():
+        # A body that was saved alone lacks the prefix that its parts have in the full model.
         spellings = (key, key.removeprefix(f"{prefix}."), f"{prefix}.{key}")
-        own = next((shapes[spelling] for spelling in spellings if spelling in shapes), shape)
-        if own != shape:
-            asked, had = ("x".join(map(str, numbers)) for numbers in (shape, own))
-            raise ModelError(f"cannot load {name}: its config.json makes {key} {asked}, and its weights have {had}")
+        stored = next((shapes[spelling] for spelling in spellings if spelling in shapes), shape)
+        if stored != shape:
+            expected, actual = ("x".join(map(str, numbers)) for numbers in (shape, stored))
+            raise ModelError(
+                f"cannot load {name}: its config.json makes {key} {expected}, and its weights have {actual}"
+            )
 
 
 def added_tokens(source: Source, ids: Mapping[str, int]) -> int:
@@ -180,16 +188,16 @@ def _declared(value: Any) -> Iterator[str]:
     elif isinstance(value, dict) and isinstance(value.get("content"), str):
         yield value["content"]
     elif isinstance(value, list | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _declared(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _declared(item)
 
 
 def _local(source: Source, file: str) -> Path | None:
-    """Return where a file of a checkpoint lies on this machine; None when there is none."""
+    """Return the local path of a checkpoint's file; None where there is none."""
     if source.folder is not None:
         path = source.folder / file
         return path if path.is_file() else None
-    found = guarded(
+    path = guarded(
         f"cannot load {source.name}",
         cached_file,
         source.name,
@@ -199,7 +207,7 @@ def _local(source: Source, file: str) -> Path | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def _missing(name: str, shard: str) -> Path:

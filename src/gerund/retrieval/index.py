@@ -8,7 +8,7 @@ import numpy as np
 
 from gerund.checks import check_unicode, flag, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
-from gerund.models.sources import found_from_anywhere
+from gerund.models.sources import with_absolute_paths
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
@@ -392,7 +392,7 @@ class Index(QuestionAnswering):
             return True
         if self._about is None or self._about.spec is None or not isinstance(self._given, ModelSpec | str | Path):
             return False
-        given = found_from_anywhere(ModelSpec.of(self._given)).model_dump(exclude_unset=True, exclude_none=True)
+        given = with_absolute_paths(ModelSpec.of(self._given)).model_dump(exclude_unset=True, exclude_none=True)
         return all(
             self._about.spec.get(name) == value for name, value in given.items() if name not in _MACHINE_SETTINGS
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from gerund.data.files import shown_path
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError
-from gerund.models.sources import found_from_anywhere
+from gerund.models.sources import with_absolute_paths
 from gerund.progress import progress
 from gerund.retrieval.document_reader import (
     DocumentReader,
@@ -365,7 +365,7 @@ def replace_index(
 def metadata_for(lm: "LanguageModel", chunking: Chunking) -> IndexMetadata:
     """Return the metadata of an index that is created with a model."""
     try:
-        spec = found_from_anywhere(lm.spec).model_dump(exclude_none=True)
+        spec = with_absolute_paths(lm.spec).model_dump(exclude_none=True)
     except ConfigError:  # a model that was created in memory
         spec = None
     fingerprint, space = lm.fingerprint(), "" if lm.space == lm.fingerprint() else lm.space
