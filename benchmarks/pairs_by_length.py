@@ -65,10 +65,10 @@ def compare(options: Any, source: list[str]) -> None:
         compile_layers(trainable.model)
     data = StepData(objectives, steps=options.steps)
     items = [data[number] for number in range(options.steps)]
-    own = vectors.passes_may_differ
+    own = vectors.may_split_passes
 
     def choose(system: str, _round: int = 0) -> None:
-        vectors.passes_may_differ = lambda _model: system == BY_LENGTH
+        vectors.may_split_passes = lambda _model: system == BY_LENGTH
 
     def step(inputs: dict[str, Any]) -> float:
         module.zero_grad(set_to_none=True)
@@ -88,7 +88,7 @@ def compare(options: Any, source: list[str]) -> None:
     rounds = harness.alternate(
         dict.fromkeys(SYSTEMS, lambda: [step(inputs) for inputs in items]), options.rounds, prepare=choose
     )
-    vectors.passes_may_differ = own
+    vectors.may_split_passes = own
     caption = f"{options.steps} contrastive steps of the recipe `gur-adapt`, {'bf16' if bf16 else 'fp32'}."
     table = rounds.table("steps", caption, base=PADDED, checks=[check])
     harness.report(options, __file__, [table], tokens=tokens, tokens_with_padding=padded)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gerund.adaptation.config import MOST_SEARCHED, AdaptConfig
-from gerund.adaptation.data import Split, made_query, split_documents, without_beginning
+from gerund.adaptation.data import Split, query_and_rest, split_documents, without_beginning
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
 from gerund.retrieval.formats import Section
@@ -60,7 +60,7 @@ def test_a_heading_that_is_the_title_is_taken_out_and_sections_move_with_the_tex
     text = "# Bread\n\nFlour and water and salt and yeast, and a warm oven.\n\n## Yeast\n\nIt rises."
     at = text.index("## Yeast")
     document = Document("a.md", text, "Bread", (Section(0, ("Bread",)), Section(at, ("Bread", "Yeast"))))
-    query, rest = made_query(document, frozenset(), AdaptConfig())
+    query, rest = query_and_rest(document, frozenset(), AdaptConfig())
     assert query.text == "Bread"
     assert "Bread" not in rest.text
     assert [rest.text[one.start :][:8] for one in rest.sections] == [rest.text[:8], "## Yeast"]
@@ -84,13 +84,13 @@ def test_documents_of_one_title_are_one_query():
 
 def test_quotes_ask_for_no_phrase():
     document = Document("a", 'The "Old Man" sat by the sea. ' + "He looked at it for hours and hours and hours.")
-    query, _ = made_query(document, frozenset(), AdaptConfig())
+    query, _ = query_and_rest(document, frozenset(), AdaptConfig())
     assert query.text == "The Old Man sat by the sea."
 
 
 def test_a_sentence_without_spaces_has_words():
     text = "斯蒂芬森的铁路在一八二五年开通。" + 3 * "这座桥建于一八二五年，现在已经没有人走过它了。"
-    query, _ = made_query(Document("a", text), frozenset(), AdaptConfig(language="zh"))
+    query, _ = query_and_rest(Document("a", text), frozenset(), AdaptConfig(language="zh"))
     assert query.text == "斯蒂芬森的铁路在一八二五年开通。"
 
 

@@ -12,7 +12,7 @@ from gerund.attention.recurrent import read_by_weight, recurrent_modules
 from gerund.errors import ConfigError, ModelError
 from gerund.settings.plan import AttentionPlan
 from gerund.training.recipe import LoraConfig
-from gerund.training.trainable_model import TrainableModel, _adapted
+from gerund.training.trainable_model import TrainableModel, _with_adapter
 from tests.models.test_multimodal import build
 from tests.tiny import N_LAYERS, RECURRENT, batch, tiny
 
@@ -37,7 +37,7 @@ def adapted_layers(model):
 def test_every_adapted_layer_of_a_hybrid_gets_a_gradient(name):
     model = ready(name)
     unseen = set(read_by_weight(model))
-    adapter = _adapted(model, recipe(), None)
+    adapter = _with_adapter(model, recipe(), None)
     adapter.train()
     torch.manual_seed(0)
     for key, parameter in model.named_parameters():
@@ -58,17 +58,17 @@ def test_every_adapted_layer_of_a_hybrid_gets_a_gradient(name):
 
 def test_layers_that_are_read_past_an_adapter_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"target_modules: .*out_proj"):
-        _adapted(ready("bamba"), recipe(target_modules=["out_proj"]), None)
+        _with_adapter(ready("bamba"), recipe(target_modules=["out_proj"]), None)
     with pytest.raises(ConfigError, match=r"target_modules: .*out_proj"):
-        _adapted(ready("mamba2"), recipe(target_modules=["out_proj"]), None)
+        _with_adapter(ready("mamba2"), recipe(target_modules=["out_proj"]), None)
 
 
 def test_an_adapter_that_is_trained_further_gets_the_recipes_dropout_and_keeps_its_layers(tmp_path):
-    first = _adapted(ready("llama"), recipe(target_modules=["q_proj", "v_proj"]), None)
+    first = _with_adapter(ready("llama"), recipe(target_modules=["q_proj", "v_proj"]), None)
     first.save_pretrained(tmp_path)
 
     def dropouts(**lora):
-        adapter = _adapted(ready("llama"), recipe(**lora), tmp_path)
+        adapter = _with_adapter(ready("llama"), recipe(**lora), tmp_path)
         parts = [part.lora_dropout["default"] for part in adapter.modules() if hasattr(part, "lora_A")]
         assert len(parts) == 2 * N_LAYERS
         return {getattr(part, "p", 0.0) for part in parts}, adapter.peft_config["default"].lora_dropout
@@ -79,15 +79,15 @@ def test_an_adapter_that_is_trained_further_gets_the_recipes_dropout_and_keeps_i
     assert dropouts(target_modules=".*self_attn.[qv]_proj") == ({0.0}, 0.0)
     for asked in ("all-linear", ["q_proj"], ".*self_attn.[qk]_proj"):
         with pytest.raises(ModelError, match=r"has layers q_proj, v_proj, and model\.lora\.target_modules asks for"):
-            _adapted(ready("llama"), recipe(target_modules=asked), tmp_path)
-    _adapted(ready("llama"), recipe(), None).save_pretrained(tmp_path / "all")
-    _adapted(ready("llama"), recipe(target_modules="all-linear"), tmp_path / "all")
+            _with_adapter(ready("llama"), recipe(target_modules=asked), tmp_path)
+    _with_adapter(ready("llama"), recipe(), None).save_pretrained(tmp_path / "all")
+    _with_adapter(ready("llama"), recipe(target_modules="all-linear"), tmp_path / "all")
 
 
 def test_how_many_embeddings_there_are_beside_an_adapter_of_theirs():
     model = ready("llama")
     before = TrainableModel.vocabulary.fget(SimpleNamespace(model=model))
-    _adapted(model, recipe(target_modules=["q_proj", "embed_tokens"]), None)
+    _with_adapter(model, recipe(target_modules=["q_proj", "embed_tokens"]), None)
     assert TrainableModel.vocabulary.fget(SimpleNamespace(model=model)) == before == model.config.vocab_size
 
 
@@ -96,7 +96,7 @@ def test_towers_get_no_adapter(kind):
     model = build(kind)
     half = text_half(model)
     own = {name for name, part in model.named_modules() if part in set(half.modules())}
-    _adapted(model, recipe(), None)
+    _with_adapter(model, recipe(), None)
     targets = adapted_layers(model)
     assert len(targets) >= N_LAYERS * 4
     assert targets <= own

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from gerund.training.estimate import KeptForBackward, memory_use
+from gerund.training.estimate import ActivationMemory, memory_use
 
 MIB = 2**20
 
@@ -11,7 +11,7 @@ MIB = 2**20
 def test_counts_what_a_step_keeps_and_forgets_what_is_let_go():
     layer = nn.Linear(256, 256, bias=False)
     rows = torch.randn(1024, 256)  # 1 MiB
-    kept = KeptForBackward(layer)
+    kept = ActivationMemory(layer)
     with kept.counting():
         loss = layer(rows).square().sum()
         # The input for the weight's gradient and the output for the square's; the weight itself is none.
@@ -24,7 +24,7 @@ def test_counts_what_a_step_keeps_and_forgets_what_is_let_go():
 
 
 def test_a_tensor_that_is_kept_twice_counts_once():
-    kept = KeptForBackward(nn.Identity())
+    kept = ActivationMemory(nn.Identity())
     one = torch.ones(MIB // 4, requires_grad=True)
     with kept.counting():
         product = one * 1.0

@@ -13,7 +13,7 @@ from gerund.training.sharding import (
     WEIGHTS,
     Stored,
     are_sharded,
-    optimizer_tensors,
+    optimizer_state_tensors,
     read_optimizer,
     read_weights,
     shard_file,
@@ -87,7 +87,7 @@ def test_an_optimizer_goes_on_as_if_never_stopped(tmp_path, sharded):
     step(model, optimizer)
     if sharded:
         write_shard(dict(model.named_parameters()), tmp_path, WEIGHTS, index=0, count=1)
-        write_shard(optimizer_tensors(model, optimizer), tmp_path, OPTIMIZER, index=0, count=1)
+        write_shard(optimizer_state_tensors(model, optimizer), tmp_path, OPTIMIZER, index=0, count=1)
     else:
         save_file(model.state_dict(), tmp_path / f"{WEIGHTS}.safetensors")
         torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")

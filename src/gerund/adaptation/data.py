@@ -263,11 +263,11 @@ class Split:
         return sum(any(f" {_plain(query.text)} " in texts[name] for name in query.sources) for query in self.queries)
 
 
-def made_query(document: Document, common: frozenset[str], options: AdaptConfig) -> tuple[Query, Document] | None:
+def query_and_rest(document: Document, common: frozenset[str], options: AdaptConfig) -> tuple[Query, Document] | None:
     r"""Return a document's query and the document without it; None where there is nothing to ask or nothing left.
 
     >>> document = Document("a", "Bread\n\n" + 9 * "It is made of flour. ", "Bread")
-    >>> query, rest = made_query(document, frozenset(), AdaptConfig())
+    >>> query, rest = query_and_rest(document, frozenset(), AdaptConfig())
     >>> query.text, rest.text.strip()[:20]
     ('Bread', 'It is made of flour.')
     """
@@ -346,7 +346,7 @@ def split_documents(documents: Sequence[Document], options: AdaptConfig, roots: 
     wanted = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
     chosen: dict[str, tuple[Query, Document]] = {}
     for document in sorted(documents, key=lambda document: order_of(document, options.seed)):
-        made = made_query(document, common, options)
+        made = query_and_rest(document, common, options)
         if made is not None:
             chosen[document.source] = made
         if len(chosen) == wanted:
@@ -492,7 +492,7 @@ def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: Ada
     """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
     common, chunking = common_titles(documents), chunking_for(lm, options.language)
     for document in documents:
-        made = made_query(document, common, options)
+        made = query_and_rest(document, common, options)
         if made is None:
             continue
         query, rest = made

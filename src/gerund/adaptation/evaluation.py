@@ -96,7 +96,7 @@ def measure(
     return Measured(values, len(corpus), chunks, weight)
 
 
-def measuring_seconds(lm: "LanguageModel", split: Split, language: str = "en") -> float:
+def evaluation_seconds(lm: "LanguageModel", split: Split, language: str = "en") -> float:
     """Return about how long ``measure`` will take, by indexing some of the documents."""
     step = max(1, len(split.corpus) // _SAMPLE)
     sample = split.corpus[::step][:_SAMPLE]

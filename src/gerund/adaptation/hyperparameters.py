@@ -135,7 +135,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
     objectives = settings.get("objectives")
     for item in objectives if isinstance(objectives, list) else []:
         if isinstance(item, dict):
-            _demand_use(item, str(options.recipe))
+            _check_purpose(item, str(options.recipe))
             _on_own_data(item, settings["data"])
     if own:
         [objective] = settings["objectives"]
@@ -145,7 +145,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
     return settings
 
 
-def _demand_use(objective: dict[str, Any], name: str) -> None:
+def _check_purpose(objective: dict[str, Any], name: str) -> None:
     """Refuse an objective that trains no vectors for a search, or that needs a T5's decoder."""
     own = class_of(objective.get("kind"))
     if own is None:  # which is told where the recipe is read

@@ -29,8 +29,8 @@ from gerund.adaptation.evaluation import (
     Adapted,
     Measured,
     compare,
+    evaluation_seconds,
     measure,
-    measuring_seconds,
     require_statistics,
     write_report,
 )
@@ -174,7 +174,7 @@ def plan(
         job.output.mkdir()
         split, lm = job.read(None), job.open()
         choice = job.choose(job.pairs(split, lm).count, measured=True)
-        minutes = 2 * measuring_seconds(lm, split, options.language) / 60
+        minutes = 2 * evaluation_seconds(lm, split, options.language) / 60
         job.say(f"measuring before and after: about {max(minutes, 0.1):.1f} minutes more")
         return choice
 

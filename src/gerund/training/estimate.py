@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gerund.progress import progress
 from gerund.training.corpus.texts import existing
-from gerund.training.machine import check_machine, peak_memory_mib, random_states_kept, uses_bf16
+from gerund.training.machine import check_machine, peak_memory_mib, preserve_random_states, uses_bf16
 from gerund.training.objectives.base import Objective, prepare_objectives, tokens_in
 from gerund.training.objectives.settings import TextConfig
 from gerund.training.optimizer import build_optimizer
@@ -90,7 +90,7 @@ def memory_use(
     )
 
 
-class KeptForBackward:
+class ActivationMemory:
     """Counts the bytes that autograd keeps, parameters left out: what is alive now, and the most there was."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -125,7 +125,7 @@ class KeptForBackward:
 class _Kept:
     """A tensor that autograd keeps, for as long as it does."""
 
-    def __init__(self, tensor: Tensor, counter: KeptForBackward) -> None:
+    def __init__(self, tensor: Tensor, counter: ActivationMemory) -> None:
         self.tensor, self.counter = tensor, counter
         storage = tensor.untyped_storage()
         self.place, self.size = storage.data_ptr(), storage.nbytes()
@@ -236,7 +236,7 @@ class _RandomRows:
         return torch.from_numpy(np.stack([self.row(number) for number in range(first, first + count)]))
 
 
-@random_states_kept()
+@preserve_random_states()
 def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     """Take three real steps of each stage on random tokens, two if they are long.
 
@@ -256,7 +256,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     module.train()
     optimizer = build_optimizer(module, recipe.optimizer)
     data = StepData(objectives, steps=recipe.steps, processes=processes)
-    kept = KeptForBackward(module)
+    kept = ActivationMemory(module)
     tokens: dict[str, int] = {objective.name: 0 for objective in objectives}
     seconds, total, most = 0.0, 0, 0
     stages = _stages(recipe, objectives)

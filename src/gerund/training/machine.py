@@ -96,7 +96,7 @@ def peak_memory_mib() -> int:
 
 
 @contextmanager
-def random_states_kept() -> Iterator[None]:
+def preserve_random_states() -> Iterator[None]:
     """Leave all global generators as they were, also after an error.
 
     transformers' Trainer seeds them, and dropout has no other.

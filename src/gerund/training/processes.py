@@ -40,7 +40,7 @@ def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
     """
     if process_count() == 1:
         return rows_BD, 0
-    _demand_equal_shapes(rows_BD)
+    _check_equal_shapes(rows_BD)
     all_KD: Tensor = _GatherWithGradient.apply(rows_BD)
     return all_KD, distributed.get_rank() * len(rows_BD)
 
@@ -50,7 +50,7 @@ def gather_numbers(numbers_B: Tensor) -> Tensor:
     """Return the numbers of all processes, such as ids of texts, in the order of ``gather_rows``; no gradient."""
     if process_count() == 1:
         return numbers_B
-    _demand_equal_shapes(numbers_B)
+    _check_equal_shapes(numbers_B)
     return _gathered(numbers_B)
 
 
@@ -82,7 +82,7 @@ def _gathered(own: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _demand_equal_shapes(rows: Tensor) -> None:
+def _check_equal_shapes(rows: Tensor) -> None:
     """Compare the shapes first: with unequal ones the communication itself would hang or mix up rows."""
     own = torch.tensor([len(rows), rows[:1].numel() if rows.ndim > 1 else 1], device=rows.device)
     shapes = [torch.empty_like(own) for _ in range(process_count())]
@@ -112,7 +112,7 @@ def wait() -> None:
         distributed.barrier()
 
 
-def by_the_first(find: Callable[[], Found]) -> Found:
+def on_first_process(find: Callable[[], Found]) -> Found:
     """Return what the first process finds, in all of them; a mistake that it finds is raised in all of them."""
     outcome: list[Any] = [None]
     if process_index() == 0:
@@ -129,7 +129,7 @@ def by_the_first(find: Callable[[], Found]) -> Found:
 
 
 @contextmanager
-def one_a_node() -> Iterator[None]:
+def once_per_node() -> Iterator[None]:
     """Run the block in the first process, then in the first of every other node, then in all that are left.
 
     What is made on a disk is so made once where all nodes share it, and once a node where each has its own; the
@@ -144,7 +144,7 @@ def one_a_node() -> Iterator[None]:
         wait()
 
 
-def demand_shared_folder(folder: Path) -> None:
+def check_shared_folder(folder: Path) -> None:
     """Refuse an output folder that the nodes do not share: checkpoints would be scattered."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", str(process_count()))) >= process_count():
         return
@@ -155,7 +155,7 @@ def demand_shared_folder(folder: Path) -> None:
         sign.touch()
         return sign.name
 
-    name = by_the_first(leave_sign)
+    name = on_first_process(leave_sign)
     seen: list[bool] = [False] * process_count()
     distributed.all_gather_object(seen, (folder / name).exists())
     if process_index() == 0:

@@ -40,9 +40,16 @@ from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
-from gerund.training.machine import check_machine, compile_layers, random_states_kept, uses_bf16
+from gerund.training.machine import check_machine, compile_layers, preserve_random_states, uses_bf16
 from gerund.training.objectives.base import Objective, prepare_objectives
-from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_count, process_index, wait
+from gerund.training.processes import (
+    check_shared_folder,
+    on_first_process,
+    once_per_node,
+    process_count,
+    process_index,
+    wait,
+)
 from gerund.training.recipe import Recipe
 from gerund.training.run_folder import (
     TrainingLog,
@@ -53,7 +60,7 @@ from gerund.training.run_folder import (
     newest_checkpoint,
     step_of,
 )
-from gerund.training.sharding import is_sharded, shard, spread, take, trained_tensors
+from gerund.training.sharding import gather_trained, is_sharded, shard, spread, take
 from gerund.training.step import StepData, TrainingModule
 from gerund.training.trainable_model import TrainableModel, prepare_model
 from gerund.training.trainer import GerundTrainer, training_arguments
@@ -93,13 +100,13 @@ def _train(recipe: Recipe, resume: bool) -> Path:
     # Joins the processes, where there are several, before the first file is written.
     device = training_arguments(recipe, output / "checkpoints").device
     with ExitStack() as held:
-        checkpoint, broken = by_the_first(lambda: _take_folder(recipe, resume, held))
-        demand_shared_folder(output)
-        with random_states_kept():
+        checkpoint, broken = on_first_process(lambda: _claim_folder(recipe, resume, held))
+        check_shared_folder(output)
+        with preserve_random_states():
             return _train_from(recipe, checkpoint, broken, device)
 
 
-def _take_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | None, dict[Path, str]]:
+def _claim_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path | None, dict[Path, str]]:
     """Lock the output folder for all processes; return the checkpoint to go on from, and what is wrong with others."""
     output = recipe.output
     check_output(output, resume)
@@ -128,7 +135,7 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
     log = TrainingLog(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
     _announce(log, recipe, objectives, broken, step)
     with _explained(output, log):
-        with _steps_finished() as is_to_end:
+        with _deferred_interrupt() as is_to_end:
             trainer = GerundTrainer(
                 module,
                 recipe,
@@ -143,7 +150,7 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
         losses = trainer.last_validation()
         finished = _gathered(recipe, model, module)
         # In every process: shards are put together only with all of them.
-        extra_files, head = _extra_files(objectives), whole_head(model.head)
+        extra_files, head = _extra_files(objectives), gathered_head(model.head)
         if first:
             report = _report(recipe, losses, log, objectives, module)
             copied = finished is not model
@@ -158,7 +165,7 @@ def _prepare(recipe: Recipe, *, resuming: bool) -> tuple[TrainableModel, list[Ob
     The first process alone reads weights, and one a node tokenises; the others find the tokens there.
     """
     first = process_index() == 0
-    with one_a_node():
+    with once_per_node():
         model = prepare_model(recipe, weights=first)
         sources = Sources(recipe, model.tokenizer, announce)
         objectives = prepare_objectives(recipe, model, sources, resuming=resuming)
@@ -186,7 +193,7 @@ def _gathered(recipe: Recipe, model: TrainableModel, module: TrainingModule) -> 
     if not is_sharded(module):
         return model
     first = process_index() == 0
-    trained = trained_tensors(module, keep=first)
+    trained = gather_trained(module, keep=first)
     if not first:
         return model
     # The frozen weights under an adapter stay a skeleton: they are copied from where they came.
@@ -218,7 +225,7 @@ def _announce(
 def _snapshot(recipe: Recipe, model: TrainableModel, step: int, objectives: list[Objective]) -> None:
     folder = recipe.output / "snapshots" / f"step-{step}"
     report = {"step": step, "recipe": _published(recipe)}
-    head, extra_files = whole_head(model.head), _extra_files(objectives)
+    head, extra_files = gathered_head(model.head), _extra_files(objectives)
     # What an interrupted run left there may come from a decay that the resumed one does not have.
     write_model(model, folder, report, head=head, extra_files=extra_files, overwrite=True)
 
@@ -228,7 +235,7 @@ def _extra_files(objectives: list[Objective]) -> list[Callable[[Path], None]]:
     return [write for objective in objectives for write in objective.extra_files()]
 
 
-def _steps_finished() -> AbstractContextManager[Callable[[], bool]]:
+def _deferred_interrupt() -> AbstractContextManager[Callable[[], bool]]:
     """Return what puts an interruption off to the end of a step, and tells that there was one."""
     if process_count() > 1:
         # Signals reach processes at different steps, while a checkpoint takes all of them at the same one.
@@ -353,7 +360,7 @@ def _stored_type(trained: "TrainableModel") -> torch.dtype:
     return stored or torch.bfloat16
 
 
-def whole_head(head: ProjectionHead | None) -> ProjectionHead | None:
+def gathered_head(head: ProjectionHead | None) -> ProjectionHead | None:
     """Return a copy of the head as it is now, on the CPU."""
     if head is None:
         return None

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from gerund.errors import GerundError, ModelError
-from gerund.training.processes import by_the_first, process_count, process_index
+from gerund.training.processes import on_first_process, process_count, process_index
 
 
 def spread(module: nn.Module, device: torch.device) -> None:
@@ -39,7 +39,7 @@ def spread(module: nn.Module, device: torch.device) -> None:
         distributed.broadcast(sent, 0)
         if sent is not target:
             target.copy_(sent)
-    _demand_complete(module)
+    _check_materialized(module)
 
 
 def shard(module: nn.Module, layers: Iterable[nn.Module], device: torch.device, *, gather_again: bool = True) -> None:
@@ -71,7 +71,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], device: torch.device, 
             else:
                 distributed.broadcast(given, 0)
                 target.copy_(given)
-    _demand_complete(module)
+    _check_materialized(module)
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -79,7 +79,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
-def put_away(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """Let go of the weights that were put together for a pass without a backward pass."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -91,12 +91,12 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def trained_tensors(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+def gather_trained(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
     """Return the trained parameters, whole and on the CPU.
 
     Where the module is sharded, every process has to call this at the same time; only those with ``keep`` get them.
     """
-    put_away(module)
+    reshard(module)
     result = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -128,7 +128,7 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _agree(contents: dict[str, Tensor]) -> None:
     """Refuse a skeleton that is another model than the first process's."""
     own = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in contents.items()}
-    wanted = by_the_first(lambda: own)
+    wanted = on_first_process(lambda: own)
     differing = sorted(name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name))
     if differing:
         raise GerundError(
@@ -167,7 +167,7 @@ def _without_views(layer: nn.Module, args: Any, output: Any) -> Any:
     return output.clone() if isinstance(output, Tensor) and output._is_view() else output
 
 
-def _demand_complete(module: nn.Module) -> None:
+def _check_materialized(module: nn.Module) -> None:
     """Refuse a model that keeps tensors where nobody finds them: they would be without numbers, and no error."""
     for name, part in module.named_modules():
         for key, value in (*vars(part).items(), *part._parameters.items(), *part._buffers.items()):
@@ -204,7 +204,7 @@ def write_shard(tensors: Mapping[str, Tensor], folder: Path, stem: str, *, index
     own, rows = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            first, local = _own_rows(tensor), tensor.to_local()
+            first, local = _first_row(tensor), tensor.to_local()
         elif index == 0:
             first, local = 0, tensor
         else:
@@ -262,7 +262,7 @@ class Stored:
         """Copy a tensor, or this process's rows of it, into ``target``."""
         if isinstance(target, DTensor):
             local = target.to_local()
-            first = _own_rows(target)
+            first = _first_row(target)
             if len(local):
                 local.copy_(self.rows(name, first, first + len(local)))
         elif not self.shapes[name]:
@@ -286,7 +286,7 @@ def read_weights(module: nn.Module, checkpoint: Path) -> None:
             stored.read_into(name, parameter)
 
 
-def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state as tensors under the names of the parameters."""
     result = {}
     for name, parameter in module.named_parameters():
@@ -328,7 +328,7 @@ def _whole_state(module: nn.Module, optimizer: torch.optim.Optimizer, path: Path
     }
 
 
-def _own_rows(tensor: DTensor) -> int:
+def _first_row(tensor: DTensor) -> int:
     """Return the first of this process's rows of a tensor whose rows are shared out."""
     mesh = tensor.device_mesh
     if tuple(tensor.placements) != (Shard(0),):

@@ -133,11 +133,11 @@ def run_step(module: nn.Module, objectives: list[Objective], inputs: dict[str, A
             _token_step(module, objective, batch, weights, counts, last, result)
         else:
             _pair_step(module, objective, batch, weights, counts, last, result)
-    _settle(module, [objective for objective in objectives if objective not in active])
+    _fill_missing_gradients(module, [objective for objective in objectives if objective not in active])
     return result
 
 
-def _settle(module: nn.Module, inactive: list[Objective]) -> None:
+def _fill_missing_gradients(module: nn.Module, inactive: list[Objective]) -> None:
     """Make gradients of zero out of none, but for the heads of objectives that do not take part.
 
     An optimizer leaves alone what has no gradient, and goes on by its momentum where there is one of zero. In several

@@ -116,9 +116,9 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
         for plan in dict.fromkeys(wanted):
             check = verify if weights else verify_on_two_layers
             check(prepared.model, plan.resolve(prepared.n_layers))
-    adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _own_adapter(prepared.source)
+    adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _stored_adapter(prepared.source)
     if recipe.model.lora is not None or adapter_folder is not None:
-        prepared.adapter = _adapted(prepared.model, recipe, adapter_folder)
+        prepared.adapter = _with_adapter(prepared.model, recipe, adapter_folder)
     else:
         prepared.model.float()
         prepared.model.requires_grad_(True)
@@ -139,7 +139,9 @@ def _new(recipe: Recipe, *, write: bool, weights: bool) -> TrainableModel:
     tokenizer = tokenizer or train_tokenizer(
         ["a"], vocab_size=_SMALLEST_VOCABULARY + sentinels, max_length=_LONGEST, sentinels=sentinels
     )
-    return TrainableModel(model, tokenizer, _trainable(recipe.encoder.applied_to(default_encoder_config(model.config))))
+    return TrainableModel(
+        model, tokenizer, _checked_encoder(recipe.encoder.applied_to(default_encoder_config(model.config)))
+    )
 
 
 def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
@@ -155,12 +157,12 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, config, weights=weights)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
     goes_on = any(objective.trains_head for objective in recipe.objectives)
-    left_aside = recipe.model.adapter == NO_ADAPTER and _own_adapter(source) is not None
+    left_aside = recipe.model.adapter == NO_ADAPTER and _stored_adapter(source) is not None
     head = reading.head if goes_on and not left_aside else None
     if head is not None:
         # What it learns leads it out of its teacher's space; distillation declares that of its own teacher.
         head = head.without_space()
-    encoder = _trainable(recipe.encoder.applied_to(reading.encoder))
+    encoder = _checked_encoder(recipe.encoder.applied_to(reading.encoder))
     reading.tell(source.name, encoder)
     if head is None and reading.head is not None and reading.head.settings.modules is not None:
         say_once(
@@ -170,7 +172,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     return TrainableModel(model, tokenizer, encoder, source, head=head)
 
 
-def _trainable(encoder: EncoderConfig) -> EncoderConfig:
+def _checked_encoder(encoder: EncoderConfig) -> EncoderConfig:
     """Return an encoder config, unless training knows nothing of what it says."""
     encoder.refuse_methods("training")
     return encoder
@@ -199,13 +201,13 @@ def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:
             )
 
 
-def _own_adapter(source: Source | None) -> Path | None:
+def _stored_adapter(source: Source | None) -> Path | None:
     """Return the folder of the adapter that a base was saved with."""
     settings = None if source is None else loading.settings_folder(source)
     return None if settings is None else read_adapters(settings).get("encode")
 
 
-def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "PeftModel":
+def _with_adapter(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "PeftModel":
     """Put a new adapter into the model, or the base's own to be trained further."""
     from peft import LoraConfig as PeftLora
     from peft import PeftModel, get_peft_model
@@ -219,7 +221,7 @@ def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "
         if folder is not None:
             adapter = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
             if lora is not None:
-                _demand_same_shape(model, adapter, lora, folder)
+                _check_same_shape(model, adapter, lora, folder)
             return adapter
         assert lora is not None
         config = PeftLora(
@@ -227,7 +229,7 @@ def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=lora.target_modules,
-            exclude_modules=_not_adapted(model) if lora.target_modules == "all-linear" else None,
+            exclude_modules=_excluded_layers(model) if lora.target_modules == "all-linear" else None,
             task_type="CAUSAL_LM",
         )
         unseen = set(read_by_weight(model))
@@ -243,7 +245,7 @@ def _adapted(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "
     return adapter
 
 
-def _not_adapted(model: "PreTrainedModel") -> list[str] | None:
+def _excluded_layers(model: "PreTrainedModel") -> list[str] | None:
     """Return the linear layers that no text goes through, or whose adapters would not be seen; None for none."""
     own = {id(part) for part in text_half(model).modules()}
     towers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) not in own]
@@ -252,7 +254,7 @@ def _not_adapted(model: "PreTrainedModel") -> list[str] | None:
     return [*names, *read_by_weight(model)] or None
 
 
-def _demand_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
+def _check_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
     """Refuse a recipe that asks for another adapter than the one that is trained further, but for its dropout."""
     config, has = adapter.peft_config["default"], ""
     if (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
@@ -260,7 +262,7 @@ def _demand_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: Lor
         has += f"and alpha {lora.alpha:g}"
     elif "target_modules" in lora.model_fields_set:
         own = {name.rpartition(".")[2] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
-        asked = {name.rpartition(".")[2] for name in _asked(model, lora)}
+        asked = {name.rpartition(".")[2] for name in _requested_layers(model, lora)}
         if asked - own if lora.target_modules == "all-linear" else asked != own:
             has = f"layers {', '.join(sorted(own))}, and model.lora.target_modules asks for {', '.join(sorted(asked))}"
     if has:
@@ -275,14 +277,14 @@ def _demand_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: Lor
                 part.lora_dropout[name] = torch.nn.Dropout(lora.dropout) if lora.dropout else torch.nn.Identity()
 
 
-def _asked(model: "PreTrainedModel", lora: LoraConfig) -> list[str]:
+def _requested_layers(model: "PreTrainedModel", lora: LoraConfig) -> list[str]:
     """Return the names of layers that a recipe asks for, of a model that has an adapter already."""
     if isinstance(lora.target_modules, list):
         return lora.target_modules
     names = {name.removesuffix(".base_layer"): part for name, part in model.named_modules() if "lora_" not in name}
     if lora.target_modules != "all-linear":
         return [name for name in names if re.fullmatch(lora.target_modules, name)]
-    left_out = {name.removesuffix(".base_layer") for name in _not_adapted(model) or ()}
+    left_out = {name.removesuffix(".base_layer") for name in _excluded_layers(model) or ()}
     linear = [name for name, part in names.items() if isinstance(part, torch.nn.Linear)]
     return [name for name in linear if name not in left_out and names[name] is not model.get_output_embeddings()]
 

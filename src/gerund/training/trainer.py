@@ -27,12 +27,12 @@ from gerund.training.sharding import (
     OPTIMIZER,
     WEIGHTS,
     are_sharded,
+    gather_trained,
     is_sharded,
-    optimizer_tensors,
-    put_away,
+    optimizer_state_tensors,
     read_optimizer,
     read_weights,
-    trained_tensors,
+    reshard,
     whole,
     write_shard,
 )
@@ -74,7 +74,7 @@ class GerundTrainer(Trainer):
             args=training_arguments(recipe, checkpoints),
             train_dataset=data,
             eval_dataset=data,
-            data_collator=_only_item,
+            data_collator=_first_item,
             callbacks=[_Bookkeeping(log, recipe.snapshot_steps, snapshot, is_to_end)],
         )
         self._validation = {
@@ -132,7 +132,7 @@ class GerundTrainer(Trainer):
         for name, value in result.losses.items():
             self._since_log.setdefault(name, []).append(value)
         total = torch.as_tensor(result.total)
-        self._demand_finite(model, total, result.losses, inputs)
+        self._check_finite(model, total, result.losses, inputs)
         return total
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
@@ -146,7 +146,7 @@ class GerundTrainer(Trainer):
                     result = evaluate_batches(self.model, objective, batches)
                     for key, value in result.items():
                         values[f"val_{name if objective.validated_by_source else key}"] = value
-            put_away(self.model)
+            reshard(self.model)
             self.model.train()
             step = self.state.global_step
             # A run that was cut off before the model was written comes here a second time.
@@ -180,7 +180,7 @@ class GerundTrainer(Trainer):
                 distributed.all_reduce(value)
         return {name if name.endswith("_accuracy") else f"loss_{name}": float(value) for name, value in means.items()}
 
-    def _demand_finite(self, model: nn.Module, total: Tensor, losses: dict[str, Tensor], inputs: Any) -> None:
+    def _check_finite(self, model: nn.Module, total: Tensor, losses: dict[str, Tensor], inputs: Any) -> None:
         """Stop before a step that would spoil the weights."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         norm = whole(torch.nn.utils.get_total_norm(gradients))
@@ -203,19 +203,19 @@ class GerundTrainer(Trainer):
         # The Trainer's own way fails on tied embeddings inside a wrapper and pickles its arguments.
         module, folder = unwrapped(self.model), Path(output_dir or self.args.output_dir)
         if is_sharded(module):
-            put_away(module)
+            reshard(module)
             trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
             self._write_shard(trained, folder, WEIGHTS)
         elif self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(trained_tensors(module), folder / f"{WEIGHTS}.safetensors")
+            save_file(gather_trained(module), folder / f"{WEIGHTS}.safetensors")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         module = unwrapped(self.model)
         if not is_sharded(module):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        self._write_shard(optimizer_tensors(module, self._bare_optimizer()), Path(output_dir), OPTIMIZER)
+        self._write_shard(optimizer_state_tensors(module, self._bare_optimizer()), Path(output_dir), OPTIMIZER)
         if self.args.should_save:
             assert self.lr_scheduler is not None
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
@@ -296,7 +296,7 @@ class _Bookkeeping(TrainerCallback):
             write_manifest(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
-def _only_item(items: list[Any]) -> Any:
+def _first_item(items: list[Any]) -> Any:
     """Collate nothing: an item of the data set is a whole step already."""
     return items[0]
 

@@ -8,10 +8,10 @@ import torch
 from gerund.training.losses.distillation import (
     StaticFit,
     cosine_loss,
-    found_first,
     prefixes,
     similarity_loss,
     squared_loss,
+    top1_count,
 )
 
 
@@ -99,7 +99,7 @@ def test_nested_sizes_begin_with_all_and_leave_out_what_is_no_smaller():
 
 def test_found_first_counts_a_text_twice_in_the_batch():
     teacher = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert found_first(torch.tensor([[1.0, 0.1], [1.0, 0.1], [1.0, 0.2]]), teacher) == 2
+    assert top1_count(torch.tensor([[1.0, 0.1], [1.0, 0.1], [1.0, 0.2]]), teacher) == 2
 
 
 @pytest.mark.parametrize("ridge", [0.01, 1.0])

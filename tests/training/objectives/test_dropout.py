@@ -9,7 +9,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
-from gerund.training.losses.vectors import dropout_places
+from gerund.training.losses.vectors import dropout_settings
 from gerund.training.objectives.contrastive import ContrastiveLosses
 from tests.tiny import CONFIGS, N_LAYERS, VOCAB, tiny
 
@@ -29,7 +29,7 @@ def case(name, dropout):
 
 
 def rates(model):
-    return [getattr(*place) for place in dropout_places(model)]
+    return [getattr(*place) for place in dropout_settings(model)]
 
 
 @pytest.mark.sweep(quick=4)
@@ -62,7 +62,7 @@ def test_a_single_layer_that_drops_shows(name):
     """Every place is one that the attention reads: in each layer alone it makes two passes differ."""
     model, losses, part = case(name, 0.0)
     with torch.no_grad(), losses.during(model):
-        for module, attribute in dropout_places(model):
+        for module, attribute in dropout_settings(model):
             setattr(module, attribute, 0.4)
             assert not torch.equal(losses(model, part), losses(model, part))
             setattr(module, attribute, 0.0)
@@ -72,7 +72,7 @@ def test_a_single_layer_that_drops_shows(name):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_it_is_put_back_after_an_error(name):
     model, losses, _ = case(name, 0.3)
-    for place, (module, attribute) in enumerate(dropout_places(model)):
+    for place, (module, attribute) in enumerate(dropout_settings(model)):
         setattr(module, attribute, 0.1 * place)
     before = rates(model)
 

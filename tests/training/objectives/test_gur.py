@@ -10,7 +10,7 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.training.estimate import estimate
-from gerund.training.losses.contrastive import both_ways_info_nce
+from gerund.training.losses.contrastive import symmetric_batch_info_nce
 from gerund.training.run import train
 from gerund.training.step import evaluate_batches, run_step
 from tests.tiny import save_tiny_t5
@@ -113,7 +113,7 @@ def test_a_title_twice_is_masked_in_both_directions(swapped):
     sides = (titles, sentences)
     if swapped:
         sides, identities = sides[::-1], identities[::-1]
-    loss, _ = both_ways_info_nce(*sides, identities, temperature=0.5, similarity="cosine", gather=False)
+    loss, _ = symmetric_batch_info_nce(*sides, identities, temperature=0.5, similarity="cosine", gather=False)
     scores = torch.nn.functional.cosine_similarity(titles[:, None], sentences[None], dim=-1) / 0.5
     scores[0, 1] = scores[1, 0] = -torch.inf
     expected = sum(

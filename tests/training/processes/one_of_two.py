@@ -23,11 +23,11 @@ from gerund.errors import GerundError
 from gerund.training.corpus.texts import Sources
 from gerund.training.losses import vectors as by_length
 from gerund.training.objectives.base import prepare_objectives
-from gerund.training.processes import by_the_first, demand_shared_folder, one_a_node, process_count, process_index
+from gerund.training.processes import check_shared_folder, on_first_process, once_per_node, process_count, process_index
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, _start, train
 from gerund.training.run_folder import newest_checkpoint
-from gerund.training.sharding import WEIGHTS, is_sharded, read_weights, trained_tensors, whole
+from gerund.training.sharding import WEIGHTS, gather_trained, is_sharded, read_weights, whole
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
 from gerund.training.trainer import GerundTrainer
@@ -107,11 +107,11 @@ def one_step(recipe, step, how="none"):
         if "lora_B" in name:
             # Zeros at the start: then nothing would reach the other half of the adapter.
             torch.nn.init.normal_(parameter, std=0.1)
-    before = trained_tensors(module) if first else {}
+    before = gather_trained(module) if first else {}
     _start(recipe.model_copy(update={"sharding": how}), prepared, module, torch.device("cpu"))
     sharded = how == "fsdp2" and process_count() > 1
     assert is_sharded(module) == sharded
-    assert by_length.passes_may_differ(prepared.model) != sharded
+    assert by_length.may_split_passes(prepared.model) != sharded
     wrapped = DistributedDataParallel(module) if how == "none" and process_count() > 1 else module
     wrapped.train()
     data = StepData(objectives, steps=recipe.steps, processes=process_count())
@@ -131,14 +131,14 @@ def one_step(recipe, step, how="none"):
 def check_sharded(recipe, prepared, module, before):
     """Demand that sharded weights are spread, written, read and finished as whole ones."""
     first = process_index() == 0
-    tensors = trained_tensors(module, keep=first)
+    tensors = gather_trained(module, keep=first)
     assert tensors.keys() == before.keys()
     assert all(torch.equal(tensors[name], before[name]) for name in tensors)
     local = sum(p.to_local().numel() for p in module.parameters())
     assert local <= 0.6 * sum(p.numel() for p in module.parameters())
     with tempfile.TemporaryDirectory() as folder:
         other = {name: tensor + 1 for name, tensor in before.items()}
-        [shared] = by_the_first(lambda: [other])
+        [shared] = on_first_process(lambda: [other])
         save_file(shared, Path(folder) / f"{WEIGHTS}.safetensors")
         read_weights(module, Path(folder))
     finished = _gathered(recipe, prepared, module)
@@ -203,7 +203,7 @@ def work_nodes(folder: Path, rank: int, port: int) -> None:
     with joined(folder, rank, port):
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         torch.distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=300))
-        with one_a_node(), (folder / "order.txt").open("a") as order:
+        with once_per_node(), (folder / "order.txt").open("a") as order:
             order.write(f"{rank} begins\n")
             order.flush()
             time.sleep(0.2)
@@ -211,7 +211,7 @@ def work_nodes(folder: Path, rank: int, port: int) -> None:
         told = []
         for seen in (folder / "shared", folder / f"own-{rank}"):
             try:
-                demand_shared_folder(seen)
+                check_shared_folder(seen)
                 told.append(None)
             except GerundError as error:
                 told.append(str(error))

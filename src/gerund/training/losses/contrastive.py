@@ -154,7 +154,7 @@ def batch_info_nce(
     return total / len(queries_BD), int(right)
 
 
-def both_ways_info_nce(
+def symmetric_batch_info_nce(
     left_BD: Tensor,
     right_BD: Tensor,
     identities: tuple[Tensor, Tensor],

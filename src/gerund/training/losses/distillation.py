@@ -77,7 +77,7 @@ def prefixes(width: int, matryoshka: Sequence[int]) -> list[int]:
 
 
 @torch.no_grad()
-def found_first(student_BE: Tensor, teacher_BE: Tensor) -> int:
+def top1_count(student_BE: Tensor, teacher_BE: Tensor) -> int:
     """Return for how many texts the teacher's vector that is nearest to the student's is that of the same text."""
     student_BE, teacher_BE = (functional.normalize(rows.float(), dim=-1) for rows in (student_BE, teacher_BE))
     cosines_BB = student_BE @ teacher_BE.T

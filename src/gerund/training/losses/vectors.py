@@ -70,7 +70,7 @@ def _cut(tensor: Tensor, width: int, longest: int) -> Tensor:
     return tensor[:, :longest] if tensor.ndim > 1 and tensor.shape[1] == width else tensor
 
 
-def passes_may_differ(model: "PreTrainedModel") -> bool:
+def may_split_passes(model: "PreTrainedModel") -> bool:
     """Tell whether processes may read their texts in different numbers of passes.
 
     Where FSDP has cut the weights, every pass puts them together, and all processes have to take part in it.
@@ -99,7 +99,7 @@ class VectorEncoder(nn.Module):
         self.projection: nn.Module = nn.Identity()
         if projection:
             self.projection = nn.Linear(runtime.width, projection, bias=False)
-        if dropout and not dropout_places(runtime.model):
+        if dropout and not dropout_settings(runtime.model):
             raise ConfigError(
                 f"{type(runtime.model).__name__} has no attention dropout to set; set dropout: 0 and give "
                 "model.lora.dropout"
@@ -112,7 +112,7 @@ class VectorEncoder(nn.Module):
             return self.vectors(self.states(model, texts), texts)
 
         texts = {name: part[name] for name in ("input_ids", "real", "pooled")}
-        return read_by_length(read, texts) if passes_may_differ(model) else read(texts)
+        return read_by_length(read, texts) if may_split_passes(model) else read(texts)
 
     def states(self, model: "PreTrainedModel", part: Batch) -> Tensor:
         """Return the last hidden states ``(B, T, D)``, all texts in one pass."""
@@ -142,7 +142,7 @@ class _AttentionDropout:
 
     def __enter__(self) -> None:
         if self.rate is not None:
-            for module, name in dropout_places(self.model):
+            for module, name in dropout_settings(self.model):
                 self.before.append((module, name, getattr(module, name)))
                 setattr(module, name, self.rate)
 
@@ -151,7 +151,7 @@ class _AttentionDropout:
             setattr(module, name, rate)
 
 
-def dropout_places(model: "PreTrainedModel") -> list[tuple[nn.Module, str]]:
+def dropout_settings(model: "PreTrainedModel") -> list[tuple[nn.Module, str]]:
     """Return where the dropout of the attention probabilities is kept: the modules and the name of the number."""
     places: list[tuple[nn.Module, str]] = []
     for module in model.modules():

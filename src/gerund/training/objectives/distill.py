@@ -32,10 +32,10 @@ from gerund.training.corpus.texts import Mixture
 from gerund.training.losses.distillation import (
     cosine_loss,
     fit_head,
-    found_first,
     prefixes,
     similarity_loss,
     squared_loss,
+    top1_count,
 )
 from gerund.training.losses.vectors import DistillEncoder
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses
@@ -221,7 +221,7 @@ class DistillLosses(PairLosses):
         """Return the weighted sum of the losses, and for how many texts the nearest teacher's vector is their own."""
         teacher_BE = batch["query"]["teacher"].float()
         own_BE, *further = vectors_ND.float().split(teacher_BE.shape[1], dim=1)
-        loss = self._near(own_BE, teacher_BE)
+        loss = self._distance_loss(own_BE, teacher_BE)
         if self.config.similarity:
             sizes = prefixes(teacher_BE.shape[1], self.config.matryoshka)
             views = [
@@ -230,11 +230,11 @@ class DistillLosses(PairLosses):
             ]
             loss = loss + self.config.similarity * sum(views, start=loss.new_zeros(())) / len(sizes)
         if further:
-            layers = sum((self._near(one_BE, teacher_BE) for one_BE in further), start=loss.new_zeros(()))
+            layers = sum((self._distance_loss(one_BE, teacher_BE) for one_BE in further), start=loss.new_zeros(()))
             loss = loss + self.config.layer_weight * layers / len(further)
-        return loss, found_first(own_BE, teacher_BE)
+        return loss, top1_count(own_BE, teacher_BE)
 
-    def _near(self, student_BE: Tensor, teacher_BE: Tensor) -> Tensor:
+    def _distance_loss(self, student_BE: Tensor, teacher_BE: Tensor) -> Tensor:
         loss = student_BE.new_zeros(())
         if self.config.cosine:
             loss = loss + self.config.cosine * cosine_loss(student_BE, teacher_BE)

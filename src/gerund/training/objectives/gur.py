@@ -16,7 +16,7 @@ from gerund.inference.tokens import Tokens
 from gerund.models.heads import HeadConfig, ProjectionHead
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Bucket, Buckets, Example, Examples, MinedPair, heavy_pairs, read_pairs
-from gerund.training.losses.contrastive import both_ways_info_nce
+from gerund.training.losses.contrastive import symmetric_batch_info_nce
 from gerund.training.losses.vocabulary import decoder_loss
 from gerund.training.objectives.base import Batch, Batches, Context, JointLosses, Objective, row_generator
 from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
@@ -245,7 +245,7 @@ class GurLosses(ContrastiveLosses, JointLosses):
 
         def loss_of(vectors_NE: Tensor) -> tuple[Tensor, int]:
             left_BE, right_BE = vectors_NE.split(pairs)
-            return both_ways_info_nce(
+            return symmetric_batch_info_nce(
                 left_BE, right_BE, identities, temperature=self.temperature, similarity=self.similarity, gather=gather
             )
 
