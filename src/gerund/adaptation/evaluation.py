@@ -318,8 +318,8 @@ class Adapted:
     def advice(self) -> list[str]:
         """What to try next."""
         minutes = MINUTES if self.options.minutes is None else self.options.minutes
-        asked = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
-        facts = asked | {"bound": self.choice.bound, "minutes": minutes}
+        counts = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
+        facts = counts | {"bound": self.choice.bound, "minutes": minutes}
         return advice(self.compared, facts)
 
     def next_commands(self, texts: Sequence[str | Path]) -> list[str]:

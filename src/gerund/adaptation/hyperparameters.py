@@ -118,14 +118,17 @@ def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
 
 def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path, run: Path) -> dict[str, Any]:
     """Return the settings of the recipe, with the model, the data and the run put in."""
-    own = options.recipe is None
+    is_default = options.recipe is None
     settings = read_settings(find_recipe(options.recipe or RECIPE), [])
     shape = shape_of(base, machine)
-    given = settings.get("model") if isinstance(settings.get("model"), Mapping) else {}
-    assert isinstance(given, Mapping)
-    fresh = not base.adapter or (not own and given.get("adapter") == "none")
-    lora = {"rank": shape["rank"], "alpha": 2 * shape["rank"]} if own else given.get("lora")
-    settings["model"] = {"base": base.name, "gradient_checkpointing": bool(given.get("gradient_checkpointing"))}
+    model_settings = settings.get("model") if isinstance(settings.get("model"), Mapping) else {}
+    assert isinstance(model_settings, Mapping)
+    fresh = not base.adapter or (not is_default and model_settings.get("adapter") == "none")
+    lora = {"rank": shape["rank"], "alpha": 2 * shape["rank"]} if is_default else model_settings.get("lora")
+    settings["model"] = {
+        "base": base.name,
+        "gradient_checkpointing": bool(model_settings.get("gradient_checkpointing")),
+    }
     if fresh:
         # Always an adapter, so that the model goes on generating what it did.
         settings["model"] |= {"adapter": "none", "lora": lora or {"rank": shape["rank"], "alpha": 2 * shape["rank"]}}
@@ -137,7 +140,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
         if isinstance(item, dict):
             _check_purpose(item, str(options.recipe))
             _on_own_data(item, settings["data"])
-    if own:
+    if is_default:
         [objective] = settings["objectives"]
         length = 128 if base.longest is None else min(128, base.longest)
         objective |= {"batch_size": shape["batch"], "micro_batch_size": shape["micro"], "length": length}
@@ -147,16 +150,16 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
 
 def _check_purpose(objective: dict[str, Any], name: str) -> None:
     """Refuse an objective that trains no vectors for a search, or that needs a T5's decoder."""
-    own = class_of(objective.get("kind"))
-    if own is None:  # which is told where the recipe is read
+    kind = class_of(objective.get("kind"))
+    if kind is None:  # which is told where the recipe is read
         return
-    if own.purpose is Purpose.SCORE:
+    if kind.purpose is Purpose.SCORE:
         raise ConfigError(
             f"{name} trains a scorer of continuations, and adapting trains vectors for a search: take a recipe that "
             "`gerund recipes` lists under Embed, or make passages by gerund negatives for gerund train"
         )
     # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
-    writes = ENCODER_DECODER in own.models and own.purpose_of(objective) is Purpose.WRITE
+    writes = ENCODER_DECODER in kind.models and kind.purpose_of(objective) is Purpose.WRITE
     if writes or objective.get("lm"):
         raise ConfigError(
             f"{name} trains the decoder of a T5, and adapting is for decoder-only models: take another recipe, such as "
@@ -166,8 +169,8 @@ def _check_purpose(objective: dict[str, Any], name: str) -> None:
 
 def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
     """Let an objective read the pairs where it reads any, and else the texts."""
-    own = class_of(objective.get("kind"))
-    reads_pairs = (own is not None and own.reads_pairs) or objective.get("pairs") is not None
+    kind = class_of(objective.get("kind"))
+    reads_pairs = (kind is not None and kind.reads_pairs) or objective.get("pairs") is not None
     objective.pop("sources", None)
     if reads_pairs:
         objective["pairs"] = {"files": [PAIRS], "query": "text_a", "positive": "text_b"}
@@ -243,8 +246,8 @@ def _with_steps(settings: dict[str, Any], steps: int, file: Path) -> Recipe:
         else setting
         for setting in settings["objectives"]
     ]
-    own = {"steps": steps, "log_steps": log, "eval_steps": steps, "save_steps": 2 * log, "schedule": schedule}
-    return _read(settings | own | {"objectives": objectives}, file)
+    changes = {"steps": steps, "log_steps": log, "eval_steps": steps, "save_steps": 2 * log, "schedule": schedule}
+    return _read(settings | changes | {"objectives": objectives}, file)
 
 
 def _stretched(weights: list[list[Any]], steps: int, usual: int) -> list[list[Any]]:

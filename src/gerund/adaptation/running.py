@@ -372,15 +372,15 @@ class _Job:
     def _resume_hint(self) -> str:
         if not (self.output / "adapt.json").is_file():
             return ""
-        kept = []
+        stored = []
         if (self.output / "data" / "counts.json").is_file():
-            kept.append("the pairs")
+            stored.append("the pairs")
         checkpoint, _ = newest_checkpoint(self.output / "run" / "checkpoints")
         if (self.output / "model").is_dir():
-            kept.append("the trained model")
+            stored.append("the trained model")
         elif checkpoint is not None:
-            kept.append(f"the training up to step {step_of(checkpoint)}")
-        what = " and ".join(kept) or "nothing yet"
+            stored.append(f"the training up to step {step_of(checkpoint)}")
+        what = " and ".join(stored) or "nothing yet"
         return f"{self.output} keeps {what}: give --resume to go on from there"
 
 

@@ -256,7 +256,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     module.train()
     optimizer = build_optimizer(module, recipe.optimizer)
     data = StepData(objectives, steps=recipe.steps, processes=processes)
-    kept = ActivationMemory(module)
+    activations = ActivationMemory(module)
     tokens: dict[str, int] = {objective.name: 0 for objective in objectives}
     seconds, total, most = 0.0, 0, 0
     stages = _stages(recipe, objectives)
@@ -264,7 +264,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
         item = _moved(data[step * processes], model.model.device)
         more = min(count, 2)
         with progress(1 + more, f"timing steps, stage {number} of {len(stages)}") as advance:
-            with kept.counting():
+            with activations.counting():
                 times = [_timed_step(module, objectives, optimizer, item)]
             advance(1)
             while len(times) <= more and (len(times) == 1 or sum(times) < _LONG_SECONDS):
@@ -272,12 +272,12 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
                 advance(1)
         # The first step compiles and allocates; it is counted once and not averaged in.
         seconds += times[0] + sum(times[1:]) / len(times[1:]) * (count - 1)
-        own = {name: tokens_in(batch) * processes for name, batch in item.items() if name in tokens}
-        tokens |= {name: max(tokens[name], result) for name, result in own.items()}
-        total += sum(own.values()) * count
-        most = max(most, sum(own.values()))
+        step_tokens = {name: tokens_in(batch) * processes for name, batch in item.items() if name in tokens}
+        tokens |= {name: max(tokens[name], result) for name, result in step_tokens.items()}
+        total += sum(step_tokens.values()) * count
+        most = max(most, sum(step_tokens.values()))
     layers, sharding = model.layers, recipe.sharding
-    memory = memory_use(module, layers, optimizer, activations=kept.peak, processes=processes, sharding=sharding)
+    memory = memory_use(module, layers, optimizer, activations=activations.peak, processes=processes, sharding=sharding)
     return Estimate(
         parameters=sum(p.numel() for part in (model.model, model.head) if part for p in part.parameters()),
         trained_parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),

@@ -101,10 +101,10 @@ def preserve_random_states() -> Iterator[None]:
 
     transformers' Trainer seeds them, and dropout has no other.
     """
-    python, own = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(own)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -84,9 +84,9 @@ def _gathered(own: Tensor) -> Tensor:
 
 def _check_equal_shapes(rows: Tensor) -> None:
     """Compare the shapes first: with unequal ones the communication itself would hang or mix up rows."""
-    own = torch.tensor([len(rows), rows[:1].numel() if rows.ndim > 1 else 1], device=rows.device)
-    shapes = [torch.empty_like(own) for _ in range(process_count())]
-    distributed.all_gather(shapes, own)
+    shape_here = torch.tensor([len(rows), rows[:1].numel() if rows.ndim > 1 else 1], device=rows.device)
+    shapes = [torch.empty_like(shape_here) for _ in range(process_count())]
+    distributed.all_gather(shapes, shape_here)
     result = [shape.tolist() for shape in shapes]
     if any(shape != result[0] for shape in result):
         text = ", ".join(f"process {rank} has {count} of width {width}" for rank, (count, width) in enumerate(result))

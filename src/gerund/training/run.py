@@ -198,8 +198,8 @@ def _gathered(recipe: Recipe, model: TrainableModel, module: TrainingModule) -> 
         return model
     # The frozen weights under an adapter stay a skeleton: they are copied from where they came.
     copy = prepare_model(recipe, weights=False)
-    own = {name.removeprefix("model."): tensor for name, tensor in trained.items() if name.startswith("model.")}
-    take(copy.model, own, dict(model.model.named_buffers()))
+    weights = {name.removeprefix("model."): tensor for name, tensor in trained.items() if name.startswith("model.")}
+    take(copy.model, weights, dict(model.model.named_buffers()))
     return copy
 
 
@@ -250,14 +250,14 @@ def _explained(output: Path, log: TrainingLog) -> Iterator[None]:
         yield
     except BaseException as error:
         newest, _ = newest_checkpoint(output / "checkpoints")
-        kept = newest and f"step {step_of(newest)} is kept in {output}: give --resume to go on from there"
+        hint = newest and f"step {step_of(newest)} is kept in {output}: give --resume to go on from there"
         if isinstance(error, KeyboardInterrupt):
-            nothing = f"there was no checkpoint yet, so nothing is kept; give --resume to begin again in {output}"
-            error.add_note(kept or nothing)
-        elif kept is None:
+            restart = f"there was no checkpoint yet, so nothing is kept; give --resume to begin again in {output}"
+            error.add_note(hint or restart)
+        elif hint is None:
             log.note("stopped before the first checkpoint")
         elif not isinstance(error, GerundError):
-            log.note(f"stopped; {kept}")
+            log.note(f"stopped; {hint}")
         exhausted = _exhaustion(error)
         if exhausted is not None:
             raise exhausted from error
@@ -364,7 +364,7 @@ def gathered_head(head: ProjectionHead | None) -> ProjectionHead | None:
     """Return a copy of the head as it is now, on the CPU."""
     if head is None:
         return None
-    own = ProjectionHead(head.settings)
+    copied = ProjectionHead(head.settings)
     state = head.state_dict()
-    own.load_state_dict({name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()})
-    return own.eval()
+    copied.load_state_dict({name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()})
+    return copied.eval()

@@ -91,10 +91,10 @@ def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) ->
 
 
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in settings.items() if key not in _FREE}
-    kept["data"] = {k: v for k, v in kept["data"].items() if k not in _FREE_DATA}
-    kept["schedule"] = {k: v for k, v in kept["schedule"].items() if not k.startswith("decay")}
-    return kept
+    compared = {key: value for key, value in settings.items() if key not in _FREE}
+    compared["data"] = {k: v for k, v in compared["data"].items() if k not in _FREE_DATA}
+    compared["schedule"] = {k: v for k, v in compared["schedule"].items() if not k.startswith("decay")}
+    return compared
 
 
 def _differences(before: Any, now: Any, where: str = "") -> Iterator[str]:

@@ -64,8 +64,8 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], device: torch.device, 
     with torch.no_grad():
         for name, target in _contents(module).items():
             # One tensor at a time is whole on the device. (What the others bring gives only its size.)
-            own = source.pop(name)
-            given = own.to(device) if first else torch.empty_like(own, device=device)
+            value = source.pop(name)
+            given = value.to(device) if first else torch.empty_like(value, device=device)
             if isinstance(target, DTensor):
                 target.copy_(distribute_tensor(given, target.device_mesh, target.placements))
             else:
@@ -127,12 +127,12 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _agree(contents: dict[str, Tensor]) -> None:
     """Refuse a skeleton that is another model than the first process's."""
-    own = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in contents.items()}
-    wanted = on_first_process(lambda: own)
-    differing = sorted(name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name))
+    here = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in contents.items()}
+    wanted = on_first_process(lambda: here)
+    differing = sorted(name for name in here.keys() | wanted.keys() if here.get(name) != wanted.get(name))
     if differing:
         raise GerundError(
-            f"the processes have built different models ({differing[0]} is {own.get(differing[0])} here and "
+            f"the processes have built different models ({differing[0]} is {here.get(differing[0])} here and "
             f"{wanted.get(differing[0])} in the first); give all nodes the same files and the same versions"
         )
 
@@ -140,7 +140,7 @@ def _agree(contents: dict[str, Tensor]) -> None:
 def _replace(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
     """Replace every parameter and buffer; what is tied stays tied."""
     made: dict[int, Tensor] = {}
-    kept: list[Tensor] = []  # a number of an object is its own only while it lives
+    alive: list[Tensor] = []  # a number of an object is its own only while it lives
 
     def other(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
@@ -148,7 +148,7 @@ def _replace(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
             if isinstance(tensor, nn.Parameter) and new is not tensor:
                 new = nn.Parameter(new.detach(), requires_grad=tensor.requires_grad)
             made[id(tensor)] = new
-            kept.append(tensor)
+            alive.append(tensor)
         return made[id(tensor)]
 
     for part in module.modules():

@@ -297,17 +297,17 @@ def _exchange_gradients(module: nn.Module, wanted: bool) -> bool:
 
 def _counts(active: list[Objective], inputs: dict[str, Any]) -> tuple[dict[str, float], int]:
     """Return over how many tokens each loss sums in this step, at least 1, and how many are read: in all processes."""
-    own: dict[str, float] = {}
+    summed: dict[str, float] = {}
     for objective in active:
         if isinstance(objective.losses, TokenLosses | JointLosses):
-            own.update(objective.losses.counts(inputs[objective.name]))
-    numbers = [float(sum(tokens_in(inputs[objective.name]) for objective in active)), *own.values()]
+            summed.update(objective.losses.counts(inputs[objective.name]))
+    numbers = [float(sum(tokens_in(inputs[objective.name]) for objective in active)), *summed.values()]
     if process_count() > 1:
         reduced = torch.tensor(numbers, dtype=torch.float64, device=_device(inputs))
         distributed.all_reduce(reduced)
         numbers = reduced.tolist()
     tokens, *counts = numbers
-    return {name: max(1.0, count) for name, count in zip(own, counts, strict=True)}, int(tokens)
+    return {name: max(1.0, count) for name, count in zip(summed, counts, strict=True)}, int(tokens)
 
 
 def _device(inputs: Mapping[str, Any]) -> torch.device:

@@ -247,8 +247,10 @@ def _with_adapter(model: "PreTrainedModel", recipe: Recipe, folder: Path | None)
 
 def _excluded_layers(model: "PreTrainedModel") -> list[str] | None:
     """Return the linear layers that no text goes through, or whose adapters would not be seen; None for none."""
-    own = {id(part) for part in text_half(model).modules()}
-    towers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) not in own]
+    text_parts = {id(part) for part in text_half(model).modules()}
+    towers = [
+        name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) not in text_parts
+    ]
     head = model.get_output_embeddings()
     names = [name for name in towers if model.get_submodule(name) is not head]
     return [*names, *read_by_weight(model)] or None
@@ -256,18 +258,19 @@ def _excluded_layers(model: "PreTrainedModel") -> list[str] | None:
 
 def _check_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
     """Refuse a recipe that asks for another adapter than the one that is trained further, but for its dropout."""
-    config, has = adapter.peft_config["default"], ""
+    config, difference = adapter.peft_config["default"], ""
     if (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
-        has = f"rank {config.r} and alpha {config.lora_alpha}, and model.lora asks for rank {lora.rank} "
-        has += f"and alpha {lora.alpha:g}"
+        difference = f"rank {config.r} and alpha {config.lora_alpha}, and model.lora asks for rank {lora.rank} "
+        difference += f"and alpha {lora.alpha:g}"
     elif "target_modules" in lora.model_fields_set:
-        own = {name.rpartition(".")[2] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
-        asked = {name.rpartition(".")[2] for name in _requested_layers(model, lora)}
-        if asked - own if lora.target_modules == "all-linear" else asked != own:
-            has = f"layers {', '.join(sorted(own))}, and model.lora.target_modules asks for {', '.join(sorted(asked))}"
-    if has:
+        present = {name.rpartition(".")[2] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
+        requested = {name.rpartition(".")[2] for name in _requested_layers(model, lora)}
+        if requested - present if lora.target_modules == "all-linear" else requested != present:
+            difference = f"layers {', '.join(sorted(present))}, and model.lora.target_modules asks for "
+            difference += ", ".join(sorted(requested))
+    if difference:
         raise ModelError(
-            f"{folder} has {has}; leave model.lora out to train it further, set model.adapter to none for a new "
+            f"{folder} has {difference}; leave model.lora out to train it further, set model.adapter to none for a new "
             "one, or merge it into the weights first"
         )
     if "dropout" in lora.model_fields_set:

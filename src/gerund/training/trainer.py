@@ -190,8 +190,8 @@ class GerundTrainer(Trainer):
         text = ", ".join(f"{name} {float(value):.4g}" for name, value in losses.items())
         what = "the gradient" if math.isfinite(float(total)) else "the loss"
         # Each process has texts of its own, and any of them may be the bad one.
-        own = f"-process-{self.args.process_index}" if process_count() > 1 else ""
-        path = Path(self.args.output_dir).parent / f"failed-step-{step}{own}.safetensors"
+        suffix = f"-process-{self.args.process_index}" if process_count() > 1 else ""
+        path = Path(self.args.output_dir).parent / f"failed-step-{step}{suffix}.safetensors"
         save_file({key: value.contiguous().cpu().clone() for key, value in _flattened(inputs)}, path)
         raise GerundError(
             f"{what} of step {step} is no finite number ({text}); its batch lies in {path}; "

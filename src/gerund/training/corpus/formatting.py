@@ -119,15 +119,15 @@ class InputFormatter:
             [alone] = tokenize(self.tokenizer, [piece], InputFormat(parses_control=True))
             assert joint is not None
             assert alone is not None
-            whole = joint.ids[: len(joint) - len(self._after)]
+            together = joint.ids[: len(joint) - len(self._after)]
             single = alone.ids[len(self._before) : len(alone) - len(self._after)]
-            same = _common_end(whole, single)
+            same = _common_end(together, single)
             if same < size // 2 and size < len(text):
                 continue
             changed = len(single) - same
             if single[:changed] != text[:changed]:
                 break  # the tokens at the border are not what the tokenizer makes of their text
-            return whole[: len(whole) - same] + text[changed:], joint.text_from
+            return together[: len(together) - same] + text[changed:], joint.text_from
         return None, 0
 
 

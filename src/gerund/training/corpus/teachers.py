@@ -297,15 +297,15 @@ def read_known(path: Path) -> KnownVectors:
         raise ConfigError(
             f"{path} has vectors and no texts, which a student has to read; embed once more with --keep-text"
         )
-    kept = [row for row, text in enumerate(texts) if text.strip()]
-    if not kept:
+    rows_with_text = [row for row, text in enumerate(texts) if text.strip()]
+    if not rows_with_text:
         raise DataError(f"{path}: no texts in there")
     space = result.info.get("space") or result.info.get("fingerprint")
     ranges = result.info.get("ranges")
     vectors = restore(
-        result.vectors[kept],
+        result.vectors[rows_with_text],
         precision,
         result.vectors.shape[1],
         None if ranges is None else np.asarray(ranges, np.float32),
     )
-    return KnownVectors([texts[row] for row in kept], vectors, str(space))
+    return KnownVectors([texts[row] for row in rows_with_text], vectors, str(space))

@@ -95,12 +95,12 @@ class Mixture:
 
     def _epoch(self, source: int, epoch: int) -> tuple[int, np.ndarray]:
         """Return the shift and the order of an epoch; the latest one of each source is kept."""
-        kept = self._latest.get(source)
-        if kept is None or kept[0] != epoch:
+        latest = self._latest.get(source)
+        if latest is None or latest[0] != epoch:
             rng = np.random.default_rng([self.seed, 1, source, epoch])
-            kept = (epoch, int(rng.integers(self.shifts)), rng.permutation(self.sizes[source]))
-            self._latest[source] = kept
-        return kept[1], kept[2]
+            latest = (epoch, int(rng.integers(self.shifts)), rng.permutation(self.sizes[source]))
+            self._latest[source] = latest
+        return latest[1], latest[2]
 
     def epochs(self, rows: int) -> list[float]:
         """Return how often each source is read by the first ``rows`` rows, on average."""

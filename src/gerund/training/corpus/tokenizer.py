@@ -160,9 +160,9 @@ def pick_mask_token(tokenizer: "PreTrainedTokenizerBase", wanted: str | None) ->
                 "give the text of one token, such as '_', or leave it out"
             )
         return result
-    own: int | None = tokenizer.mask_token_id
-    if own is not None:
-        return own
+    mask_id: int | None = tokenizer.mask_token_id
+    if mask_id is not None:
+        return mask_id
     result = _single(tokenizer, USUAL_MASK)
     if result is None:
         raise ConfigError(

@@ -232,8 +232,8 @@ def cached_loss(
     all_ND = torch.cat(vectors).requires_grad_()
     loss = compare(all_ND)
     after = _RandomState.now()
-    own = [leaf for leaf in trained_leaves(loss) if leaf is not all_ND]
-    gradient_ND, *own_gradients = torch.autograd.grad(loss, [all_ND, *own], materialize_grads=True)
+    leaves = [leaf for leaf in trained_leaves(loss) if leaf is not all_ND]
+    gradient_ND, *leaf_gradients = torch.autograd.grad(loss, [all_ND, *leaves], materialize_grads=True)
     parts = gradient_ND.split([len(rows) for rows in vectors])
     del vectors, all_ND
     for index, (chunk, begin, part_BD) in enumerate(zip(chunks, begins, parts, strict=True)):
@@ -241,7 +241,7 @@ def cached_loss(
         begin.restore()
         scalar = (embed(chunk) * part_BD).sum()
         if last:
-            scalar = scalar + sum((leaf * part).sum() for leaf, part in zip(own, own_gradients, strict=True))
+            scalar = scalar + sum((leaf * part).sum() for leaf, part in zip(leaves, leaf_gradients, strict=True))
             after.restore()
         push(scalar, last)
         del scalar  # its graph, before the next one is built

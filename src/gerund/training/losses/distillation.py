@@ -43,8 +43,8 @@ def similarity_loss(student_BE: Tensor, teacher_BE: Tensor, *, temperature: floa
     loss is the mean Kullback-Leibler divergence of the student's from the teacher's (Fang et al. 2021, SEED; Tejankar
     et al. 2021, ISD). The two need not have as many numbers.
 
-    >>> one = torch.eye(3)
-    >>> similarity_loss(one, 5 * one, temperature=0.1).item()
+    >>> vectors = torch.eye(3)
+    >>> similarity_loss(vectors, 5 * vectors, temperature=0.1).item()
     0.0
     """
     student_BE, teacher_BE = (functional.normalize(rows.float(), dim=-1) for rows in (student_BE, teacher_BE))

@@ -61,8 +61,8 @@ def read_by_length(read: Callable[[Batch], Tensor], part: Batch, *, min_tokens: 
     made = []
     for rows_B, rows in zip(order.split([len(rows) for rows in passes]), passes, strict=True):
         longest = max(1, *(lengths[row] for row in rows))
-        own = {name: tensor[rows_B] for name, tensor in part.items()}
-        made.append(read({name: _cut(tensor, width, longest) for name, tensor in own.items()}))
+        rows_of_pass = {name: tensor[rows_B] for name, tensor in part.items()}
+        made.append(read({name: _cut(tensor, width, longest) for name, tensor in rows_of_pass.items()}))
     return torch.cat(made)[order.argsort()]
 
 

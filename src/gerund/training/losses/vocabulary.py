@@ -81,9 +81,9 @@ def head_of(model: PreTrainedModel) -> tuple[Head, list[nn.Parameter]]:
     gradient; for tied embeddings, the shared table. PEFT layers may be in the model, or a PEFT model around it.
     """
     unwrap = getattr(model, "get_base_model", None)
-    own: PreTrainedModel = unwrap() if unwrap is not None else model
-    head = TokenHead(own)
-    return head.logits, [p for p in own.get_output_embeddings().parameters() if p.requires_grad]
+    inner: PreTrainedModel = unwrap() if unwrap is not None else model
+    head = TokenHead(inner)
+    return head.logits, [p for p in inner.get_output_embeddings().parameters() if p.requires_grad]
 
 
 def causal_loss(model: PreTrainedModel, input_ids_BT: Tensor) -> Tensor:
@@ -155,9 +155,9 @@ class _ChunkedLoss(torch.autograd.Function):
                 state_gradients.append(result.pop(0))
             for total, part in zip(sums, result, strict=True):
                 total += part
-        kept = [torch.cat(state_gradients)] if wants_states else []
-        kept += [total.to(p.dtype) for total, p in zip(sums, trained, strict=True)]
-        ctx.save_for_backward(*kept)
+        gradients = [torch.cat(state_gradients)] if wants_states else []
+        gradients += [total.to(p.dtype) for total, p in zip(sums, trained, strict=True)]
+        ctx.save_for_backward(*gradients)
         ctx.wants_states = wants_states
         return torch.stack(losses).sum()
 

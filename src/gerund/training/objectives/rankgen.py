@@ -253,11 +253,11 @@ class PassageBatches(Batches):
         }
         places = {"query": right, "positive": right}
         if self.with_negatives:
-            own = [(example, which) for example, which in rows if which is not None]
+            negatives = [(example, which) for example, which in rows if which is not None]
             groups["negative"] = [
-                self.continuations.format_text(example.negatives[which].strip(), behind) for example, which in own
+                self.continuations.format_text(example.negatives[which].strip(), behind) for example, which in negatives
             ]
-            places["negative"] = [self._place(example, example.negative_spans[which]) for example, which in own]
+            places["negative"] = [self._place(example, example.negative_spans[which]) for example, which in negatives]
         return {name: self._group(texts, places[name]) for name, texts in groups.items()}
 
     def _group(self, texts: Sequence[Tokens], places: Sequence[tuple[int, int, int]]) -> Batch:

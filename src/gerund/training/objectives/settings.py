@@ -703,9 +703,9 @@ class DistillConfig(TextConfig, VectorConfig):
         """Raise ValueError after an objective that trains the same head, and for a prompt with a file of vectors."""
         super().check(recipe)
         before = recipe.objectives[: [objective.kind for objective in recipe.objectives].index(self.kind)]
-        other = next((item.kind for item in before if item.trains_vectors), None)
-        if other is not None:
-            raise ValueError(f"distill makes the head that {other} trains too: list it first")
+        earlier = next((item.kind for item in before if item.trains_vectors), None)
+        if earlier is not None:
+            raise ValueError(f"distill makes the head that {earlier} trains too: list it first")
         if self.file is not None and self.teacher_prompt:
             raise ValueError(f"{self.teacher} has vectors that are made already; teacher_prompt is for a model")
 

@@ -105,10 +105,10 @@ class UnimaeBatches(Batches):
     def _sees(self, real_S: Tensor, length: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         width = len(real_S)
-        own = reconstruction_mask(torch.ones(1, length, dtype=torch.bool), self.config.p_mrc, generator)
+        sees_text = reconstruction_mask(torch.ones(1, length, dtype=torch.bool), self.config.p_mrc, generator)
         sees = torch.zeros(1, width, 1 + width, dtype=torch.bool)
         sees[..., 0] = True
-        sees[:, :length, : 1 + length] = own
+        sees[:, :length, : 1 + length] = sees_text
         return sees
 
 
