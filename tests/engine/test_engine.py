@@ -17,6 +17,7 @@ from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.slots import Slots
 from gerund.language_model import LanguageModel
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
+from tests.inference.long_rotary import long_rotary
 from tests.tiny import byte_tokenizer, tiny
 
 
@@ -427,3 +428,34 @@ def test_many_threads_at_once(bundled, dtype) -> None:
     state = engine.state()
     assert (state.live_rows, state.queued, state.queued_tokens) == (0, 0, 0)
     assert not engine._prepared.generation._job_of
+
+
+# --------------------------------------- long prompts of a model whose keys are rotated differently beyond a limit
+
+
+FOXES = ("fox jumps up", "cold river", "zebu", "quick")
+ROTARY_LIMIT = 52
+RIVERS = "rivers run down" + "w" * 40
+CROSSING = "k" * 49
+
+
+def test_texts_do_not_depend_on_longer_ones_beside_them() -> None:
+    lm = tiny_lm("phi3", **long_rotary(ROTARY_LIMIT))
+    settings = GenerationConfig.of(7, None, {})
+    prompts = [RIVERS, CROSSING, *FOXES]
+    with Engine(lm, EngineConfig(slots=8)) as engine:
+        with held(engine):
+            together = [engine.submit_generate(prompt, settings) for prompt in prompts]
+        found = [future.result(30)[0].text for future in together]
+        assert engine.state().context == ROTARY_LIMIT
+    assert found == [alone(lm, prompt, settings)[0].text for prompt in prompts]
+
+
+def test_vectors_do_not_depend_on_longer_texts_beside_them() -> None:
+    lm = tiny_lm("phi3", **long_rotary(ROTARY_LIMIT))
+    with Engine(lm) as engine:
+        alone_, beside = (
+            engine.submit_encode([FOXES[0]]).result(30),
+            engine.submit_encode([FOXES[0], RIVERS]).result(30),
+        )
+    assert abs(alone_.vectors[0] - beside.vectors[0]).max() < 1e-5

@@ -11,7 +11,7 @@ import pytest
 import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
 from tests.inference.generate.test_prompts import chat_tokenizer
-from tests.integrations.chatting import chat_model
+from tests.integrations.common import chat_model
 from tests.tiny import tiny
 
 # Haystack counts its users over the network unless it is told not to, before it is imported.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
-from tests.integrations.chatting import chat_model
+from tests.integrations.common import chat_model
 
 pytest.importorskip("langchain_core", reason="langchain-core is not installed")
 pytest.importorskip("langchain_tests", reason="langchain-tests is not installed")

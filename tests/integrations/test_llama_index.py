@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
-from tests.integrations.chatting import chat_model
+from tests.integrations.common import chat_model
 
 with warnings.catch_warnings():
     # Its dependencies warn of each other while they are imported.

@@ -128,7 +128,8 @@ def blamed(error: BaseException, given: Collection[str]) -> str | None:
     >>> blamed(ValueError("greedy ones are all the same; set n=1"), {"prompt", "n"})
     'n'
     """
-    for word in [str(error).partition(" ")[0].strip(":`"), *re.findall(r"\b(\w+)=", str(error))]:
+    message = str(error)
+    for word in [message.partition(" ")[0].strip(":`"), *re.findall(r"\b\w+(?==)|(?<=`)\w+(?=`)", message)]:
         for name in (word, *_NAMES_IN_BODIES.get(word, ())):
             if name in given:
                 return name

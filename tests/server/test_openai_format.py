@@ -1,14 +1,17 @@
-"""Log-probabilities of completions: every alternative is there, and those of prompts come with ``echo``."""
+"""OpenAI's response objects: log-probabilities, text offsets, and prompts that are echoed."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from gerund.entry import load
+from gerund.scoring.names import MEASURE_NAMES, MODEL_NAMES
 from gerund.server.config import ServerConfig
 from gerund.server.openai_format import Echo, Form
+from gerund.server.schemas.generation import ScorerName
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob
 from tests.server.conftest import Running
@@ -184,3 +187,28 @@ def test_lm_eval_by_texts(tmp_path: Path) -> None:
         scored_alike(running, load(folder), folder, as_tokens=False, bos=False)
     finally:
         running.stop()
+
+
+def test_offsets_of_characters_that_several_tokens_spell() -> None:
+    spelled = ["日", "本", " ", "a"]
+    tokens = [TokenLogprob(byte, bytes([byte]), -1.0) for byte in "日本 a".encode()]
+    generation = Generation("日本 a", [one.token_id for one in tokens], -1.0, finished=False, logprobs=tokens)
+    [choice] = Form("text", "m").whole([generation], {})["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 1, 1, 2, 3]
+    form, streamed = Form("text", "m"), []
+    for place, text in enumerate(spelled):
+        own = tokens[3 * place : 3 * place + 3] if place < 2 else tokens[4 + place : 5 + place]
+        streamed += form.piece(0, text, own)["choices"][0]["logprobs"]["text_offset"]
+    assert streamed == [0, 0, 0, 1, 1, 1, 2, 3]
+
+
+def test_scorers_are_those_of_the_library() -> None:
+    assert set(get_args(ScorerName)) == {*MODEL_NAMES, *MEASURE_NAMES}
+
+
+def test_impossible_logprobs_are_json() -> None:
+    token = TokenLogprob(1, b"\xf0", float("-inf"), (TokenLogprob(2, b"b", float("-inf")),))
+    one = Generation("b", [1], 0.0, True, logprobs=[token])
+    for kind in ("chat", "text"):
+        shown = Form(kind, "m").whole([one], {})  # type: ignore[arg-type]
+        assert "-9999.0" in json.dumps(shown, allow_nan=False)

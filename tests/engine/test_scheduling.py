@@ -1,4 +1,4 @@
-"""The parts of an engine by themselves: admission, time, steps of another thread."""
+"""Admission, the decode ratio, and work that runs step by step in another thread."""
 
 import threading
 import time
@@ -148,9 +148,9 @@ def test_work_is_ended_before_it_began_within_a_step_and_after_an_error() -> Non
 
 def test_long_steps_are_interrupted_between_two_layers(monkeypatch) -> None:
     from gerund.attention.preemption import pause
-    from gerund.engine import batching as stepwise
+    from gerund.engine import batching
 
-    monkeypatch.setattr(stepwise, "_PATIENCE", 0.0)
+    monkeypatch.setattr(batching, "_PATIENCE", 0.0)
     done: list[int] = []
 
     def work(asked) -> None:
@@ -165,7 +165,7 @@ def test_long_steps_are_interrupted_between_two_layers(monkeypatch) -> None:
     assert done == [0, 1]
     steps.end()
     assert done == [0, 1]
-    assert isinstance(steps.error, stepwise.Cancelled)
+    assert isinstance(steps.error, batching.Cancelled)
 
 
 @pytest.mark.parametrize("deadline", ["3", float("nan"), True])

@@ -1,4 +1,4 @@
-"""What every request passes first: keys, hosts, bounds of bodies; and what is noted of it."""
+"""Checks before parsing, error responses, request logging, and panics of a tokenizer."""
 
 import asyncio
 import json
@@ -7,10 +7,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
+from tokenizers import Tokenizer
 
 from gerund.entry import load
 from gerund.errors import (
@@ -25,7 +28,8 @@ from gerund.errors import (
     TextError,
     TooLargeError,
 )
-from gerund.server import connections as http_protocol
+from gerund.inference.generate.detokenizing import decoded
+from gerund.server import connections
 from gerund.server.app import make_app
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
@@ -33,15 +37,16 @@ from gerund.server.middleware import GuardMiddleware
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from tests.server.conftest import Running
+from tests.tiny import byte_tokenizer, save_tiny
 
 
 @pytest.fixture(scope="module")
 def guarded(served_folder: Any) -> Iterator[Running]:
     """A server with two keys and small bounds."""
     settings = ServerConfig(body_limit=2000, body_timeout=0.4, timeout=30)
-    found = Running(load(served_folder), settings, ["first-key", "second-key"])
-    yield found
-    found.stop()
+    running = Running(load(served_folder), settings, ["first-key", "second-key"])
+    yield running
+    running.stop()
 
 
 def raw(running: Running, request: bytes, *, more: bytes = b"", pause: float = 0.0, most: float = 5.0) -> bytes:
@@ -119,7 +124,7 @@ def test_a_body_that_comes_too_slowly_is_given_up(guarded: Running) -> None:
 def test_a_head_that_comes_too_slowly_is_given_up(
     served_folder: Any, monkeypatch: pytest.MonkeyPatch, live: Running
 ) -> None:
-    monkeypatch.setattr(http_protocol, "KEEP_ALIVE", 0.3)
+    monkeypatch.setattr(connections, "KEEP_ALIVE", 0.3)
     began = time.monotonic()
     assert raw(live, b"GET /health HT", more=b"TP/1.1\r\nHost: l" * 4, pause=0.05) == b""
     assert time.monotonic() - began < 3
@@ -308,6 +313,12 @@ def test_no_text_and_no_key_is_noted(
     logger = logging.getLogger("gerund.server")
     monkeypatch.setattr(logger, "propagate", True)
     with caplog.at_level(logging.INFO, "gerund.server"):
+        # Requests are logged after their answers, so that records of the last test may still come.
+        guarded.client.get("/health", headers={"X-Request-Id": "first"})
+        ends = time.monotonic() + 20
+        while not any(record.fields.get("request") == "first" for record in caplog.records) and time.monotonic() < ends:
+            time.sleep(0.01)
+        caplog.clear()
         guarded.post("/tokenize", prompt="confidential words")
         guarded.post("/v1/completions", prompt="confidential words", max_tokens=-1)
         guarded.client.get("/confidential?words=confidential")
@@ -317,8 +328,7 @@ def test_no_text_and_no_key_is_noted(
 
         monkeypatch.setattr(type(guarded.lm.tokenizer), "decode", fails)
         found = guarded.post("/detokenize", tokens=[5])
-        ends = time.monotonic() + 20
-        while len(caplog.records) < 5 and time.monotonic() < ends:  # noted behind the answer
+        while len(caplog.records) < 5 and time.monotonic() < ends:
             time.sleep(0.01)
     assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
     assert "confidential" not in found.text
@@ -438,3 +448,77 @@ def test_a_client_that_reads_byte_by_byte_is_given_up(served_folder: Any) -> Non
         assert running.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
     finally:
         running.stop()
+
+
+# A table of characters without entries: tokenizers' normalizer leaves its bounds.
+BROKEN = {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAA="}
+
+
+def broken(tokenizer: Any) -> Any:
+    """Return a tokenizer whose normalizer panics on any text."""
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**core, "normalizer": BROKEN}))
+    return tokenizer
+
+
+def panic() -> BaseException:
+    """Return a panic of tokenizers."""
+    try:
+        broken(byte_tokenizer()).backend_tokenizer.encode("a")
+    except BaseException as error:
+        return error
+    raise AssertionError("tokenizers does not panic any more; find another way")
+
+
+def test_in_the_library(tmp_path: Path) -> None:
+    lm = load(save_tiny(tmp_path / "tiny"))
+    broken(lm.tokenizer)
+    for call in (lambda: lm.generate("a", 2), lambda: lm.encode("a"), lambda: lm.score(["a"], [["b"]])):
+        with pytest.raises(TextError, match="this model's tokenizer fails on this text: index out of bounds"):
+            call()
+
+
+def test_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    error, tokenizer = panic(), byte_tokenizer()
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(tokenizer, "decode", fail)
+    with pytest.raises(ModelError, match="the model's tokenizer fails on token ids"):
+        decoded(tokenizer, [70])
+
+
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/infill", {"text": "a [blank] b"}),
+    ("/v1/embeddings", {"input": "a"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("/v1/score", {"prefix": "a", "continuations": ["b"]}),
+    ("/tokenize", {"prompt": "a"}),
+]
+
+
+def test_on_the_server(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = broken(byte_tokenizer())
+    with monkeypatch.context() as patch:
+        patch.setattr(live.service.lm.tokenizer, "_tokenizer", own._tokenizer)
+        for route, body in ROUTES:
+            found = live.post(route, **body)
+            assert found.status_code == 400, found.text
+            assert "this model's tokenizer fails on this text" in found.json()["error"]["message"]
+    for route, body in ROUTES:
+        assert live.ok(route, **body)
+
+
+def test_a_panic_anywhere_else_is_an_error_of_the_usual_form(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = panic()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(type(live.service), "require_model", fail)
+    with TestClient(make_app(live.service), base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        found = client.post("/v1/embeddings", json={"input": "a"})
+    assert (found.status_code, found.json()["error"]["code"]) == (500, "server_error")
