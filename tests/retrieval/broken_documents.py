@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from gerund.errors import DataError
 from gerund.retrieval.document_reader import DocumentReader, ReadLimits
-from tests.retrieval.test_reading import book, paragraph, pdf, word
+from tests.retrieval.test_formats import book, paragraph, pdf, word
 
 PAGE = (
     '<?xml version="1.0" encoding="utf-8"?><html><head><title>T</title></head><body><h1>Bread &amp; water</h1>'

@@ -6,13 +6,29 @@ from pathlib import Path
 
 import numpy as np
 
+from gerund.language_model import LanguageModel
 from gerund.retrieval.documents import Chunk, Chunking, Document
+from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.indexing import IndexSummary, Writer
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import IndexMetadata, Match, VectorStore
 
+NOTES = {
+    "bread": "Bread is made of flour, water and salt. Yeast makes the dough rise.",
+    "rail": "The first public railway to use steam locomotives was opened in 1825. It ran to Darlington.",
+    "birds": "Swallows build their nests of mud under the roofs of barns.",
+    "sea": "The old man looked at the sea. The waves were high.",
+}
+
 DIMENSIONS = 8
 ABOUT = IndexMetadata("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
+
+
+def notes_index(lm: LanguageModel, tokens: int = 128) -> Index:
+    """Return an index in memory of the notes."""
+    index = open_index(None, lm, chunking=Chunking(tokens=tokens))
+    index.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
+    return index
 
 
 def vector_of(text: str) -> np.ndarray:

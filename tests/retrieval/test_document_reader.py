@@ -17,7 +17,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.retrieval import document_reader
 from gerund.retrieval.document_reader import DocumentReader, NoTextError, ReadLimits
 from tests.retrieval.broken_documents import broken_files
-from tests.retrieval.test_reading import paragraph, pdf, word, write
+from tests.retrieval.test_formats import paragraph, pdf, word, write
 
 PAGE = "<p>A page.</p>"
 

@@ -12,20 +12,12 @@ from gerund.errors import ConfigError, DataError, FingerprintError, ModelError, 
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.question_answering import NOTHING, coverage
 from gerund.retrieval.store import KeywordQuery
-
-NOTES = {
-    "bread": "Bread is made of flour, water and salt. Yeast makes the dough rise.",
-    "rail": "The first public railway to use steam locomotives was opened in 1825. It ran to Darlington.",
-    "birds": "Swallows build their nests of mud under the roofs of barns.",
-    "sea": "The old man looked at the sea. The waves were high.",
-}
+from tests.retrieval.helpers import NOTES, notes_index
 
 
 @pytest.fixture(scope="module")
 def index(bundled):
-    found = gerund.open_index(None, bundled)
-    found.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
-    return found
+    return notes_index(bundled)
 
 
 @pytest.fixture(scope="module")
@@ -291,16 +283,15 @@ def test_what_is_no_index_model_or_document(tiny, tmp_path):
     (tmp_path / "broken.pdf").write_text("x")
     with pytest.raises(DataError, match=r"no file could be read: .*broken\.pdf: not a readable PDF"):
         index.add(tmp_path / "broken.pdf")
-    with pytest.raises(ConfigError, match="NUL"):
-        gerund.open_index("a\0b", tiny)
-    with pytest.raises(ConfigError, match="`where` must be a folder, a store or None, got 5"):
-        gerund.open_index(5, tiny)
-    with pytest.raises(ConfigError, match="`lm` must be a model of"):
-        gerund.open_index(None, 5)
-    with pytest.raises(ConfigError, match="`chunking` must be a Chunking"):
-        gerund.open_index(None, tiny, chunking=64)
-    with pytest.raises(ConfigError, match="`documents` must be Documents"):
-        gerund.open_index(None, tiny, chunking=SMALL).add_documents(["text"])
+    for make, message in {
+        lambda: gerund.open_index("a\0b", tiny): "NUL",
+        lambda: gerund.open_index(5, tiny): "`where` must be a folder, a store or None, got 5",
+        lambda: gerund.open_index(None, 5): "`lm` must be a model of",
+        lambda: gerund.open_index(None, tiny, chunking=64): "`chunking` must be a Chunking",
+        lambda: gerund.open_index(None, tiny, chunking=SMALL).add_documents(["text"]): "`documents` must be Documents",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            make()
     with pytest.raises(ConfigError, match="chunks of 128 tokens do not fit"):
         gerund.open_index(tmp_path / "other.index", tiny).add_documents([Document("a", "One.")])
     assert not (tmp_path / "other.index").exists()

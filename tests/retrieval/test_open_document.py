@@ -10,7 +10,7 @@ from gerund.inference.generate.session import TENSORS
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.answer_generation import OF_A_DOCUMENT, Prompter, common_start
 from tests.cli.helpers import run_cli
-from tests.retrieval.test_asking import chat_model
+from tests.retrieval.test_question_answering import chat_model
 from tests.tiny import tiny
 
 TEXT = "The first public railway was opened in 1825. It ran to Darlington. Steam moved it." * 3

@@ -272,7 +272,7 @@ def search() -> Group:
             option(
                 "rerank_by",
                 str | None,
-                "likelihood (of the query after the chunk), own (the model's own scorer) or vectors. "
+                "likelihood (of the query after the chunk), model (the model's trained scorer) or vectors. "
                 "[default: likelihood]",
             ),
         ],

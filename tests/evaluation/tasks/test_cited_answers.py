@@ -19,7 +19,7 @@ from gerund.evaluation.tasks.question_answering import (
     token_f1,
 )
 from gerund.types import Answer, Source
-from tests.retrieval.test_asking import chat_model
+from tests.retrieval.test_question_answering import chat_model
 
 RAIL = "The first public railway to use steam locomotives was opened in 1825. It ran to Darlington."
 BREAD = "Bread is made of flour, water and salt. Yeast makes the dough rise."

@@ -1,7 +1,8 @@
-"""Answers that a model writes: its prompt fits, its citations are checked, its streams say the same as the whole."""
+"""Answers: prompts fit the context, citations are checked, streams equal the complete answer."""
 
 import asyncio
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,11 +14,11 @@ from gerund import Answer, Chunking, ConfigError, Document, EncoderConfig, Sourc
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
-from gerund.retrieval.question_answering import NOTHING, SILENT, PendingAnswer, Question, extractive_answer
+from gerund.retrieval.question_answering import NOTHING, SILENT, Citations, PendingAnswer, Question, extractive_answer
 from gerund.retrieval.store import IndexMetadata
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer
-from tests.retrieval.test_index import NOTES
+from tests.retrieval.helpers import NOTES, notes_index
 from tests.tiny import byte_tokenizer, tiny
 
 QUESTION = "When was the first railway opened?"
@@ -40,9 +41,7 @@ def lm():
 
 @pytest.fixture(scope="module")
 def index(lm):
-    found = gerund.open_index(None, lm, chunking=Chunking(tokens=100))
-    found.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
-    return found
+    return notes_index(lm, tokens=100)
 
 
 class Script:
@@ -347,3 +346,43 @@ def test_an_answer_quotes_the_author(bundled):
     answer = index.ask("Where did the reorganised efficiency board of Genève meet?")
     assert answer.text == "The reor- ganised ef\ufb01ciency board met in Gene\u0300ve."
     assert answer.sources[0].text == text == text[answer.sources[0].start : answer.sources[0].end]
+
+
+def checked(text, count):
+    citations = Citations(count)
+    return citations.put(text) + citations.end(), citations.cited, citations.dropped
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "cited", "dropped"),
+    [
+        ("In 1825 [1].", "In 1825 [1].", [1], []), ("In 1825[1][2].", "In 1825[1][2].", [1, 2], []),
+        ("In 1825 [4].", "In 1825.", [], [4]), ("a [0] b", "a b", [], [0]), ("a [2, 9] b", "a [2] b", [2], [9]),
+        ("a [1-3] b", "a [1-3] b", [1, 2, 3], []), ("a [2-5]", "a [2, 3]", [2, 3], [4, 5]),
+        ("a [3\u20132]", "a [3\u20132]", [3, 2], []), ("in [1825] [x] [] [1", "in [1825] [x] [] [1", [], []),
+        ("a [ 1 ; 2 ] [1]", "a [ 1 ; 2 ] [1]", [1, 2], []), ("", "", [], []), ("a  [7]\n [8]b", "a\nb", [], [7, 8]),
+    ],
+)  # fmt: skip
+def test_what_stays_and_what_goes(text, kept, cited, dropped):
+    assert checked(text, 3) == (kept, cited, dropped)
+
+
+def test_pieces_make_the_same_as_the_whole():
+    draw = random.Random(0)
+    parts = ["a", " ", "[", "]", "1", "2", "7", ",", ", ", "-", "\n", "[1]", " [9]"]
+    for _ in range(400):
+        text = "".join(draw.choices(parts, k=24))
+        citations, given, at = Citations(2), "", 0
+        while at < len(text):
+            step = draw.randint(1, 4)
+            given += citations.put(text[at : at + step])
+            at += step
+        given += citations.end()
+        assert (given, citations.cited, citations.dropped) == checked(text, 2), text
+
+
+def test_nothing_is_held_back_for_longer_than_needed():
+    citations = Citations(1)
+    assert citations.put("word") == "word"
+    assert citations.put(" [") == ""
+    assert citations.put("x") == " [x"

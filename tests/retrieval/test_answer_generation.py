@@ -5,13 +5,13 @@ import json
 import pytest
 
 import gerund
-from gerund import Chunking, ConfigError, Document
+from gerund import ConfigError
 from gerund.inference.generate.session import TENSORS
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import Question
 from tests.cli.helpers import run_cli
-from tests.retrieval.test_asking import QUESTION, TURNS, chat_model
-from tests.retrieval.test_index import NOTES
+from tests.retrieval.helpers import NOTES, notes_index
+from tests.retrieval.test_question_answering import QUESTION, TURNS, chat_model
 
 ASKED = {"method": "generate", "max_new_tokens": 8}
 
@@ -23,9 +23,7 @@ def lm():
 
 @pytest.fixture
 def index(lm):
-    found = gerund.open_index(None, lm, chunking=Chunking(tokens=100))
-    found.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
-    return found
+    return notes_index(lm, tokens=100)
 
 
 @pytest.fixture
@@ -69,8 +67,7 @@ def test_the_prompt_has_the_same_tokens_as_without_it(index, lm, tmp_path):
 
 def test_sources_that_do_not_fit_are_left_out(index, tmp_path):
     small = chat_model(context=index.ask(QUESTION, 4, **ASKED).usage.prompt_tokens)
-    other = gerund.open_index(None, small, chunking=Chunking(tokens=100))
-    other.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
+    other = notes_index(small, tokens=100)
     answer = other.ask(QUESTION, 4, **ASKED, approximate_cache=tmp_path / "cache")
     assert answer.sources == other.ask(QUESTION, 4, **ASKED).sources
     assert len(answer.sources) == 3
@@ -108,8 +105,7 @@ def test_a_model_whose_keys_cannot_be_moved_is_refused(tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.model_max_length = 2000
     lm = LanguageModel(tiny("gpt2", vocab_size=len(tokenizer), n_positions=2000), tokenizer)
-    index = gerund.open_index(None, lm, chunking=Chunking(tokens=100))
-    index.add_documents([Document(name, text) for name, text in NOTES.items()])
+    index = notes_index(lm, tokens=100)
     with pytest.raises(ConfigError, match="can't be moved"):
         index.ask(QUESTION, 3, **ASKED, approximate_cache=tmp_path)
 
