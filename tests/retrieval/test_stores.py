@@ -2,8 +2,8 @@
 
 import threading
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +15,6 @@ from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, sources, stored, vector_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 TEXTS = {
     "bread": "Bread is baked of flour and water.",
@@ -41,13 +39,29 @@ def filled(store):
     return store
 
 
-def test_what_it_says_about_itself_is_kept(store):
+@pytest.fixture
+def both(tmp_path):
+    return LanceStore(tmp_path / "my.index"), MemoryStore()
+
+
+def fill(store, texts, about=ABOUT):
+    store.create(about)
+    stored(store, [chunk(source, text) for source, text in texts.items()])
+
+
+def by_words(store, query, limit=20, where=None):
+    """Return the documents that a query finds."""
+    return sources(store.words(KeywordQuery.of(query), limit, where))
+
+
+def cosines_of(texts, query):
+    return pytest.approx([float(vector_of(text) @ query) for text in texts])
+
+
+def test_metadata_and_chunks_come_back_unchanged(store):
     assert store.about() == ABOUT
     store.create(IndexMetadata("another", "m", 3, "x", Chunking(5)))  # there is one
     assert store.about() == ABOUT
-
-
-def test_chunks_come_back_as_they_were(store):
     chunks = [chunk("a", "One.", title="T", heading="H > I"), chunk("a", "Two.", 1), chunk("b", "Three's")]
     stored(store, chunks)
     assert store.chunks_of(["b", "a"]) == chunks
@@ -62,7 +76,7 @@ def test_a_document_is_replaced_whole(filled):
     stored(filled, [chunk("rail", "Trains."), chunk("rail", "More trains.", 1), chunk("new", "New.")])
     assert filled.count() == 6
     assert [one.text for one in filled.chunks_of(["rail"])] == ["Trains.", "More trains."]
-    assert sources(filled.words(KeywordQuery("railway"), 5)) == []
+    assert by_words(filled, "railway", 5) == []
     stored(filled, [chunk("rail", "Fewer trains.")])
     assert [one.text for one in filled.chunks_of(["rail"])] == ["Fewer trains."]
     filled.replace(["rail", "it's", "unknown"], [], np.zeros((0, 0), dtype=np.float32))
@@ -93,7 +107,7 @@ def test_files_are_noted_and_forgotten(store):
     ],
 )
 def test_words(filled, query, wanted):
-    assert sources(filled.words(KeywordQuery.of(query), 5)) == wanted
+    assert by_words(filled, query, 5) == wanted
 
 
 STOP_WORDS = {
@@ -141,7 +155,7 @@ def test_stop_words_count_in_phrases(store, query, wanted):
         assert sources(found) == wanted
     told, cosines = store.words_with_cosines(KeywordQuery.of(query), vector_of("x"), 9)
     assert (sources(told), len(cosines)) == (sources(found), len(found))
-    assert cosines == pytest.approx([float(vector_of(chunk.text) @ vector_of("x")) for chunk, _ in told])
+    assert cosines == cosines_of([chunk.text for chunk, _ in told], vector_of("x"))
     assert set(sources(store.words(KeywordQuery.of(query), 9, "source = 'who' OR false"))) == {"who"} & set(wanted)
     assert len(store.words(KeywordQuery.of(query), 1)) == min(1, len(wanted))
 
@@ -150,7 +164,7 @@ def test_a_phrase_is_looked_for_behind_what_only_looks_like_it(store):
     # Shorter texts come first, and none of them has the phrase.
     others = [chunk(f"d{place}", "made in flour") for place in range(30)]
     stored(store, [*others, chunk("bread", "Of all that there is in the house bread alone is made of flour.")])
-    assert sources(store.words(KeywordQuery.of('"made of flour"'), 2)) == ["bread"]
+    assert by_words(store, '"made of flour"', 2) == ["bread"]
 
 
 SCRIPTS = {
@@ -195,69 +209,53 @@ SCRIPTS = {
 def test_words_of_any_script_are_found_in_an_index_of_the_default_language(store, query, wanted):
     stored(store, [chunk(source, text) for source, text in SCRIPTS.items()])
     store.tidy()
-    assert sorted(sources(store.words(KeywordQuery.of(query), 20))) == wanted
+    assert sorted(by_words(store, query, 20)) == wanted
 
 
 def test_a_query_of_stop_words_alone_finds_what_has_most_of_them(store):
     stored(store, [chunk(source, text) for source, text in STOP_WORDS.items()])
-    assert sources(store.words(KeywordQuery("The Who"), 9))[0] in ("who", "leeds")
-    assert sources(store.words(KeywordQuery("to be or not to be"), 9))[0] == "long"
-    assert sources(store.words(KeywordQuery("who is that zebra"), 9)) == []  # beside a word they are nothing
+    assert by_words(store, "The Who", 9)[0] in ("who", "leeds")
+    assert by_words(store, "to be or not to be", 9)[0] == "long"
+    assert by_words(store, "who is that zebra", 9) == []  # beside a word they are nothing
 
 
-def test_both_rank_by_the_same_words(tmp_path):
-    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
-    for one in (lance, memory):
-        one.create(ABOUT)
-        stored(one, [chunk(source, text) for source, text in {**SCRIPTS, **STOP_WORDS, **TEXTS}.items()])
+def test_both_rank_by_the_same_words(both):
+    for store in both:
+        fill(store, {**SCRIPTS, **STOP_WORDS, **TEXTS})
     for query in ("the first railway of steam", "首都是北京", "Who is in Leeds", "flour flour water"):
-        found = [sources(one.words(KeywordQuery(query), 20)) for one in (lance, memory)]
-        assert set(found[0]) == set(found[1])
-        assert found[0][0] == found[1][0]
+        lance, memory = (by_words(store, query) for store in both)
+        assert (set(lance), lance[0]) == (set(memory), memory[0])
 
 
-def test_a_language_has_its_stems_on_disk_and_in_memory(tmp_path):
+def test_words_and_phrases_in_another_language(both):
     about = IndexMetadata("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
-    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
-    for one in (lance, memory):
-        one.create(about)
-        stored(one, [chunk("a", "Die alten Häuser am See."), chunk("b", "Ein Hund.")])
-        assert sources(one.words(KeywordQuery("des Hauses"), 5)) == ["a"]
-        assert sources(one.words(KeywordQuery("die am"), 5)) == ["a"]
-
-
-def test_phrases_in_another_language(tmp_path):
-    about = IndexMetadata("f", "m", DIMENSIONS, "causal, mean", Chunking(language="de"))
-    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
-    texts = {"der": "Der Hund bellt.", "ein": "Ein Hund bellt, und nicht der.", "sein": "Sein oder nicht sein."}
-    for one in (lance, memory):
-        one.create(about)
-        stored(one, [chunk(source, text) for source, text in texts.items()])
-    for query, wanted in {'"der Hund"': ["der"], '"nicht der"': ["ein"], '"oder nicht"': ["sein"]}.items():
-        assert [sources(one.words(KeywordQuery.of(query), 5)) for one in (lance, memory)] == [wanted, wanted]
+    texts = {"see": "Die alten Häuser am See.", "der": "Der Hund bellt.", "sein": "Sein oder nicht sein."}
+    texts |= {"ein": "Ein Hund bellt, und nicht der."}
+    queries = {"des Hauses": ["see"], "die am": ["see"]}
+    queries |= {'"der Hund"': ["der"], '"nicht der"': ["ein"], '"oder nicht"': ["sein"]}
+    for store in both:
+        fill(store, texts, about)
+        assert {query: by_words(store, query) for query in queries} == queries
 
 
 def test_words_are_found_in_title_and_heading_too(store):
     stored(store, [chunk("a", "It is dark.", title="Rye", heading="Bread > Sour dough"), chunk("b", "Nothing here.")])
-    assert [sources(store.words(KeywordQuery(word), 5)) for word in ("rye", "sour", "dark")] == [["a"]] * 3
+    assert [by_words(store, word, 5) for word in ("rye", "sour", "dark")] == [["a"]] * 3
 
 
-def test_of_several_the_one_with_more_words_comes_first(filled):
-    found = filled.words(KeywordQuery("steam locomotives"), 5)
-    assert sources(found) == ["rail", "sea"]
-    assert found[0][1] > found[1][1] > 0
-    assert sources(filled.words(KeywordQuery("steam locomotives"), 1)) == ["rail"]
-
-
-def test_words_come_with_the_cosines_of_their_chunks(filled):
+def test_words_rank_by_bm25_and_come_with_the_cosines_of_their_chunks(filled):
+    matches = filled.words(KeywordQuery("steam locomotives"), 5)
+    assert sources(matches) == ["rail", "sea"]
+    assert matches[0][1] > matches[1][1] > 0
+    assert by_words(filled, "steam locomotives", 1) == ["rail"]
     query = vector_of("anything")
     found, cosines = filled.words_with_cosines(KeywordQuery("steam locomotives"), query, 5)
-    assert found == filled.words(KeywordQuery("steam locomotives"), 5)
-    assert cosines == pytest.approx([float(vector_of(TEXTS[one]) @ query) for one in sources(found)])
-    only = filled.words_with_cosines(KeywordQuery("steam"), query, 5, "source = 'sea'")
-    assert (sources(only[0]), len(only[1])) == (["sea"], 1)
-    assert filled.words_with_cosines(KeywordQuery("?!"), query, 5) == ([], [])
-    assert filled.words_with_cosines(KeywordQuery("unheard"), query, 5) == ([], [])
+    assert found == matches
+    assert cosines == cosines_of([TEXTS[source] for source in sources(found)], query)
+    filtered = filled.words_with_cosines(KeywordQuery("steam"), query, 5, "source = 'sea'")
+    assert (sources(filtered[0]), len(filtered[1])) == (["sea"], 1)
+    for unknown in ("?!", "unheard"):
+        assert filled.words_with_cosines(KeywordQuery(unknown), query, 5) == ([], [])
 
 
 def test_what_words_alone_find_is_joined_with_its_cosine(filled):
@@ -351,23 +349,22 @@ def test_another_takes_its_place_in_one_step(filled):
     assert (filled.about(), filled.count()) == (ABOUT, 4)
     filled.swap(other)
     assert (filled.about(), filled.count(), filled.files()) == (about, 1, {})
-    assert sources(filled.words(KeywordQuery("text"), 3)) == ["new"]
+    assert by_words(filled, "text", 3) == ["new"]
     assert sources(filled.vectors(np.eye(3, dtype=np.float32)[0], 3)) == ["new"]
 
 
-def test_both_find_the_same_by_vectors_of_many(tmp_path):
-    lance, memory = LanceStore(tmp_path / "my.index"), MemoryStore()
+def test_both_find_the_same_by_vectors_of_many(both):
     chunks = [chunk(f"d{place}", f"word{place % 7} number {place}") for place in range(300)]
-    for one in (lance, memory):
-        one.create(ABOUT)
-        stored(one, chunks[:200])
-        one.tidy()
-        stored(one, chunks[150:])  # some again, some that no index knows yet
+    for store in both:
+        store.create(ABOUT)
+        stored(store, chunks[:200])
+        store.tidy()
+        stored(store, chunks[150:])  # some again, some that no index has yet
     for query in ("a", "b", "c"):
-        found = [one.vectors(vector_of(query), 20) for one in (lance, memory)]
-        assert sources(found[0]) == sources(found[1])
-        words = [one.words(KeywordQuery("word3 word5"), 300) for one in (lance, memory)]
-        assert set(sources(words[0])) == set(sources(words[1]))
+        lance, memory = (sources(store.vectors(vector_of(query), 20)) for store in both)
+        assert lance == memory
+    lance, memory = (set(by_words(store, "word3 word5", 300)) for store in both)
+    assert lance == memory
 
 
 def test_threads_that_share_a_store_write_one_after_the_other(store):
@@ -381,11 +378,9 @@ def test_threads_that_share_a_store_write_one_after_the_other(store):
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=write) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(write)
     assert failed == []
     assert (store.count(), len(store.chunks_of(["d1"]))) == (5, 1)
     stored(store, [chunk("d1", "changed")])
