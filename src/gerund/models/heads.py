@@ -40,21 +40,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activation functions of dense layers, by the names of torch's classes."""
 _EPSILON = 1e-6
-# More numbers than any vector has.
+# More dimensions than any vector has.
 _WIDEST = 1 << 24
 
 
 @dataclass(frozen=True)
 class VectorModule:
-    """One module of sentence-transformers that stands behind the pooling.
+    """One module of sentence-transformers after the pooling.
 
     Attributes:
         kind: ``Dense``, ``Normalize`` or ``LayerNorm``.
-        width: numbers of a vector that goes in.
-        dimensions: numbers of one that comes out.
-        bias: whether a dense layer has a bias.
-        activation: what follows a dense layer, of ``ACTIVATIONS``.
-        residual: whether what goes into a dense layer is added to what comes out.
+        width: dimensions of the input.
+        dimensions: dimensions of the output.
+        activation: of a dense layer, from ``ACTIVATIONS``.
+        residual: whether a dense layer adds its input to its output.
     """
 
     kind: str
@@ -82,19 +81,17 @@ class HeadConfig:
     """The shape of a head.
 
     Attributes:
-        width: numbers of a state.
-        dimensions: numbers of a vector; GUR has 128 (Table I).
+        width: dimensions of a state.
+        dimensions: dimensions of a vector; GUR has 128 (Table I).
         variant: ``paper``: "a non-linear projection head" as SimCLR's, to which GUR's section III-C refers: two linear
             maps with a ReLU between. ``released``: GUR's code: a gated GELU, a linear map, an RMS norm, no biases.
             ``linear``: one linear map without a bias, into a teacher's space. ``modules``: those of a ready-made
             encoder of sentence-transformers.
-        vocabulary: of a ``linear`` head, how many tokens have a vector of their own: the mean over a text's pooled
-            tokens is added to its projected state. None for no such vectors.
-        words: of a head with ``vocabulary``, how many words have a vector of their own, which is added too
-            (:mod:`gerund.models.heads`). None for no such vectors.
-        space: what tells the space that it leads into from others: a teacher's fingerprint. None for a space of its
-            own.
-        modules: of the variant ``modules``, what stands behind the pooling, in this order. None for other variants.
+        vocabulary: number of token vectors of a ``linear`` head: their mean over a text's pooled tokens is added to its
+            projected state. None for no token vectors.
+        words: number of word vectors of a head with ``vocabulary``, which are added too. None for no word vectors.
+        space: identifies the shared space of the vectors: a teacher's fingerprint. None for a space of its own.
+        modules: the modules of the variant ``modules``, in order.
     """
 
     width: int
@@ -140,7 +137,7 @@ class HeadConfig:
         return cls(modules[0].width, modules[-1].dimensions, MODULES, modules=tuple(modules))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what stands in ``head.json``: what is left out there was not known to earlier versions."""
+        """Return the content of ``head.json``; settings that are None are omitted, for earlier versions."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
@@ -155,16 +152,16 @@ class HeadConfig:
         if (listed := data.get("modules")) is None:
             return cls(**data)
         known = {item.name for item in fields(VectorModule)}
-        if not isinstance(listed, list) or any(not isinstance(one, dict) or one.keys() - known for one in listed):
+        if not isinstance(listed, list) or any(not isinstance(item, dict) or item.keys() - known for item in listed):
             raise ConfigError(f"modules in {HEAD_FILE} are objects with {', '.join(sorted(known))}")
         try:
-            return cls(**{**data, "modules": tuple(VectorModule(**one) for one in listed)})
+            return cls(**{**data, "modules": tuple(VectorModule(**item) for item in listed)})
         except TypeError as error:
             raise ConfigError(f"a module in {HEAD_FILE} lacks kind, width or dimensions") from error
 
 
 class _Dense(nn.Module):
-    """One dense layer, with the names that sentence-transformers gives to its weights."""
+    """A dense layer with sentence-transformers' names of weights."""
 
     def __init__(self, settings: VectorModule) -> None:
         super().__init__()
@@ -177,11 +174,11 @@ class _Dense(nn.Module):
 
     def forward(self, vectors_BD: Tensor) -> Tensor:
         """Return vectors ``(B, E)``."""
-        own_BE = self.activation(self.linear(vectors_BD))
+        out_BE = self.activation(self.linear(vectors_BD))
         if not self.adds:
-            return own_BE
-        added_BE: Tensor = vectors_BD if self.residual is None else self.residual(vectors_BD)
-        return own_BE + added_BE
+            return out_BE
+        residual_BE: Tensor = vectors_BD if self.residual is None else self.residual(vectors_BD)
+        return out_BE + residual_BE
 
 
 class _Normalize(nn.Module):
@@ -237,7 +234,10 @@ class ProjectionHead(nn.Module):
             self.words = WordVectors(settings.vocabulary, settings.words, dimensions)
 
     def forward(self, states_BD: Tensor, ids_BT: Tensor | None = None, pooled_BT: Tensor | None = None) -> Tensor:
-        """Return vectors ``(B, E)`` of pooled states ``(B, D)``."""
+        """Return vectors ``(B, E)`` of pooled states ``(B, D)``.
+
+        Token vectors need the ids and the mask of pooled tokens.
+        """
         if self.chain is not None:
             chained_BE: Tensor = self.chain(states_BD)
             return chained_BE
@@ -253,15 +253,15 @@ class ProjectionHead(nn.Module):
         return self.scale * plain_BE * size_B1
 
     def _of_tokens(self, ids_BT: Tensor | None, pooled_BT: Tensor | None) -> Tensor:
-        """Return the mean ``(B, E)`` of the vectors of the tokens that were pooled, and of the words that they make."""
+        """Return the mean ``(B, E)`` of the vectors of the pooled tokens, plus those of their words."""
         if ids_BT is None or pooled_BT is None:
-            raise ConfigError("this model's head adds vectors of tokens, and is asked without any tokens")
+            raise ConfigError("this model's head adds vectors of tokens, and no tokens were passed")
         assert self.tokens is not None
         vectors_BE = pool(self.tokens(ids_BT), pooled_BT, "mean")
         return vectors_BE if self.words is None else vectors_BE + self.words(ids_BT, pooled_BT)
 
     def weights_of(self, module: int) -> dict[str, Tensor]:
-        """Return the weights of one of sentence-transformers' modules, by the names that they have there."""
+        """Return the weights of a module by sentence-transformers' names."""
         start = f"chain.{module}."
         return {
             name.removeprefix(start): tensor.detach().cpu().contiguous()
@@ -270,7 +270,7 @@ class ProjectionHead(nn.Module):
         }
 
     def without_space(self) -> "ProjectionHead":
-        """Return the same head, with the same weights, that declares no space: of an encoder that is read otherwise."""
+        """Return the same head without its shared space, for other encoder settings."""
         if self.settings.space is None:
             return self
         other = copy(self)
@@ -288,8 +288,8 @@ class ProjectionHead(nn.Module):
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the head's files into a model's folder; numbers that were rounded to bfloat16 take two bytes each."""
-        state = {name: _in_few_bytes(tensor.detach().cpu()) for name, tensor in self.state_dict().items()}
+        """Write the head's files into a model's folder; weights that bfloat16 can represent take two bytes each."""
+        state = {name: _smallest_dtype(tensor.detach().cpu()) for name, tensor in self.state_dict().items()}
         save_file(state, folder / WEIGHTS_FILE)
         data = {"format": FORMAT, "head": self.settings.to_dict()}
         (folder / HEAD_FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -314,15 +314,15 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
 
 
 def head_of(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> ProjectionHead:
-    """Make a head of its weights, in evaluation mode and float32."""
+    """Build a head from its weights, in evaluation mode and float32; the names are for messages."""
     _refuse_others(settings, stored, weights, described_by)
     head = ProjectionHead(settings)
     head.load_state_dict(dict(stored))
     return head.float().eval()
 
 
-def _in_few_bytes(tensor: Tensor) -> Tensor:
-    """Return the tensor in bfloat16 where that is exact, as after ``read_head`` of such a file; else as it is."""
+def _smallest_dtype(tensor: Tensor) -> Tensor:
+    """Return the tensor in bfloat16 where that is exact, else unchanged."""
     tensor = tensor.contiguous()
     if tensor.dtype == torch.float32:
         rounded = tensor.bfloat16()
@@ -332,17 +332,19 @@ def _in_few_bytes(tensor: Tensor) -> Tensor:
 
 
 def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> None:
-    """Refuse weights that are not those of a head of this shape, before memory is taken for it."""
+    """Refuse weights that don't match the head, before memory is allocated."""
     # Initial values on the meta device would have torch import a compiler's worth of modules.
     with torch.device("meta"), no_init_weights():
-        wanted = ProjectionHead(settings).state_dict()
-    if wanted.keys() != stored.keys():
-        odd = sorted(wanted.keys() ^ stored.keys())[0]
-        raise DataError(f"{weights} does not hold a head as {described_by} describes it: {odd} is in one of them only")
-    for key, tensor in wanted.items():
+        expected = ProjectionHead(settings).state_dict()
+    if expected.keys() != stored.keys():
+        unexpected = sorted(expected.keys() ^ stored.keys())[0]
+        raise DataError(
+            f"{weights} does not hold a head as {described_by} describes it: {unexpected} is in one of them only"
+        )
+    for key, tensor in expected.items():
         if stored[key].shape != tensor.shape:
-            asked, had = ("x".join(map(str, shape)) for shape in (tensor.shape, stored[key].shape))
-            raise DataError(f"{weights} does not fit {described_by}, which makes {key} {asked}: it has {had}")
+            shapes = ["x".join(map(str, shape)) for shape in (tensor.shape, stored[key].shape)]
+            raise DataError(f"{weights} does not fit {described_by}, which makes {key} {shapes[0]}: it has {shapes[1]}")
         if not torch.isfinite(stored[key]).all():
             raise DataError(f"{weights}: {key} holds numbers that are not finite (NaN or infinity)")
 
@@ -359,7 +361,7 @@ _LEVELS = 127
 
 
 class WordVectors(nn.Module):
-    """Vectors of words, 8 bits a number with a scale for each word; they are fitted, not trained."""
+    """Vectors of words, in 8 bits with a scale per word; they are fitted, not trained."""
 
     pieces_V: Tensor
     lengths_V: Tensor
@@ -380,14 +382,14 @@ class WordVectors(nn.Module):
         self.register_buffer("powers_L", _powers(), persistent=False)
 
     def read_tokens(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Note what each token of a vocabulary adds to a word."""
+        """Store what each token of a vocabulary adds to a word."""
         special = set(tokenizer.all_special_ids)
         pieces = tokenizer.convert_ids_to_tokens(list(range(min(len(self.pieces_V), len(tokenizer)))))
         marks_inside = any(piece.startswith("##") for piece in pieces)
         for number, piece in enumerate(pieces):
-            if number in special or not (found := _letters(tokenizer, piece, marks_inside)):
+            if number in special or not (parsed := _letters(tokenizer, piece, marks_inside)):
                 continue
-            letters, starts = found
+            letters, starts = parsed
             self.pieces_V[number] = _hash(letters)
             self.lengths_V[number] = min(len(letters), 255)
             self.kinds_V[number] = _START if starts else _INSIDE
@@ -403,7 +405,7 @@ class WordVectors(nn.Module):
         length_BT = self.lengths_V[ids_BT].long() * inside_BT
         before_BT = length_BT.cumsum(1) - length_BT
         offset_BT = (before_BT - before_BT.gather(1, start_BT)).clamp(min=0, max=_LONGEST - 1)
-        # Products and sums of 64-bit integers go on from the other end beyond the largest: a hash modulo 2 to the 64.
+        # 64-bit integers wrap around: a hash modulo 2^64.
         parts_BT = self.pieces_V[ids_BT] * self.powers_L[offset_BT] * inside_BT
         sums_BT = parts_BT.cumsum(1)
         return sums_BT - (sums_BT - parts_BT).gather(1, start_BT), ends_BT
@@ -421,7 +423,7 @@ class WordVectors(nn.Module):
     def forward(self, ids_BT: Tensor, pooled_BT: Tensor) -> Tensor:
         """Return the sum of the vectors of each text's words over the number of its tokens, ``(B, E)``."""
         n_B1 = pooled_BT.sum(1, keepdim=True).clamp(min=1)
-        if torch.compiler.is_exporting():  # a graph has no list of words whose length the texts decide
+        if torch.compiler.is_exporting():  # an exported graph has no lists of variable length
             keys_BT, ends_BT = self.keys(ids_BT, pooled_BT)
             row_BT, known_BT = self.rows(keys_BT)
             weight_BT = self.scales_W[row_BT] * (known_BT & ends_BT)
@@ -434,7 +436,7 @@ class WordVectors(nn.Module):
 
     @torch.no_grad()
     def keep(self, keys_W: Tensor, vectors_WE: Tensor) -> None:
-        """Take over words and their vectors, which are rounded to 8 bits a number."""
+        """Store words and their vectors, rounded to 8 bits."""
         order_W = torch.argsort(keys_W)
         vectors_WE = vectors_WE[order_W]
         largest_W = vectors_WE.abs().amax(1)
@@ -444,11 +446,14 @@ class WordVectors(nn.Module):
 
 
 def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, marks_inside: bool) -> tuple[str, bool] | None:
-    """Return the letters of a token in lower case, and whether a word starts with it; None for a token of signs."""
+    """Return the letters of a token in lower case, and whether a word starts with it.
+
+    None for a token of other characters.
+    """
     starts = piece.startswith(_SPACES) or (marks_inside and not piece.startswith("##"))
     bare = piece.lstrip("".join(_SPACES)).removeprefix("##")
     text = tokenizer.convert_tokens_to_string([bare]).strip()
-    # Bytes of a part of a character stand for nothing alone; they count as the letters that the vocabulary writes.
+    # Bytes of a partial character count as the letters that the vocabulary writes.
     partial = "\ufffd" in text
     text = bare if partial else text
     if not text or not all(sign.isalnum() or (partial and ord(sign) > 127) for sign in text):
@@ -464,18 +469,18 @@ def _hash(letters: str) -> int:
 
 
 def _powers() -> Tensor:
-    """Return the base's powers by place ``(L,)``."""
+    """Return the base's powers by position ``(L,)``."""
     return torch.tensor([_signed(pow(_BASE, place, 1 << 64)) for place in range(_LONGEST)])
 
 
 def _signed(value: int) -> int:
-    """Return the 64-bit integer that a number is modulo 2 to the 64."""
+    """Return a number modulo 2^64 as a signed 64-bit integer."""
     value %= 1 << 64
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _last(true_BT: Tensor) -> Tensor:
-    """Return the place of the last True up to each place; 0 where there is none yet."""
+    """Return the position of the last True up to each position; 0 where there is none yet."""
     place_T = torch.arange(true_BT.shape[1], device=true_BT.device)
     if not torch.compiler.is_exporting():
         return (place_T * true_BT).cummax(1).values
@@ -483,12 +488,12 @@ def _last(true_BT: Tensor) -> Tensor:
 
 
 def _search(sorted_W: Tensor, keys: Tensor) -> Tensor:
-    """Return how many of the sorted keys are smaller than each; ONNX has no operator for it."""
+    """Return ``torch.searchsorted``, for which ONNX has no operator."""
     if not torch.compiler.is_exporting():
         return torch.searchsorted(sorted_W, keys)
-    found = torch.zeros_like(keys)
+    position = torch.zeros_like(keys)
     for bit in reversed(range(len(sorted_W).bit_length())):
-        further = found + (1 << bit)
+        further = position + (1 << bit)
         smaller = sorted_W[(further - 1).clamp(max=len(sorted_W) - 1)] < keys
-        found = torch.where(smaller & (further <= len(sorted_W)), further, found)
-    return found
+        position = torch.where(smaller & (further <= len(sorted_W)), further, position)
+    return position

@@ -17,15 +17,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gerund.models.fingerprint import times_written
 
-# Fewer rows or columns are not worth it: rounding takes as long as the product. With more columns the sums of 32 bits
-# might overflow.
+# With fewer rows or columns rounding takes as long as the matmul; with more columns 32-bit sums might overflow.
 _SMALLEST, _LARGEST = 128, 2**16
-# Inputs are rounded to -127..127 and written without a sign, which is what processors multiply by signed weights.
+# Inputs are rounded to -127..127 and stored unsigned, since processors multiply unsigned by signed.
 _LEVELS, _ZERO = 127, 128
 
 
 class _Packed(NamedTuple):
-    """A weight in 8 bits, laid out for the processor."""
+    """A weight in 8 bits, packed for the processor."""
 
     version: int
     weight: Tensor
@@ -33,26 +32,26 @@ class _Packed(NamedTuple):
     zero_O: Tensor
 
 
-# They live as long as the weights that they were made of.
+# They live as long as the weights themselves.
 _packed: Any = WeakTensorKeyDictionary()
 
 
 @cache
 def cpu_has_int8() -> bool:
-    """Whether this processor has instructions for products in 8 bits (VNNI or AMX), and this torch uses them."""
+    """Whether this processor has int8 instructions (VNNI or AMX) that this torch uses."""
     asked = getattr(torch.cpu, "_is_vnni_supported", None)
     if asked is None or not asked() or not torch.backends.mkldnn.is_available():
         return False
-    one, other = torch.eye(_SMALLEST), torch.arange(float(_SMALLEST)).repeat(_SMALLEST, 1)
+    identity, other = torch.eye(_SMALLEST), torch.arange(float(_SMALLEST)).repeat(_SMALLEST, 1)
     try:
-        found = _product(*_rounded(one, torch.float32), _pack(other), torch.float32)
+        product = _product(*_rounded(identity, torch.float32), _pack(other), torch.float32)
     except (AttributeError, RuntimeError, TypeError):
         return False
-    return torch.allclose(found, other.T, atol=0.5)
+    return torch.allclose(product, other.T, atol=0.5)
 
 
 class Int8Linear(nn.Linear):
-    """A linear layer that multiplies in 8 bits inside of ``int8_matmul``, and is torch's own outside of it.
+    """A linear layer that multiplies in 8 bits inside ``int8_matmul``, and as torch does outside it.
 
     Example:
         >>> if cpu_has_int8():
@@ -63,12 +62,12 @@ class Int8Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the product, and the bias added."""
+        """Return the product plus the bias."""
         return linear(input, self.weight, self.bias)
 
 
 def make_ready(model: nn.Module) -> None:
-    """Let a model's linear layers multiply in 8 bits where that is asked for; what they are otherwise stays."""
+    """Let a model's linear layers multiply in 8 bits inside ``int8_matmul``."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Int8Linear
@@ -85,20 +84,20 @@ def int8_matmul() -> Iterator[None]:
 
 
 def linear(input_: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return what ``torch.nn.functional.linear`` does; inside of ``int8_matmul`` in 8 bits, where that pays."""
+    """Compute ``torch.nn.functional.linear``; inside ``int8_matmul`` in 8 bits, where that is faster."""
     inputs = _inputs.get()
     if inputs is None or not _fits(input_, weight_OI):
         return functional.linear(input_, weight_OI, bias_O)
-    own = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input_.dtype
-    dtype = torch.bfloat16 if own == torch.bfloat16 else torch.float32
+    out_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input_.dtype
+    dtype = torch.bfloat16 if out_dtype == torch.bfloat16 else torch.float32
     out_NO = _product(*inputs.rounded(input_, dtype), _kept(weight_OI), dtype)
     if bias_O is not None:
         out_NO += bias_O
-    return out_NO.to(own).view(*input_.shape[:-1], len(weight_OI))
+    return out_NO.to(out_dtype).view(*input_.shape[:-1], len(weight_OI))
 
 
 class _Inputs:
-    """The last input, since queries, keys and values are made of one."""
+    """Caches the last rounded input, which queries, keys and values share."""
 
     def __init__(self) -> None:
         self._last: Tensor | None = None
@@ -111,8 +110,8 @@ class _Inputs:
         if self._last is not input_ or self._state != state:
             self._last, self._state = input_, state
             self._rounded = _rounded(input_.reshape(-1, input_.shape[-1]), dtype)
-        found: tuple[Tensor, Tensor] = self._rounded
-        return found
+        rounded: tuple[Tensor, Tensor] = self._rounded
+        return rounded
 
 
 _inputs: ContextVar[_Inputs | None] = ContextVar("gerund_int8_inputs", default=None)
@@ -131,8 +130,8 @@ def _fits(input_: Tensor, weight_OI: Tensor) -> bool:
 
 
 def _rounded(input_NI: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return an input in 8 bits, and what a product with it is to be multiplied by, ``(N, 1)`` in ``dtype``."""
-    # A copy: it is written into. Conversions from float32 to 16 bits and on to 8 are the quickest that torch has.
+    """Return an input in 8 bits, and the scales ``(N, 1)`` of its rows in ``dtype``."""
+    # A copy, since it is modified. float32 to 16 bits to 8 is torch's fastest conversion.
     wide_NI = input_NI.to(torch.float32, copy=True)
     largest_N1 = torch.maximum(wide_NI.amax(1, keepdim=True), -wide_NI.amin(1, keepdim=True))
     scale_N1 = (largest_N1.clamp_min_(1e-30) / _LEVELS).to(dtype)
@@ -148,13 +147,13 @@ def _product(rounded_NI: Tensor, scale_N1: Tensor, packed: _Packed, dtype: torch
 
 
 def _kept(weight_OI: Tensor) -> _Packed:
-    """Return a weight in 8 bits, made anew where it has changed since."""
+    """Return a weight in 8 bits, packed again after a change."""
     version = times_written(weight_OI)
-    found: _Packed | None = _packed.get(weight_OI)
-    if found is None or found.version != version:
-        # Two threads may both make it; either is right, and the last one stays.
-        found = _packed[weight_OI] = _pack(weight_OI.detach(), version)
-    return found
+    packed: _Packed | None = _packed.get(weight_OI)
+    if packed is None or packed.version != version:
+        # Two threads may both pack it; either result is right, and the last one stays.
+        packed = _packed[weight_OI] = _pack(weight_OI.detach(), version)
+    return packed
 
 
 def _pack(weight_OI: Tensor, version: int = 0) -> _Packed:

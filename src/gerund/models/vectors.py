@@ -20,7 +20,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, WHITENING, transform_parts
 
 WEIGHTS_FILE = "transform.safetensors"
-# Directions along which the sample does not vary, relative to that along which it varies most.
+# Relative variance below which a direction counts as constant.
 _NOTHING = 1e-10
 
 
@@ -45,24 +45,28 @@ class Transform:
 
     @property
     def dimensions(self) -> int:
-        """Numbers of a vector."""
+        """Dimensions of a vector."""
         return int(self.matrix_DE.shape[1])
 
     @property
     def fingerprint(self) -> str:
-        """Hash of name and numbers."""
+        """Hash of name and values."""
         digest = hashlib.blake2b(self.name.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.mean_D).tobytes() + np.ascontiguousarray(self.matrix_DE).tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the numbers into a model's folder; its ``gerund.json`` has the name."""
+        """Write the values into a model's folder; its ``gerund.json`` has the name."""
         arrays = {"mean": self.mean_D, "matrix": np.ascontiguousarray(self.matrix_DE)}
         save_file(arrays, folder / WEIGHTS_FILE)
 
 
 def fit(name: str, vectors_ND: np.ndarray) -> Transform:
-    """Fit a transform on vectors."""
+    """Fit a transform on a sample of vectors, not normalized.
+
+    ``name`` is ``whitening`` or ``all-but-the-top``, with ``-`` and a number: the dimensions to keep, those of the
+    largest variance (default: all), or the directions to remove (default: a hundredth of the dimensions, at least 1).
+    """
     kind, number = transform_parts(name)
     if kind == TRUNCATE:
         raise ConfigError(f"{name} keeps numbers as they are and is fitted to nothing; leave the sample out")
@@ -89,7 +93,7 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
 
 
 def truncation(name: str, width: int) -> Transform | None:
-    """Return the transform that keeps the first numbers of a vector; None where the name is that of another one.
+    """Return the transform that keeps the first dimensions; None for the name of another transform.
 
     >>> truncation("truncate-2", 3)(np.array([[1.0, 2.0, 3.0]])).tolist()
     [[1.0, 2.0]]
@@ -120,7 +124,7 @@ def read_transform(folder: Path, name: str) -> Transform | None:
 
 
 def compared(a_ND: np.ndarray, b_MD: np.ndarray, similarity: str) -> np.ndarray:
-    """Return how near each vector of ``a_ND`` is to each of ``b_MD``, as sentence-transformers counts it: ``(N, M)``.
+    """Return the similarity ``(N, M)`` of each vector of ``a_ND`` with each of ``b_MD``, as sentence-transformers does.
 
     >>> ones, others = np.array([[3.0, 4.0]]), np.array([[3.0, 0.0]])
     >>> [float(compared(ones, others, name)[0, 0]) for name in ("cosine", "dot", "euclidean", "manhattan")]
@@ -131,13 +135,15 @@ def compared(a_ND: np.ndarray, b_MD: np.ndarray, similarity: str) -> np.ndarray:
         found_NM = unit(a_ND) @ unit(b_MD).T if similarity == "cosine" else a_ND @ b_MD.T
         return found_NM
     order = 2 if similarity == "euclidean" else 1
-    # A row at a time: the differences of all pairs would take much memory.
+    # Row by row: the differences of all pairs would take too much memory.
     found_NM = np.stack([-np.linalg.norm(b_MD - own_D, ord=order, axis=-1) for own_D in a_ND])
     return found_NM
 
 
 def compared_in_pairs(a_ND: np.ndarray, b_ND: np.ndarray, similarity: str) -> np.ndarray:
-    """Return how near each vector of ``a_ND`` is to that in the same row of ``b_ND``: ``(N,)``; see ``compared``.
+    """Return the similarity ``(N,)`` of each vector of ``a_ND`` with that in the same row of ``b_ND``.
+
+    See ``compared``.
 
     >>> ones, others = np.array([[3.0, 4.0]]), np.array([[3.0, 0.0]])
     >>> [float(compared_in_pairs(ones, others, name)[0]) for name in ("cosine", "dot", "euclidean", "manhattan")]
