@@ -324,12 +324,14 @@ class Demo:
                 ranked = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING, rerank=Rerank(samples=SAMPLES))
         except GerundError as error:
             self.missing.append(f"Nothing was ranked: {error}.")
-            return tuple(Written(prompt, one.text, ()) for prompt, one in zip(prompts, plain, strict=True))
+            return tuple(
+                Written(prompt, generation.text, ()) for prompt, generation in zip(prompts, plain, strict=True)
+            )
         written = []
-        for prompt, one, best in zip(prompts, plain, ranked, strict=True):
+        for prompt, generation, best in zip(prompts, plain, ranked, strict=True):
             assert isinstance(best, Ranked)
             rows = tuple(Scored(item.text, item.rank_score) for item in best.history[-1])
-            written.append(Written(prompt, one.text, rows))
+            written.append(Written(prompt, generation.text, rows))
         return tuple(written)
 
     def choose(self) -> tuple[Fitting, ...]:
@@ -339,7 +341,7 @@ class Demo:
             scores = self.lm.score([item.text for item in self.beginnings], candidates)
         chosen = []
         for item, texts, row in zip(self.beginnings, candidates, scores, strict=True):
-            rows = sorted(map(Scored, texts, row), key=lambda one: -one.score)
+            rows = sorted(map(Scored, texts, row), key=lambda candidate: -candidate.score)
             chosen.append(Fitting(item.text, tuple(rows), item.right))
         return tuple(chosen)
 

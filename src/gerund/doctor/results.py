@@ -206,10 +206,10 @@ def _reach(found: Diagnosis) -> list[str]:
         both = found.only_both_ways
         disobeyed = [name for name, obeyed in found.plans.items() if not obeyed and name not in both]
         turned = [f"Only with recurrent='both': {', '.join(both)}."] * bool(both)
-        told = found.reason and not found.reason.startswith("the attention plan reaches")
-        why = f"not work: {found.reason}." if told else "not reach every layer; take one of the others."
-        one = "The plan {} does {}" if len(disobeyed) == 1 else "The plans {} do {}"
-        return [*turned, *[one.format(", ".join(disobeyed), why)] * bool(disobeyed)]
+        is_specific = found.reason and not found.reason.startswith("the attention plan reaches")
+        why = f"not work: {found.reason}." if is_specific else "not reach every layer; take one of the others."
+        sentence = "The plan {} does {}" if len(disobeyed) == 1 else "The plans {} do {}"
+        return [*turned, *[sentence.format(", ".join(disobeyed), why)] * bool(disobeyed)]
     if not any(obeyed for name, obeyed in found.plans.items() if name not in ("causal", "echo")):
         return [
             f"No attention plan reaches this architecture ({found.architecture}): it would silently stay causal, so "

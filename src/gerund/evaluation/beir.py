@@ -45,8 +45,8 @@ class Collection:
     def documents(self) -> dict[str, str]:
         """Texts by document id, title and body together as MTEB gives them to encoders."""
         return {
-            one: f"{title} {self.bodies[one]}".strip() if title else self.bodies[one].strip()
-            for one, title in self.titles.items()
+            id_: f"{title} {self.bodies[id_]}".strip() if title else self.bodies[id_].strip()
+            for id_, title in self.titles.items()
         }
 
     @property
@@ -109,16 +109,16 @@ def collections_in(folder: Path) -> dict[str, dict[str, Path]]:
 def read_collection(files: Mapping[str, Path], split: str = "test") -> Collection:
     """Return a collection with the queries that have judgements in a split."""
     corpus = _by_id(files["corpus"])
-    queries = {one: row.text("text") for one, row in _by_id(files["queries"]).items()}
+    queries = {id_: row.text("text") for id_, row in _by_id(files["queries"]).items()}
     if split not in files:
         raise DataError(f"{files['queries'].parent}: there is no qrels/dev.tsv, so nothing to validate on")
     judgements = _judgements(files[split])
     _check_known(files[split], "query", judgements, queries)
-    _check_known(files[split], "document", (one for grades in judgements.values() for one in grades), corpus)
+    _check_known(files[split], "document", (id_ for grades in judgements.values() for id_ in grades), corpus)
     return Collection(
-        titles={one: row.text("title") if row.values.get("title") else "" for one, row in corpus.items()},
-        bodies={one: row.text("text") for one, row in corpus.items()},
-        queries={one: text for one, text in queries.items() if one in judgements},
+        titles={id_: row.text("title") if row.values.get("title") else "" for id_, row in corpus.items()},
+        bodies={id_: row.text("text") for id_, row in corpus.items()},
+        queries={id_: text for id_, text in queries.items() if id_ in judgements},
         judgements=judgements,
         unjudged=len(queries.keys() - judgements.keys()),
     )
@@ -130,17 +130,17 @@ def read_candidates(path: Path, collection: Collection) -> dict[str, list[str]]:
     for row, query, document in _pairs(path, ("query-id", "corpus-id")):
         # Queries that are not scored may have candidates all the same.
         _put(found.setdefault(query, {}), document, None, row)
-    _check_known(path, "document", (one for documents in found.values() for one in documents), collection.titles)
+    _check_known(path, "document", (id_ for documents in found.values() for id_ in documents), collection.titles)
     return {query: list(found[query]) for query in collection.queries}
 
 
 def _by_id(path: Path) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for row in read_json_lines(path):
-        one = row.label("_id")
-        if one in found:
-            raise DataError(f"{row.where}: _id {one!r} is there twice")
-        found[one] = row
+        id_ = row.label("_id")
+        if id_ in found:
+            raise DataError(f"{row.where}: _id {id_!r} is there twice")
+        found[id_] = row
     return found
 
 
@@ -164,14 +164,14 @@ def _pairs(path: Path, names: tuple[str, ...]) -> Iterable[tuple[Row, str, str]]
     return ((row, row.label("query-id"), row.label("corpus-id")) for row in rows)
 
 
-def _put(found: dict[str, _Value], document: str, value: _Value, row: Row) -> None:
-    if document in found:
+def _put(values: dict[str, _Value], document: str, value: _Value, row: Row) -> None:
+    if document in values:
         raise DataError(f"{row.where}: the pair of query and document {document!r} is there twice")
-    found[document] = value
+    values[document] = value
 
 
 def _check_known(path: Path, what: str, ids: Iterable[str], known: Mapping[str, object]) -> None:
-    unknown = list(dict.fromkeys(one for one in ids if one not in known))
+    unknown = list(dict.fromkeys(id_ for id_ in ids if id_ not in known))
     if unknown:
         more = f" and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""
         raise DataError(f"{path}: no such {what}: {', '.join(unknown[:_LISTED])}{more}")

@@ -22,7 +22,7 @@ from gerund.language_model import LanguageModel
 
 # MTEB seeds its own tasks with 42, so that our default seed 0 samples what MTEB samples.
 _MTEB_SEED = 42
-# Rows that MTEB hands over at once; gerund collects them all and forms its own batches.
+# Rows per batch of MTEB; gerund collects all of them and makes its own batches.
 _ROWS = 256
 _SUBSET = "default"
 _DOCUMENT = "document"
@@ -348,9 +348,9 @@ def _registry() -> Mapping[str, Any]:
         raise MissingDependencyError("MTEB's tasks need mteb: pip install 'gerund[eval]'") from error
     # An aggregate holds tasks that are made already, with a seed of their own, when mteb is imported.
     return {
-        one.metadata.name: one
-        for one in TASK_LIST
-        if one.metadata.modalities == ["text"] and not issubclass(one, AbsTaskAggregate)
+        task.metadata.name: task
+        for task in TASK_LIST
+        if task.metadata.modalities == ["text"] and not issubclass(task, AbsTaskAggregate)
     }
 
 

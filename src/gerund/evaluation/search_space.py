@@ -114,7 +114,9 @@ def method_configs(
     kv = replace(causal, template=KV_EMBEDDING, **settings_of_template(KV_EMBEDDING))
     rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
     # What reads each text several times is what a small budget leaves out.
-    cheap, dear = ([one for one in formatted if (len(one.templates) > 1) is several] for several in (False, True))
+    cheap, dear = (
+        [config for config in formatted if (len(config.templates) > 1) is several] for several in (False, True)
+    )
     cheap = [echo, *cheap]
     if "templates" not in methods:
         cheap, dear = [], []

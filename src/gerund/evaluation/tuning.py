@@ -114,8 +114,8 @@ class Tuned:
 
     def best_of(self, plan: str) -> Trial | None:
         """Return the best trial of one plan."""
-        own = [trial for trial in self.trials if trial.plan.name == plan]
-        return min(own, key=lambda trial: (-trial.mean, trial.converted)) if own else None
+        trials = [trial for trial in self.trials if trial.plan.name == plan]
+        return min(trials, key=lambda trial: (-trial.mean, trial.converted)) if trials else None
 
     def curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
         """Return for every plan with one k its points (k, score), by k: LBW's Figures 2 and 4."""
@@ -235,7 +235,7 @@ class _Search:
         """Return the best setting of every plan that takes it with recurrent layers read both ways, best ones first."""
         found = [trial for name in PLANS if (trial := self.done.best_of(name)) and trial.plan.takes_recurrent]
         found.sort(key=lambda trial: (-trial.mean, trial.converted))
-        return [replace(one.config, attention=replace(one.plan, recurrent="both")) for one in found]
+        return [replace(trial.config, attention=replace(trial.plan, recurrent="both")) for trial in found]
 
     def _try_configs(self, configs: Iterable[EncoderConfig]) -> None:
         """Measure settings that are new, as far as the budget allows."""
@@ -324,13 +324,13 @@ def _measurer(
 
     def measure(configs: list[EncoderConfig]) -> list[Trial]:
         trials, able = list[Trial](), list[EncoderConfig]()
-        for one in configs:
+        for candidate in configs:
             # The baseline is what everything is compared with: whatever it raises is the caller's to know.
-            error = None if one.attention.name == "causal" and not one.methods else refusal(lm, one)
+            error = None if candidate.attention.name == "causal" and not candidate.methods else refusal(lm, candidate)
             if error is None:
-                able.append(one)
+                able.append(candidate)
             else:
-                done.refused[label_of(one, lm.n_layers)] = error
+                done.refused[label_of(candidate, lm.n_layers)] = error
         for start in range(0, len(able), together):
             trials += _measured(lm, able[start : start + together], tasks, config, done, folder, reporter)
         return trials
@@ -347,7 +347,7 @@ def _measured(
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> list[Trial]:
-    cache = EmbeddingCache(unfinished=folder and folder / "unfinished")  # every plan has its own: kept no longer
+    cache = EmbeddingCache(unfinished=folder and folder / "unfinished")  # each plan has its own vectors: not saved
     read: dict[str, tuple[EncoderConfig, LanguageModel]] = {}
     for encoder in configs:
         label = label_of(encoder, lm.n_layers)
@@ -357,10 +357,12 @@ def _measured(
             if encoder.transform == NO_TRANSFORM:
                 raise
             done.refused[label] = error  # the sample is too small for it
-    systems = [language_model_system(label, own, cache) for label, (_, own) in read.items()]
+    systems = [language_model_system(label, model, cache) for label, (_, model) in read.items()]
     results = evaluate(systems, tasks, config, folder=folder, reporter=reporter).results if systems else []
     cache.forget_unfinished()
-    scores = {label: {one.task: one.score.value for one in results if one.system == label} for label in read}
+    scores = {
+        label: {result.task: result.score.value for result in results if result.system == label} for label in read
+    }
     return [Trial(encoder, label, scores[label]) for label, (encoder, _) in read.items()]
 
 

@@ -63,11 +63,11 @@ class BookRetrieval(ScoredTask):
         with progress(len(documents), self.name, show=config.show_progress) as advance:
             for number, passages in enumerate(documents):
                 # As many of every document as of the others, one more of the first ones.
-                asked = ((one, found) for one in passages if len(found := candidates_of(one, passages)) > 1)
+                asked = ((passage, found) for passage in passages if len(found := candidates_of(passage, passages)) > 1)
                 own = list(islice(asked, len(range(number, wanted, len(documents)))))
                 if own:
-                    texts = list(dict.fromkeys(one.continuation for one in passages))
-                    prefixes = [one.prefix for one, _ in own]
+                    texts = list(dict.fromkeys(passage.continuation for passage in passages))
+                    prefixes = [passage.prefix for passage, _ in own]
                     scores = system.candidate_scores(prefixes, texts, scorer=scorer, prompt=self.prompt(config))
                     for (_, candidates), row in zip(own, scores, strict=True):
                         ranks.append(rank_of(row[[texts.index(text) for text in candidates]], 0))
@@ -96,7 +96,7 @@ class BookRetrieval(ScoredTask):
 def candidates_of(passage: Passage, passages: Sequence[Passage]) -> list[str]:
     """Return the true continuation of a passage and, behind it, all different wrong ones of its document."""
     wrong = wrong_for(passage, passages)
-    others = [one.continuation for one, is_wrong in zip(passages, wrong, strict=True) if is_wrong]
+    others = [other.continuation for other, is_wrong in zip(passages, wrong, strict=True) if is_wrong]
     return list(dict.fromkeys([passage.continuation, *others]))
 
 
@@ -183,8 +183,8 @@ class QuotationRetrieval(ScoredTask):
 
     def _queries(self, group: Quotations) -> list[str]:
         if self.context == _BOTH:
-            return [f"{one} {other}".strip() for one, other in zip(group.before, group.after, strict=True)]
-        return [one.strip() for one in group.before]
+            return [f"{before} {after}".strip() for before, after in zip(group.before, group.after, strict=True)]
+        return [before.strip() for before in group.before]
 
 
 def read_quotations(path: Path) -> Iterator[Quotations]:
@@ -245,10 +245,10 @@ def _starts(candidates: Any, count: int, length: int, where: str) -> list[int]:
     if candidates is None:
         return list(range(length - count + 1))
     starts = candidates.get(f"{count}_sentence") if isinstance(candidates, dict) else None
-    if not isinstance(starts, list) or not all(type(one) is int and 0 <= one <= length - count for one in starts):
+    if not isinstance(starts, list) or not all(type(start) is int and 0 <= start <= length - count for start in starts):
         raise DataError(f"{where}: 'candidates' has no list of places '{count}_sentence'")
     return list(dict.fromkeys(starts))
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

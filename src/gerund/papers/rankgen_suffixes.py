@@ -164,7 +164,11 @@ class SuffixTask(ScoredTask):
         )
         chosen = MEASURES if self.likelihoods else {name: MEASURES[name] for name in _CHEAP}
         scores = {name: measure(evidence) for name, measure in chosen.items()}
-        lost = sum(one.lost > 0 for own in evidence.conditional for one in own) if self.likelihoods else 0
+        lost = (
+            sum(candidate.lost > 0 for candidates in evidence.conditional for candidate in candidates)
+            if self.likelihoods
+            else 0
+        )
         return scores, lost
 
     @abstractmethod
@@ -226,7 +230,7 @@ class InbookTask(SuffixTask):
             raise DataError(
                 f"{path}: no document is long enough for prefixes of {self.prefix_words} words and eleven continuations"
             )
-        return self._hardened(sampled, rng) if self.hard_by else [one.choice for one in sampled]
+        return self._hardened(sampled, rng) if self.hard_by else [item.choice for item in sampled]
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
         """Return the accuracy of every scorer, of eleven and of two."""
@@ -248,7 +252,7 @@ class InbookTask(SuffixTask):
             if len(found) == count:
                 break
             passage = passages[place]
-            negatives = [one.text for one in inbook_negatives(text, sentences, passage, _WAYS - 1, rng)]
+            negatives = [negative.text for negative in inbook_negatives(text, sentences, passage, _WAYS - 1, rng)]
             if len(negatives) == _WAYS - 1:
                 gold = int(rng.integers(_WAYS))
                 candidates = (*negatives[:gold], passage.continuation, *negatives[gold:])
@@ -260,13 +264,13 @@ class InbookTask(SuffixTask):
         finder = Hardest(fixed_scorer(self.hard_by, load))
         found: dict[int, Choice] = {}
         # All prefixes of a document after each other: what was computed of its stretches is known then.
-        for place, one in sorted(enumerate(sampled), key=lambda numbered: numbered[1].text):
-            stretches = other_stretches(one.text, one.sentences, one.passage)
-            hard = [stretch.text for stretch in finder.of(one.choice.prefix, stretches, _WAYS - 1)]
+        for place, sample in sorted(enumerate(sampled), key=lambda numbered: numbered[1].text):
+            stretches = other_stretches(sample.text, sample.sentences, sample.passage)
+            hard = [stretch.text for stretch in finder.of(sample.choice.prefix, stretches, _WAYS - 1)]
             negatives = [hard[which] for which in rng.permutation(len(hard)).tolist()]
-            gold = one.choice.gold
-            candidates = (*negatives[:gold], one.passage.continuation, *negatives[gold:])
-            found[place] = Choice(one.choice.sentences, candidates, gold)
+            gold = sample.choice.gold
+            candidates = (*negatives[:gold], sample.passage.continuation, *negatives[gold:])
+            found[place] = Choice(sample.choice.sentences, candidates, gold)
         return [found[place] for place in range(len(sampled))]
 
 
@@ -385,7 +389,7 @@ class HumanOrGenerated(SuffixTask):
             )
             documents.append([found[place] for place in rng.permutation(len(found))[:count].tolist()])
         for turn in zip_longest(*documents):
-            yield from (one for one in turn if one is not None)
+            yield from (passage for passage in turn if passage is not None)
 
 
 # One writer serves all systems of an evaluation.
@@ -402,8 +406,8 @@ def _written(lm: "LanguageModel", passages: tuple[Passage, ...], sampling: Sampl
     return continuations_of_length(
         lm.model,
         lm.tokenizer,
-        [one.prefix for one in passages],
-        [f" {one.continuation}" for one in passages],
+        [passage.prefix for passage in passages],
+        [f" {passage.continuation}" for passage in passages],
         sampling,
         batch_size=_BATCH,
         key=(seed,),

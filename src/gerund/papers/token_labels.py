@@ -152,9 +152,11 @@ def word_states(
     def blocks() -> Iterator[np.ndarray]:
         with progress(len(sentences), "encoding words", show=show) as advance:
             for start in range(0, len(sentences), _SENTENCES_AT_ONCE):
-                own = sentences[start : start + _SENTENCES_AT_ONCE]
-                yield np.concatenate(system.encode_words(own, prompt=prompt, pooling=pooling, shift=shift, show=False))
-                advance(len(own))
+                batch = sentences[start : start + _SENTENCES_AT_ONCE]
+                yield np.concatenate(
+                    system.encode_words(batch, prompt=prompt, pooling=pooling, shift=shift, show=False)
+                )
+                advance(len(batch))
 
     size = 4 * n_words * system.dimensions
     if size <= most_bytes:
@@ -248,8 +250,8 @@ def train_taggers(
     from torch.nn import functional
 
     generator = torch.Generator().manual_seed(seed)
-    classes = [sorted({tag for sentence in own for tag in sentence}) for own in tags]
-    targets = [torch.from_numpy(_targets(own, names)) for own, names in zip(tags, classes, strict=True)]
+    classes = [sorted({tag for sentence in targets_N for tag in sentence}) for targets_N in tags]
+    targets = [torch.from_numpy(_targets(targets_N, names)) for targets_N, names in zip(tags, classes, strict=True)]
     bounds = _bounds(tags[0])
     width = vectors_ND.shape[1]
     # The first weights of torch.nn.Linear.
@@ -261,7 +263,7 @@ def train_taggers(
         )
         for names in classes
     ]
-    trained = [one for pair in parameters for one in pair]
+    trained = [weights for pair in parameters for weights in pair]
     optimizer = torch.optim.AdamW(trained, lr=training.learning_rate, weight_decay=0.0)
     steps = training.count(len(bounds) - 1) if steps is None else steps
     order: list[int] = []
@@ -274,8 +276,8 @@ def train_taggers(
             kept_ND = torch.rand(words_ND.shape, generator=generator) >= DROPOUT
             words_ND = words_ND * kept_ND / (1 - DROPOUT)
             losses = [
-                functional.cross_entropy(functional.linear(words_ND, weight_CD, bias_C), own[rows])
-                for (weight_CD, bias_C), own in zip(parameters, targets, strict=True)
+                functional.cross_entropy(functional.linear(words_ND, weight_CD, bias_C), targets_N[rows])
+                for (weight_CD, bias_C), targets_N in zip(parameters, targets, strict=True)
             ]
             optimizer.zero_grad()
             torch.stack(losses).sum().backward()
@@ -501,11 +503,11 @@ def _score_tokens(
     here, so that all words are scored.
     """
     sides = []
-    for one in (train, test):
-        states = system.encode_word_tokens(one.words, prompt=prompt, show=config.show_progress)
-        counts = [[len(word) for word in own] for own in states]
-        tags = {column: token_tags(counts, one.tags[column]) for column in COLUMNS}
-        sides.append((np.concatenate([word for own in states for word in own]), tags))
+    for sentences in (train, test):
+        states = system.encode_word_tokens(sentences.words, prompt=prompt, show=config.show_progress)
+        counts = [[len(word) for word in words] for words in states]
+        tags = {column: token_tags(counts, sentences.tags[column]) for column in COLUMNS}
+        sides.append((np.concatenate([word for words in states for word in words]), tags))
     (learnt_ND, train_tags), (scored_ND, test_tags) = sides
     taggers = train_taggers(
         learnt_ND,

@@ -253,9 +253,9 @@ def shown(value: float, unit: str) -> str:
 def _columns(results: Sequence[Result], newest: list[Result]) -> tuple[Column, ...]:
     found = []
     for label in dict.fromkeys(result.system for result in results):
-        own = [result for result in newest if result.system == label]
-        latest = max(own, key=lambda result: result.date)
-        found.append(Column(label, latest.description, sum(result.seconds for result in own)))
+        results_of_label = [result for result in newest if result.system == label]
+        latest = max(results_of_label, key=lambda result: result.date)
+        found.append(Column(label, latest.description, sum(result.seconds for result in results_of_label)))
     return tuple(found)
 
 
@@ -443,7 +443,7 @@ class Lead:
         >>> Lead("sts/a", "percent", "one", "other", found, 0.008).text
         '+1.23 (0.10 to 2.00), p = 0.008'
         """
-        low, high = (shown(one, self.unit) for one in (self.difference.interval.low, self.difference.interval.high))
+        low, high = (shown(bound, self.unit) for bound in (self.difference.interval.low, self.difference.interval.high))
         chance = f"p = {self.p:.3f}" if self.p >= 0.001 else "p < 0.001"
         return f"{self.difference.value * _factor(self.unit):+.2f} ({low} to {high}), {chance}"
 
@@ -526,8 +526,12 @@ def telling_examples(row: Row) -> list[TellingExample]:
     """Return the examples of a mean on which the systems of a task are farthest apart, those first."""
     tables: list[dict[str, float] | None] = []
     for cell in row.cells:
-        own = None if cell is None else cell.result.score.examples
-        tables.append(dict(zip(own.ids, own.values, strict=True)) if own is not None and own.targets is None else None)
+        examples = None if cell is None else cell.result.score.examples
+        tables.append(
+            dict(zip(examples.ids, examples.values, strict=True))
+            if examples is not None and examples.targets is None
+            else None
+        )
     present = [table for table in tables if table is not None]
     if len(present) < 2:
         return []

@@ -98,7 +98,7 @@ def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:
     another model that had the same name is told apart by its own. What depends only on the weights holds for every
     plan of a model.
     """
-    names = {one.fingerprint: one.label for one in done.systems}
+    names = {system.fingerprint: system.label for system in done.systems}
     kept = []
     for result in stored:
         if not _same_config(result.config, done.config.to_dict()):
@@ -128,7 +128,7 @@ def _of_the_same_weights(results: list[Result]) -> list[Result]:
 
 def _shared(result: Result, description: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return what of a system a score depends on that does not depend on its plan."""
-    reads_adapter = any(one.reads_adapter for one in task_classes() if one.kind == result.kind)
+    reads_adapter = any(task.reads_adapter for task in task_classes() if task.kind == result.kind)
     adapter = description.get("infill_adapter", "") if reads_adapter else ""
     return description.get("weights"), adapter
 
@@ -142,8 +142,8 @@ def _named_by_model(results: list[Result], systems: Sequence[System]) -> list[Re
         label: label if model in (BM25, label) or label.startswith(f"{model}: ") else f"{model}: {label}"
         for label, model in models.items()
     }
-    for one in systems:
-        one.label = names.get(one.label, one.label)
+    for system in systems:
+        system.label = names.get(system.label, system.label)
     return [replace(result, system=names[result.system]) for result in results]
 
 
@@ -158,11 +158,11 @@ def _free_name(result: Result, taken: set[str]) -> str:
     return name if name not in taken else f"{name} ({_identity(result)})"
 
 
-def _same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same_config(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two evaluations had the same config; of prompts, those of the tasks that both name."""
-    if any(one.get(name) != other.get(name) for name in ("seed", "limit", "split")):
+    if any(config.get(name) != other.get(name) for name in ("seed", "limit", "split")):
         return False
-    first, second = one.get("prompts", {}), other.get("prompts", {})
+    first, second = config.get("prompts", {}), other.get("prompts", {})
     return bool(first) == bool(second) and all(first[name] == second[name] for name in first.keys() & second.keys())
 
 

@@ -42,7 +42,7 @@ def pictures_for(
 
     A picture that cannot be drawn is missing with a sentence that says why: what was measured must not be lost to it.
     """
-    models = [one for one in systems if isinstance(one, Encoder)]
+    models = [system for system in systems if isinstance(system, Encoder)]
     return drawn(_wanted(comparison, models, tasks, config))
 
 
@@ -56,7 +56,7 @@ def _wanted(
         shown = models[:_MOST_PANELS]
         yield from _maps(shown, tasks, config)
         yield from _histograms(shown, tasks, config)
-        yield from _attention([one for one in models if isinstance(one, LanguageModelSystem)])
+        yield from _attention([system for system in models if isinstance(system, LanguageModelSystem)])
 
 
 def _trade(comparison: Comparison) -> Iterator[Wanted]:
@@ -159,7 +159,7 @@ def _map_of(task: Task, data: LabelledTexts, models: Sequence[Encoder], config: 
     from gerund.reporting.plots.style import picture
 
     prompt = task.prompt(config)
-    vectors = {one.label: one.encode(data.texts, prompt=prompt, show=config.show_progress) for one in models}
+    vectors = {system.label: system.encode(data.texts, prompt=prompt, show=config.show_progress) for system in models}
     figure = embedding_maps(vectors, data.labels, title=task.title, seed=config.seed, most_points=_MOST_POINTS)
     return Picture(
         task.title,
@@ -177,10 +177,10 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
 
     prompt, show = task.prompt(config), config.show_progress
     cosines = {
-        one.label: pair_cosines(
-            one.encode(data.left, prompt=prompt, show=show), one.encode(data.right, prompt=prompt, show=show)
+        system.label: pair_cosines(
+            system.encode(data.left, prompt=prompt, show=show), system.encode(data.right, prompt=prompt, show=show)
         )
-        for one in models
+        for system in models
     }
     figure = similarity_histograms(cosines, data.ratings, title=task.title)
     separations = {name: separation(values, data.ratings) for name, values in cosines.items()}
@@ -196,33 +196,33 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
 
 
 def _names(models: Sequence[Encoder]) -> str:
-    return ", ".join(one.label for one in models)
+    return ", ".join(system.label for system in models)
 
 
 def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
     """Yield a picture of every plan of every model, the untouched one only where there is no other."""
-    by_plan = {(one.lm.weights_hash, one.lm.runtime.plan): one for one in models}
+    by_plan = {(system.lm.weights_hash, system.lm.runtime.plan): system for system in models}
     converted = {weights for weights, plan in by_plan if not plan.is_causal}
-    chosen = [one for (weights, plan), one in by_plan.items() if not plan.is_causal or weights not in converted]
-    for one in chosen[:_MOST_PLANS]:
-        name = label_of(one.lm.encoder, one.lm.n_layers)
-        yield f"The attention of {one.label}", partial(_attention_of, one, name)
+    chosen = [system for (weights, plan), system in by_plan.items() if not plan.is_causal or weights not in converted]
+    for system in chosen[:_MOST_PLANS]:
+        name = label_of(system.lm.encoder, system.lm.n_layers)
+        yield f"The attention of {system.label}", partial(_attention_of, system, name)
 
 
-def _attention_of(one: LanguageModelSystem, name: str) -> Picture:
+def _attention_of(system: LanguageModelSystem, name: str) -> Picture:
     from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
-    found = inspect_attention(one.lm.runtime, EXAMPLE_TEXTS)
-    figure = attention_figure(found.before, found.after, title=f"{name}, {one.lm.n_layers} layers", even=found.even)
-    own = [item for item in found.after if item.run == 0]
-    before, after = fmean(sink_fraction(found.before)), fmean(sink_fraction(own))
+    found = inspect_attention(system.lm.runtime, EXAMPLE_TEXTS)
+    figure = attention_figure(found.before, found.after, title=f"{name}, {system.lm.n_layers} layers", even=found.even)
+    single = [item for item in found.after if item.run == 0]
+    before, after = fmean(sink_fraction(found.before)), fmean(sink_fraction(single))
     return Picture(
-        one.label,
+        system.label,
         f"Mean attention over {len(found.ids)} English sentences and all heads, before and after the conversion. "
         f"The first token takes {before:.0%} of the attention before and {after:.0%} after, on average over layers.",
-        f"Attention maps of {one.label}, layer by layer, before and after, and the fraction of the first token.",
+        f"Attention maps of {system.label}, layer by layer, before and after, and the fraction of the first token.",
         picture(figure),
         "Attention before and after",
     )

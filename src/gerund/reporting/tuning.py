@@ -60,7 +60,7 @@ def write_tuning(
         "tuning.html.jinja",
         title=f"How to read {bare_name(lm.name)}",
         chosen=chosen_sentence(done, tasks),
-        cautions=[one for one in (_caution(tasks, config), adapter_sentence(lm)) if one],
+        cautions=[caution for caution in (_caution(tasks, config), adapter_sentence(lm)) if caution],
         pictures=gallery.pictures,
         missing=gallery.missing,
         columns=_columns(tasks),
@@ -73,7 +73,7 @@ def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config:
     """Write ``fusion.json`` and ``gerund.json``; return what stands in the former."""
     settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
     write_atomic(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
-    told = {
+    document = {
         "format": FORMAT,
         "gerund": __version__,
         "packages": versions(),
@@ -81,10 +81,10 @@ def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config:
         "fingerprint": chosen.fingerprint(),
         "config": config.to_dict(),
         "chosen": done.best.weight,
-        "trials": [{"weight": one.weight, "mean": one.mean, "scores": dict(one.scores)} for one in done.trials],
+        "trials": [{"weight": trial.weight, "mean": trial.mean, "scores": dict(trial.scores)} for trial in done.trials],
     }
-    write_atomic(folder / "fusion.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-    return told
+    write_atomic(folder / "fusion.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return document
 
 
 def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:

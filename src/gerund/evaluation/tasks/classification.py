@@ -54,7 +54,7 @@ class Classification(LabelledTask):
         }
         local = LocalTask(self.name, "AbsTaskClassification", "Classification", "accuracy", splits, attributes)
         scores = run_local(local, system, config, self.prompt(config))
-        spread = float(np.std([one["accuracy"] for one in scores["scores_per_experiment"]]))
+        spread = float(np.std([scored["accuracy"] for scored in scores["scores_per_experiment"]]))
         return score_of(scores, local.main, ("f1",), spread=spread, runs=self.runs, size=len(test.texts))
 
     def learnt_and_scored(self, config: EvaluationConfig) -> tuple[LabelledTexts, LabelledTexts]:
@@ -146,14 +146,14 @@ class ZeroShot(LabelledTask):
         """Return the classes of all splits in alphabetical order."""
         labels: set[str] = set()
         for path in self.splits.values():
-            own = read_labelled(path).labels
-            meaningless = sorted({label for label in own if not any(map(str.isalpha, label))})
+            labelled = read_labelled(path).labels
+            meaningless = sorted({label for label in labelled if not any(map(str.isalpha, label))})
             if meaningless:
                 raise DataError(
                     f"{path}: the label {meaningless[0]!r} has no letter, so its embedding means nothing; "
                     "zero-shot classification needs labels that name their class"
                 )
-            labels.update(own)
+            labels.update(labelled)
         return sorted(labels)
 
     def _names(self, labels: list[str]) -> list[str]:

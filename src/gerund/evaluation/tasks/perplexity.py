@@ -107,7 +107,7 @@ class PerplexityTask(FileTask):
         stretches = list(self._stretches(lm, path, config.limit))
         # Without a beginning token nothing precedes the first token of a text.
         first = 0 if head else 1
-        texts = [([*one.ids], [place >= first for place in range(len(one.ids))]) for one in stretches]
+        texts = [([*stretch.ids], [place >= first for place in range(len(stretch.ids))]) for stretch in stretches]
         if self.joined:
             texts = [_join(texts, lm.tokenizer.eos_token_id, head)]
         if not any(any(scored) for _, scored in texts):
@@ -120,7 +120,7 @@ class PerplexityTask(FileTask):
         counted = [np.array(texts[row][1][scored:end]) for row, _, scored, end in cuts]
         total = -sum(float(own[mask].sum(dtype=np.float64)) for own, mask in zip(logprobs, counted, strict=True))
         tokens = sum(int(mask.sum()) for mask in counted)
-        spelled = [one.spelled(first) for one in stretches]
+        spelled = [stretch.spelled(first) for stretch in stretches]
         how = f"in windows of {window + len(head)} that move by {stride}"
         return _score(total, tokens, spelled, f"{tokens} tokens of {len(stretches)} documents {how}")
 

@@ -73,11 +73,11 @@ def read_questions(path: Path) -> Questions:
         where = f"{path}, data[{number}]"
         title = checked_text(_mapping(article, where).get("title") or "", where, "title")
         for place, paragraph in enumerate(_listed(article, "paragraphs", where)):
-            own = f"{where}.paragraphs[{place}]"
-            text = _text(paragraph, "context", own)
+            at = f"{where}.paragraphs[{place}]"
+            text = _text(paragraph, "context", at)
             known = paragraphs.setdefault(text, Paragraph(f"{number}.{place}", title, text))
-            for index, qa in enumerate(_listed(paragraph, "qas", own)):
-                questions.append(_question(qa, known.id, f"{own}.qas[{index}]"))
+            for index, qa in enumerate(_listed(paragraph, "qas", at)):
+                questions.append(_question(qa, known.id, f"{at}.qas[{index}]"))
     if not questions:
         raise DataError(f"{path}: there is no question in it")
     return Questions(list(paragraphs.values()), questions)
@@ -94,7 +94,7 @@ def normalised(text: str) -> str:
 
 def exact_match(answer: str, right: Sequence[str]) -> float:
     """Return 1 where an answer is one of the right ones."""
-    return float(any(normalised(answer) == normalised(one) for one in right))
+    return float(any(normalised(answer) == normalised(option) for option in right))
 
 
 def contains(answer: str, right: Sequence[str]) -> float:
@@ -103,7 +103,7 @@ def contains(answer: str, right: Sequence[str]) -> float:
     >>> contains("It was opened in 1825.", ["1825"]), contains("in 18255", ["1825"])
     (1.0, 0.0)
     """
-    return float(any(f" {normalised(one)} " in f" {normalised(answer)} " for one in right))
+    return float(any(f" {normalised(option)} " in f" {normalised(answer)} " for option in right))
 
 
 def token_f1(answer: str, right: Sequence[str]) -> float:
@@ -112,7 +112,7 @@ def token_f1(answer: str, right: Sequence[str]) -> float:
     >>> round(token_f1("opened in 1825", ["1825", "in May 1825"]), 3)
     0.667
     """
-    return max((_f1(normalised(answer).split(), normalised(one).split()) for one in right), default=0.0)
+    return max((_f1(normalised(answer).split(), normalised(option).split()) for option in right), default=0.0)
 
 
 def _f1(words: list[str], right: list[str]) -> float:
@@ -189,34 +189,38 @@ class Ask(FileTask):
     def run(self, system: Generates, config: EvaluationConfig) -> Score:
         """Ask every question."""
         read = read_questions(self.scored_file(config))
-        asked = read.questions[: config.limit]
+        questions = read.questions[: config.limit]
         index = open_index(None, system.lm)
-        index.add_documents([Document(one.id, one.text, one.title) for one in read.paragraphs])
+        index.add_documents([Document(part.id, part.text, part.title) for part in read.paragraphs])
         method = None if self.method == "auto" else self.method
         answers = []
-        with progress(len(asked), "asking", show=config.show_progress) as advance:
-            for one in asked:
+        with progress(len(questions), "asking", show=config.show_progress) as advance:
+            for question in questions:
                 settings = {"method": method, "max_new_tokens": self.max_new_tokens}
-                answers.append(index.ask(one.text, self.chunks, **settings))  # type: ignore[arg-type]
+                answers.append(index.ask(question.text, self.chunks, **settings))  # type: ignore[arg-type]
                 advance(1)
-        return scored(asked, answers, read.paragraphs)
+        return scored(questions, answers, read.paragraphs)
 
 
-def scored(asked: Sequence[Question], answers: Sequence[Answer], paragraphs: Sequence[Paragraph]) -> Score:
+def scored(questions: Sequence[Question], answers: Sequence[Answer], paragraphs: Sequence[Paragraph]) -> Score:
     """Return the measures of answers."""
-    pairs = list(zip(asked, answers, strict=True))
-    right = [(one, answer) for one, answer in pairs if one.answers]
-    impossible = [answer for one, answer in pairs if not one.answers]
+    pairs = list(zip(questions, answers, strict=True))
+    right = [(question, answer) for question, answer in pairs if question.answers]
+    impossible = [answer for question, answer in pairs if not question.answers]
     cited = [
-        (one.paragraph, [source.source for source in answer.sources if source.number in answer.cited])
-        for one, answer in right
+        (question.paragraph, [source.source for source in answer.sources if source.number in answer.cited])
+        for question, answer in right
     ]
     metrics = {
-        "f1": _mean([token_f1(answer.text, one.answers) if answer.found else 0.0 for one, answer in right]),
-        "exact_match": _mean([exact_match(answer.text, one.answers) if answer.found else 0.0 for one, answer in right]),
-        "contains": _mean([contains(answer.text, one.answers) if answer.found else 0.0 for one, answer in right]),
-        "citation_precision": _mean([own.count(wanted) / len(own) for wanted, own in cited if own]),
-        "citation_recall": _mean([float(wanted in own) for wanted, own in cited]),
+        "f1": _mean([token_f1(answer.text, question.answers) if answer.found else 0.0 for question, answer in right]),
+        "exact_match": _mean(
+            [exact_match(answer.text, question.answers) if answer.found else 0.0 for question, answer in right]
+        ),
+        "contains": _mean(
+            [contains(answer.text, question.answers) if answer.found else 0.0 for question, answer in right]
+        ),
+        "citation_precision": _mean([sources.count(wanted) / len(sources) for wanted, sources in cited if sources]),
+        "citation_recall": _mean([float(wanted in sources) for wanted, sources in cited]),
         "unanswerable": _mean([float(not answer.found) for answer in impossible]),
     }
     notes = [f"{len(paragraphs)} paragraphs, answers: {_methods(answers)}"]
@@ -224,9 +228,9 @@ def scored(asked: Sequence[Question], answers: Sequence[Answer], paragraphs: Seq
         notes.append("there are no questions without an answer, so unanswerable is 0")
     if not right:
         notes.append("there are no questions with an answer, so all but unanswerable are 0")
-    if silent := sum(not own for _, own in cited):
+    if silent := sum(not sources for _, sources in cited):
         notes.append(f"questions whose answer cites nothing: {silent}")
-    return Score("f1", metrics, size=len(asked), notes=tuple(notes))
+    return Score("f1", metrics, size=len(questions), notes=tuple(notes))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -234,5 +238,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _methods(answers: Sequence[Answer]) -> str:
-    counts = {method: sum(one.method == method for one in answers) for method in METHODS}
+    counts = {method: sum(answer.method == method for answer in answers) for method in METHODS}
     return ", ".join(f"{count} {method}" for method, count in counts.items() if count)

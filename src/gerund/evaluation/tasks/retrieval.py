@@ -112,7 +112,7 @@ def search_task(name: str, type_: str, main: str, collection: Collection) -> Loc
 
 
 def notes_on(collection: Collection) -> tuple[str, ...]:
-    """Return what a reader of a collection's scores has to know."""
+    """Return the notes of a score on a collection."""
     notes = []
     if collection.unjudged:
         notes.append(f"queries without judgements, which are not scored: {collection.unjudged}")
@@ -173,10 +173,13 @@ class Reranking(CollectionTask):
         return kept, f"candidates are BM25's first {self.candidates}"
 
 
-def _without_itself(found: Mapping[str, list[str]], collection: Collection) -> dict[str, list[str]]:
+def _without_itself(candidates: Mapping[str, list[str]], collection: Collection) -> dict[str, list[str]]:
     """Return candidates without those that are the query itself."""
-    own = collection.itself
-    return {query: [one for one in offered if one != query or query not in own] for query, offered in found.items()}
+    itself = collection.itself
+    return {
+        query: [document for document in offered if document != query or query not in itself]
+        for query, offered in candidates.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,15 +270,15 @@ def _collection(path: Path, words: int, changed: int) -> tuple[Collection, bool]
     by_title: dict[str, str] = {}
     for number, document in enumerate(documents):
         title = _first_sentence(document) if untitled else document.title
-        own = {
+        own_passages = {
             f"{number}-{place}": text
             for place, text in enumerate(passages_of(document.text, words, skip=int(untitled)))
         }
-        passages |= own
-        if title and own:
+        passages |= own_passages
+        if title and own_passages:
             query = by_title.setdefault(title, f"{number}")
             queries[query] = title
-            judgements.setdefault(query, {}).update(dict.fromkeys(own, 1))
+            judgements.setdefault(query, {}).update(dict.fromkeys(own_passages, 1))
     if len(queries) < 2:
         raise DataError(f"{path}: one document or none has a title and a passage; two are needed to tell apart")
     return Collection(dict.fromkeys(passages, ""), passages, queries, judgements), untitled
@@ -289,6 +292,9 @@ def _first_sentence(document: Document) -> str:
 def _begun(collection: Collection) -> int:
     """Count the titles that a passage of their document begins with."""
     return sum(
-        any(collection.bodies[one].casefold().startswith(title.casefold()) for one in collection.judgements[query])
+        any(
+            collection.bodies[passage].casefold().startswith(title.casefold())
+            for passage in collection.judgements[query]
+        )
         for query, title in collection.queries.items()
     )

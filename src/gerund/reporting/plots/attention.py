@@ -190,20 +190,20 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     axis = figure.subplots()
-    own = [item for item in after if item.run == 0]
+    single = [item for item in after if item.run == 0]
     on_top = [item for item in after if item.run and max(other.run for other in after) > 1]
-    _draw_views(axis, own, on_top)
+    _draw_views(axis, single, on_top)
     hidden = max(item.view.hidden for item in after)
     line = {"linewidth": 1.6, "markersize": 3.5, "marker": "o", "clip_on": False, "zorder": 3}
     # Broader, so that it still shows where both are the same.
     axis.plot(range(len(before)), sink_fraction(before), color=_BEFORE, label="before: to the first token",
               **{**line, "linewidth": 3.6, "markersize": 6.5})  # fmt: skip
-    axis.plot(range(len(own) + len(on_top)), sink_fraction([*own, *on_top]), color=_AFTER,
+    axis.plot(range(len(single) + len(on_top)), sink_fraction([*single, *on_top]), color=_AFTER,
               label="after: to the first token", **line)  # fmt: skip
     if hidden and len(after[0].taken) > hidden:
         # Whether the sink has only moved (LBW, section 3.5, finding 4).
-        axis.plot(range(len(own)), sink_fraction(own, hidden), color=_AFTER, alpha=0.55, linestyle="--", linewidth=1.3,
-                  zorder=3, label=f"after: to token {hidden + 1}, the first in sight")  # fmt: skip
+        axis.plot(range(len(single)), sink_fraction(single, hidden), color=_AFTER, alpha=0.55, linestyle="--",
+                  linewidth=1.3, zorder=3, label=f"after: to token {hidden + 1}, the first in sight")  # fmt: skip
     second_passes = [item for item in after if item.run == 1 and item not in on_top]
     if second_passes:
         places = [item.layer for item in second_passes]
@@ -212,7 +212,7 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
     axis.axhline(even, color=QUIET, linestyle=":", linewidth=1.2, zorder=2, label="before, if attention were even")
     highest = max(max(curve.get_ydata()) for curve in axis.get_lines())
     axis.set_ylim(0, min(1.0, max(0.3, 1.15 * highest)))
-    axis.set_xlim(-0.5, len(own) + len(on_top) - 0.5)
+    axis.set_xlim(-0.5, len(single) + len(on_top) - 0.5)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=24))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.set_xlabel("layer", fontsize=9, color=INK)
@@ -221,13 +221,13 @@ def _draw_sinks(figure: Any, before: Sequence[AttentionMap], after: Sequence[Att
     legend_beside(axis)
 
 
-def _draw_views(axis: Any, own: Sequence[AttentionMap], on_top: Sequence[AttentionMap]) -> None:
+def _draw_views(axis: Any, single: Sequence[AttentionMap], on_top: Sequence[AttentionMap]) -> None:
     """Tint the converted layers, and write above them what they see."""
     place = 0.0
-    items = [*own, *on_top]
+    items = [*single, *on_top]
     for view, group in groupby(items, key=lambda item: item.view):
         width = len(list(group))
-        if view != View(own[0].view.direction.CAUSAL):
+        if view != View(single[0].view.direction.CAUSAL):
             axis.axvspan(place - 0.5, place + width - 0.5, color=TINT, zorder=0, linewidth=0)
         text = str(view) if width / len(items) > 0.3 else view.direction.value
         axis.text(place + width / 2 - 0.5, 1.02, text, transform=axis.get_xaxis_transform(),

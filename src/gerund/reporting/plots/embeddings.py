@@ -202,10 +202,11 @@ def similarity_histograms(cosines: Mapping[str, np.ndarray], ratings: Sequence[f
     figure, axes = _grid(len(cosines), height=0.95 + 0.48 * len(groups), sharex=True)
     for place, (axis, (name, values)) in enumerate(zip(axes, cosines.items(), strict=True)):
         _draw_histograms(axis, np.asarray(values), groups, edges, named=place % _PER_ROW == 0)
-        said = summaries[name]
+        summary = summaries[name]
         lines = [
             shortened(name, _TITLE_LENGTH),
-            f"means {said.low:.2f} and {said.high:.2f}: {said.effect:.1f} sd apart, overlap {said.overlap:.0%}",
+            f"means {summary.low:.2f} and {summary.high:.2f}: {summary.effect:.1f} sd apart, "
+            f"overlap {summary.overlap:.0%}",
         ]
         axis.set_title("\n".join(lines), fontsize=8.5, color=INK, parse_math=False, linespacing=1.4)
     headline(figure, title)
@@ -326,10 +327,10 @@ def _grid(
 def _draw_map(axis: Any, places: np.ndarray, labels: Sequence[str], classes: Sequence[str]) -> None:
     size = float(np.clip(7000 / len(places), 7, 36))
     for number, name in enumerate(classes):
-        own = [row for row, label in enumerate(labels) if label == name]
+        rows = [row for row, label in enumerate(labels) if label == name]
         axis.scatter(
-            places[own, 0],
-            places[own, 1],
+            places[rows, 0],
+            places[rows, 1],
             s=size,
             color=COLOURS[number % len(COLOURS)],
             marker=MARKERS[number // len(COLOURS)],

@@ -125,8 +125,8 @@ def trade_off(
     figure = new_figure(7.0, 4.6)
     axis = figure.subplots()
     for place, group in enumerate(groups):
-        own = [point for point in points if point.group == group]
-        x, y = [point.generation for point in own], [point.representation for point in own]
+        members = [point for point in points if point.group == group]
+        x, y = [point.generation for point in members], [point.representation for point in members]
         name = shortened(group, _NAME_LENGTH)
         axis.plot(x, y, linestyle="none", markersize=6.5, label=name, zorder=3, **series_mark(place))
     axis.margins(x=0.22, y=0.14)
@@ -156,8 +156,8 @@ def _draw_bars(axis: Any, panel: ScorePanel, names: Sequence[str]) -> None:
             axis.errorbar(value, row, xerr=spread, color=INK, elinewidth=1, capsize=2, capthick=1)
         end = max(value + (spread or 0.0), 0.0)
         weight = "bold" if panel.marks_best and value == best and len(values) > 1 else "normal"
-        said = shown(value, panel.percent, sign="")
-        axis.text(end + 0.03 * (reach or 1.0), row, said, va="center", fontsize=7.5, color=INK, fontweight=weight)
+        text = shown(value, panel.percent, sign="")
+        axis.text(end + 0.03 * (reach or 1.0), row, text, va="center", fontsize=7.5, color=INK, fontweight=weight)
     axis.set_xlim(min(0.0, *values.values(), 0.0), 1.3 * reach if reach > 0 else 1.0)
     axis.set_yticks(range(len(names)), [shortened(name, _NAME_LENGTH) for name in names], parse_math=False)
     axis.set_xticks([])
@@ -377,14 +377,14 @@ def _score_curves(
         ordered = sorted(points)
         mark = series_mark(place)
         best = pick(ordered, key=lambda point: point[1])
-        said = f"{shortened(name, _NAME_LENGTH)}: {shown(best[1], percent)} at {letter}={best[0]}"
+        label = f"{shortened(name, _NAME_LENGTH)}: {shown(best[1], percent)} at {letter}={best[0]}"
         x, y = zip(*ordered, strict=True)
         small = 4.5 if len(ordered) <= 24 else 2.5
-        axis.plot(x, y, linewidth=1.5, markersize=small, label=said, zorder=3, **mark)
+        axis.plot(x, y, linewidth=1.5, markersize=small, label=label, zorder=3, **mark)
         axis.plot(*best, markersize=9, markeredgecolor=INK, markeredgewidth=1.1, linestyle="none", zorder=4, **mark)
     if dotted is not None:
-        said = f"{dotted[0]}: {shown(dotted[1], percent)}"
-        axis.axhline(dotted[1], color=QUIET, linestyle=":", linewidth=1.4, zorder=2, label=said)
+        label = f"{dotted[0]}: {shown(dotted[1], percent)}"
+        axis.axhline(dotted[1], color=QUIET, linestyle=":", linewidth=1.4, zorder=2, label=label)
     quiet_axis(axis)
     places = sorted({k for points in curves.values() for k, _ in points})
     if len(places) <= _MOST_TICKS:
