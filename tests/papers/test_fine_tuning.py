@@ -144,7 +144,7 @@ def test_bad_input(task, tiny_folder):
     lm = gerund.load(tiny_folder)
     with torch.no_grad():
         lm.model.get_input_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(ModelError, match="the loss is no number any more"):
+    with pytest.raises(ModelError, match="the loss is not finite"):
         task.run(language_model_system("tiny", lm), EvaluationConfig())
     write_classification(task.files[0].parents[2], test=[("a pear", "pear")])
     with pytest.raises(DataError, match="no example of label 'pear'"):

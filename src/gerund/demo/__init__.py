@@ -1,1 +1,1 @@
-"""What ``gerund demo`` does: one set of weights searches, writes, ranks and fills gaps, and a page shows it."""
+"""``gerund demo``: one model searches, generates, ranks and infills, and a page shows the results."""

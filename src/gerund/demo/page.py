@@ -1,7 +1,4 @@
-"""The demo's page and report: ``demo.html`` with its pictures to look at, ``demo.json`` to read.
-
-Knows: what the demo measured, plots, the templates. Does not know: models, the command line.
-"""
+"""Write the page and report of `gerund demo`: ``demo.html`` with figures, and ``demo.json``."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -92,7 +92,7 @@ def _refusal(model: PreTrainedModel, plan: AttentionPlan, n_layers: int) -> str 
     return None
 
 
-# How far states may lie apart that ought to be the same, as a fraction of the largest of them.
+# How far equal states may differ, as a fraction of the largest of them.
 _NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}
 _NEAR_HALF = 5e-2
 _LONGEST = 256
@@ -101,7 +101,7 @@ _LONGEST = 256
 def diagnose(spec: ModelSpec) -> Diagnosis:
     """Load a model and find out how fit it is to be read as an encoder."""
     if spec.dtype == "int8":
-        raise ConfigError("a model is examined in its own type, and 8 bits are checked beside it; leave the type out")
+        raise ConfigError("a model is examined in its own type, and int8 is checked as well; omit the type")
     where = loading.pick_device(spec.device)
     weights_type = loading.pick_dtype(spec.dtype)
     source = find_spec(spec)

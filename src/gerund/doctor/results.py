@@ -1,7 +1,4 @@
-"""What a diagnosis consists of: frozen values, ready for JSON, and plain sentences about what to do.
-
-Knows: names and numbers. Does not know: torch, how anything is found out.
-"""
+"""Results of a diagnosis, ready for JSON, and advice in sentences."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""Measures both sides of the trade, representation and generation, with the field's own evaluators.
+"""Evaluate embeddings and generation with the field's own evaluators (MTEB, lm-evaluation-harness).
 
 >>> from gerund.evaluation import EvaluationConfig, evaluate, select, systems_of
 >>> select(["sts/stsb"], None)

@@ -1,13 +1,11 @@
-"""Collections of documents, queries and judgements in the layout of BEIR (Thakur et al., 2021).
+"""Read collections of documents, queries and relevance judgements in the layout of BEIR (Thakur et al., 2021).
 
 ::
 
-    corpus.jsonl            {"_id": ..., "title": ..., "text": ...}      title may be left out
+    corpus.jsonl            {"_id": ..., "title": ..., "text": ...}      title is optional
     queries.jsonl           {"_id": ..., "text": ...}
     qrels/test.tsv          query-id <tab> corpus-id <tab> score, with a header; dev.tsv for validation
     candidates/test.tsv     query-id <tab> corpus-id, with a header: documents to be re-ranked (optional)
-
-Knows: these files. Does not know: how documents are ranked.
 """
 
 from collections.abc import Iterable, Mapping

@@ -129,7 +129,11 @@ def run_search(
     candidates: Mapping[str, list[str]] | None = None,
     itself: Collection[str] = (),
 ) -> Mapping[str, Any]:
-    """Score a system on finding documents."""
+    """Score a system on finding documents, by MTEB's names of metrics.
+
+    ``local`` has the splits ``corpus`` (``id``, ``title``, ``text``) and ``queries`` (``id``, ``text``); ``candidates``
+    restricts the documents by query. ``itself`` are queries whose own document is left out of their ranking.
+    """
     from datasets import Dataset
 
     corpus, queries = dict(local.splits["corpus"]), dict(local.splits["queries"])
@@ -149,7 +153,7 @@ def run_search(
 
 
 def _renamed(queries: Sequence[str], documents: Sequence[str], itself: Collection[str]) -> dict[str, str]:
-    """Return other ids for the queries that have a document's by chance: MTEB leaves documents out by id alone."""
+    """Return new ids for queries that share a document's id by chance: MTEB leaves documents out by id alone."""
     taken, found = {*queries, *documents}, {}
     for query in set(queries).intersection(documents).difference(itself):
         name = f"query {query}"
@@ -181,7 +185,7 @@ def _examples(scores: Mapping[str, Any], main: str) -> Examples | None:
 
 
 def evaluate(model: Any, task: Any) -> Any:
-    """Run one of MTEB's task objects without a cache, and without a trace elsewhere."""
+    """Run a new task object of MTEB without a cache; a run uses up its random numbers."""
     import mteb
     from threadpoolctl import threadpool_limits
 
@@ -200,7 +204,7 @@ def evaluate(model: Any, task: Any) -> Any:
 
 @contextmanager
 def own_random_state() -> Iterator[None]:
-    """Give back the process's random state afterwards: MTEB seeds it wherever it makes a task or evaluator."""
+    """Restore the process's random state after the block: MTEB seeds it wherever it makes a task or evaluator."""
     before = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
@@ -212,7 +216,7 @@ def own_random_state() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the bars of ``datasets``, MTEB's log, and those warnings that are expected of its evaluators."""
+    """Silence the progress bars of ``datasets``, MTEB's log, and expected warnings of its evaluators."""
     import datasets
 
     log = logging.getLogger("mteb")
@@ -296,8 +300,8 @@ class MtebNamed(Task):
     """One of MTEB's tasks, scored by the metric that MTEB's leaderboard shows.
 
     The test split is scored where there is one, and of a multilingual task the English part where there is
-    one, as in MTEB's English benchmark. ``config.limit`` is at most so many rows of each split, or so many
-    queries; MTEB may pack several texts into a row.
+    one, as in MTEB's English benchmark. ``config.limit`` takes the first rows of each split, or
+    the first queries; MTEB may pack several texts into a row.
     """
 
     kind: ClassVar[str] = "mteb"
@@ -329,7 +333,7 @@ class MtebNamed(Task):
     def _load(self, task: Any) -> None:
         try:
             task.load_data()
-        # Whatever stands between here and the hub has errors of its own.
+        # Every library between here and the hub has its own errors.
         except Exception as error:
             raise DataError(
                 f"{self.name}: MTEB could not fetch the data ({type(error).__name__}); they are fetched once, "
@@ -380,7 +384,7 @@ def _shorten_in(dataset: dict[str, Any], limit: int, splits: Sequence[str]) -> N
     for key, value in dataset.items():
         if isinstance(value, dict) and "relevant_docs" in value:
             judged = {query: grades for query, grades in value["relevant_docs"].items() if grades}
-            # MTEB leaves out queries without judgements by itself.
+            # MTEB skips queries without judgements.
             value["relevant_docs"] = dict(list(judged.items())[:limit])
         elif isinstance(value, dict):
             _shorten_in(value, limit, splits)
@@ -389,7 +393,7 @@ def _shorten_in(dataset: dict[str, Any], limit: int, splits: Sequence[str]) -> N
 
 
 def _score(result: Any, main: str, notes: Sequence[str]) -> Score:
-    """Return the mean over splits and subsets, and the subsets beside it where there are several."""
+    """Return the mean over splits and subsets, and each subset where there are several."""
     parts = [(split, part) for split, scores in result.scores.items() for part in scores]
     by_part = {f"{main} ({split}, {part['hf_subset']})": part["main_score"] for split, part in parts}
     others = tuple(by_part) if len(parts) > 1 else ()

@@ -1,6 +1,6 @@
-"""What a search for an encoder config tries: plans, and methods without training behind them.
+"""Settings that `gerund tune` tries: attention plans, and training-free methods.
 
-Knows: settings. Does not know: scores, models. Torch is not imported, so that a slip in a name is said at once.
+Torch is not imported, so that a misspelled name is reported at once.
 """
 
 from collections.abc import Sequence

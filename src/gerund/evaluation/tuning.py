@@ -39,7 +39,7 @@ _FOR_METHODS = 0.5
 _MOST_EXTENDED = 5
 # Vectors of several plans that are held at once, so that their shared layers run once.
 _MOST_BYTES, _FEWEST_TOGETHER = 1 << 30, 8
-# Fractions of the budget: evenly spread k, then the gaps beside the best; the rest is for k0.
+# Fractions of the budget: evenly spread k, then the gaps next to the best; the rest is for k0.
 _SPREAD, _REFINED = 0.65, 0.8
 
 
@@ -167,8 +167,8 @@ def tune(
         poolings: tried with every plan; none takes the model's own.
         methods: names of ``search_space.METHODS``, tried when the plans are through; ``transforms`` need a sample.
         sample: texts on which transforms are fitted; none that is scored should be among them.
-        budget: at most so many settings are tried.
-        folder: where finished scores are kept, so that an interrupted search goes on.
+        budget: maximum number of settings to try.
+        folder: where finished scores are saved, so that an interrupted search continues.
         reporter: called before and after each measurement.
 
     Raises:
@@ -274,7 +274,7 @@ class _Search:
         return len(fresh)
 
     def _refine(self, names: list[str], most: int) -> None:
-        """Bisect the gaps beside the best k, the most promising layouts first."""
+        """Bisect the gaps next to the best k, the most promising layouts first."""
         while True:
             best = sorted((self.done.best_of(name) for name in names), key=lambda trial: -trial.mean if trial else 0)
             leading = [trial.plan for trial in best[:3] if trial is not None]
@@ -290,7 +290,7 @@ class _Search:
         return [(low + high) // 2 for low, high in pairwise(neighbours) if high - low > 1]
 
     def _try_two(self, n: int) -> None:
-        """Try ``mask0+bidir``: first where LBW found its peak, then along k0, then along k, then beside the best."""
+        """Try ``mask0+bidir``: first where LBW found its peak, then along k0, then along k, then around the best."""
         wide, narrow = self.done.best_of("inplace-bidir"), self.done.best_of("mask0-bidir")
         k0 = narrow.plan.k if narrow and narrow.plan.k else max(1, n // 2)
         k = max(k0, wide.plan.k if wide and wide.plan.k else n)
@@ -425,7 +425,7 @@ def tune_fusion(
     folder: Path | None = None,
     reporter: ProgressReporter | None = None,
 ) -> TunedFusion:
-    """Choose what a model's vectors count beside words by the mean score over tasks."""
+    """Choose the weight of a model's vectors in hybrid search by the mean score over tasks."""
     demand_rankings(tasks)
     cache = EmbeddingCache() if folder is None else cache_in(folder)
     dense = language_model_system("model", lm, cache)

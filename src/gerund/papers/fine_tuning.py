@@ -117,9 +117,7 @@ def _step(classifier: TextClassifier, inputs: dict[str, Tensor], right_B: Tensor
             f"out of memory on a step of {config.batch_size} texts; set a smaller batch_size or max_length"
         ) from error
     if not torch.isfinite(loss):
-        raise ModelError(
-            f"the loss is no number any more at the learning rate {config.learning_rate:g}; set a lower one"
-        )
+        raise ModelError(f"the loss is not finite at the learning rate {config.learning_rate:g}; set a lower one")
 
 
 def _inputs(runtime: EncoderRuntime, texts: Sequence[Tokens | None]) -> dict[str, Tensor]:

@@ -401,7 +401,7 @@ class Writing(FileTask):
         written: Sequence["Generation"],
         others: Sequence[Passage] = (),
     ) -> "Comparison":
-        """Measure what was written, and compare it with what stands in the documents."""
+        """Measure generated continuations, and compare them with those in the documents."""
         # One token of the document's own where the model wrote none: silence is not what people write.
         lengths = [max(1, len(item.token_ids)) for item in written]
         human = self._ended(_cut(lm, [passage.rest for passage in passages], lengths))
@@ -462,7 +462,7 @@ class Writing(FileTask):
         sampling = Sampling(**DECODINGS[self.decoding])
         rerank = None
         if self.rerank:
-            # Loaded once: a folder would be read anew for every batch.
+            # Loaded once: a folder would be read again for every batch.
             scorer = find_scorer(self.rerank, lm, seed=config.seed)
             rerank = Rerank(self.rerank_samples, self.rerank_beams, self.rerank_every or None, scorer)
         written: list[Generation] = []
@@ -492,7 +492,7 @@ class Writing(FileTask):
         return LanguageModel(lm.model, lm.tokenizer, config, name=lm.name)
 
     def _states(self, runtime: "LanguageModel", passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:
-        """Return one state a text, ``(n, D)``; a zero vector where nothing was written."""
+        """Return one state per text, ``(n, D)``; a zero vector where nothing was generated."""
         if self.mauve_states == "last":
             texts = [passage.prefix + text for passage, text in zip(passages, texts, strict=True)]
         vectors: np.ndarray = runtime.encode(texts, empty="zeros", show_progress=False)

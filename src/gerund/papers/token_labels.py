@@ -23,7 +23,7 @@ from gerund.papers.linear_probes import accuracy, macro_f1
 from gerund.progress import progress
 
 MOST_BYTES = 1 << 30
-"""Word vectors that take more than this lie in a file."""
+"""Word vectors that take more than this are in a file."""
 
 
 _SENTENCES_AT_ONCE = 2048
@@ -240,7 +240,7 @@ def train_taggers(
     training: TaggerTraining = TaggerTraining(),
     show: bool | None = None,
 ) -> list[LinearTagger]:
-    """Train linear classifiers of frozen word vectors as MAGNET does (appendix A), several side by side.
+    """Train linear classifiers of frozen word vectors as MAGNET does (appendix A), several at once.
 
     4000 steps of AdamW at 5e-4 on 8 sentences each, sampled without repetition until all were seen, with dropout
     0.1 on the vectors and the mean cross-entropy over the words. Weight decay is 0 and the rate constant, of
@@ -318,7 +318,7 @@ _finished: "WeakKeyDictionary[EncodesWords, tuple[tuple[Any, ...], dict[Column, 
 class TokenTask(Task):
     """A tag for every word, from a linear classifier that is trained on frozen word vectors.
 
-    All words are encoded once; then three classifiers, one a column of the files, are trained side by side as
+    All words are encoded once; then three classifiers, one per column of the files, are trained together as
     MAGNET does (appendix A; LBW says nothing of the training). What one task measures for a system the other
     two take over.
 

@@ -206,7 +206,7 @@ class _Notes:
 
 
 def compare(results: Sequence[Result]) -> Comparison:
-    """Put results side by side.
+    """Compare results in a table.
 
     Of two results of one task and system the newer counts. Two numbers that are printed alike are equally good;
     where all are, as on the generation side of one model under several plans, none is marked.

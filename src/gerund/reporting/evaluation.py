@@ -64,7 +64,7 @@ class Report:
 def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True) -> Report:
     """Write ``results.json`` and ``report.html``.
 
-    Finished scores that the folder holds from earlier evaluations stand beside the new ones where seed, limit, split
+    Finished scores of earlier evaluations in the folder are shown with the new ones where seed, limit, split
     and prompts are the same.
 
     Args:
@@ -92,7 +92,7 @@ def write_report(folder: str | Path, done: Evaluation, *, pictures: bool = True)
 
 
 def joined(done: Evaluation, stored: Sequence[Result]) -> list[Result]:
-    """Return the results of an evaluation and those of earlier ones that stand beside them.
+    """Return the results of an evaluation and those of earlier ones that are shown with them.
 
     A system is identified by its fingerprint: an earlier result of a present one takes its present name, and
     another model that had the same name is told apart by its own. What depends only on the weights holds for every
@@ -174,7 +174,7 @@ _FLEETING = ("seconds", "date")
 def results_json(comparison: Comparison, config: EvaluationConfig, significance: Significance = NOTHING) -> str:
     """Return the document as text.
 
-    ``scores`` are sorted by side, kind, task and system; how long each took and when stands in ``runs``, so that
+    ``scores`` are sorted by side, kind, task and system; how long each took and when is in ``runs``, so that
     all else is the same when the same is measured again.
     """
     ordered = sorted(comparison.results, key=lambda result: (result.side, result.kind, result.task, result.system))
@@ -242,7 +242,7 @@ def write_page(
     files: Mapping[str, Sequence[str]] | None = None,
     significance: Significance = NOTHING,
 ) -> Path:
-    """Write ``report.html`` and return where it lies."""
+    """Write ``report.html`` and return its path."""
     gallery = gallery or Gallery()
     trade_off = next((picture for picture in gallery.pictures if picture.group == SUMMARY), None)
     others = Gallery(tuple(picture for picture in gallery.pictures if picture is not trade_off), gallery.missing)

@@ -1,7 +1,4 @@
-"""Which pictures a comparison calls for, and those drawn that can be.
-
-Knows: comparisons, systems, tasks, what ``plots`` draws. Does not know: pages.
-"""
+"""Choose and draw the figures of an evaluation report."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +27,7 @@ _MOST_MAPS, _MOST_HISTOGRAMS, _MOST_PLANS = 3, 4, 6
 _MOST_POINTS = 1000
 
 SUMMARY = "Summary"
-"""The group whose first picture stands beside the summary."""
+"""The group whose first figure is next to the summary."""
 
 AnyData = TypeVar("AnyData", LabelledTexts, RatedPairs)
 
@@ -140,7 +137,7 @@ def _histograms(models: Sequence[Encoder], tasks: Sequence[Task], config: Evalua
 def _with_data(
     tasks: Iterable[Task], config: EvaluationConfig, kind: type[AnyData], most: int
 ) -> Iterator[tuple[Task, AnyData]]:
-    """Yield at most so many tasks with texts of a kind for a picture; of tasks on the same files only the first."""
+    """Yield up to ``most`` tasks with data of a kind for a figure; of tasks on the same files only the first."""
     seen: set[object] = set()
     for task in tasks:
         source = frozenset(task.files) or task.name
@@ -200,7 +197,7 @@ def _names(models: Sequence[Encoder]) -> str:
 
 
 def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
-    """Yield a picture of every plan of every model, the untouched one only where there is no other."""
+    """Yield a figure of every plan of every model; of the unmodified model only where there is no other."""
     by_plan = {(system.lm.weights_hash, system.lm.runtime.plan): system for system in models}
     converted = {weights for weights, plan in by_plan if not plan.is_causal}
     chosen = [system for (weights, plan), system in by_plan.items() if not plan.is_causal or weights not in converted]

@@ -1,8 +1,6 @@
-"""What the HTML pages share: pictures, and templates that are filled and written as one file each.
+"""HTML pages: templates, embedded figures, names and versions.
 
-Everything is escaped and nothing is fetched: styles and script stand in the page, and its policy forbids the rest.
-
-Knows: jinja2, files. Does not know: what pages say and pictures show.
+Everything is escaped and nothing is fetched: styles and script are in the page, and its policy forbids the rest.
 """
 
 import base64

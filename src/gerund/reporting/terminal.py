@@ -1,7 +1,4 @@
-"""The comparison table on a terminal or in a pipe.
-
-Knows: rich, the console's width. Does not know: how scores come about.
-"""
+"""Print the comparison table on a terminal or in a pipe."""
 
 from typing import TYPE_CHECKING
 
@@ -65,7 +62,7 @@ class _Layout:
         self._width = console.width
 
     def blocks(self) -> list[range]:
-        """Return which systems stand side by side; blocks are of about equal size."""
+        """Return the columns of each block of the table; blocks have about equal size."""
         count = len(self._labels)
         fitting = max(1, (self._width - self.names) // (self.column + _GAP))
         blocks = max(1, -(-count // fitting))
@@ -77,7 +74,7 @@ class _Layout:
         return self.up if higher_is_better else self.down
 
     def spread_of(self, spread: str | None) -> str:
-        """Return a spread as it stands behind a number."""
+        """Return a spread as it follows a number."""
         return f" {self.plus_minus}{spread}" if spread is not None else ""
 
     def group_name(self, group: Group) -> str:

@@ -1,7 +1,4 @@
-"""Writes what a search for a plan has found: a page with curves, everything tried as JSON, and ``gerund.json``.
-
-Knows: trials, the parts of a report. Does not know: how a search goes.
-"""
+"""Write the report of a search for an encoder config: curves, all trials as JSON, and ``gerund.json``."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -35,7 +32,7 @@ class _Row:
 def write_tuning(
     folder: str | Path, done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: EvaluationConfig
 ) -> Path:
-    """Write ``tuning.html``, ``tuning.json`` and ``gerund.json``; return where the page lies.
+    """Write ``tuning.html``, ``tuning.json`` and ``gerund.json``; return the path of the page.
 
     Args:
         folder: of the report.
@@ -70,7 +67,7 @@ def write_tuning(
 
 
 def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
-    """Write ``fusion.json`` and ``gerund.json``; return what stands in the former."""
+    """Write ``fusion.json`` and ``gerund.json``; return the content of the former."""
     settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
     write_atomic(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
     document = {

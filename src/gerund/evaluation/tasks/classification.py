@@ -47,7 +47,7 @@ class Classification(LabelledTask):
             for name, texts in (("train", train), ("test", test))
         }
         attributes = {
-            # One of our own: MTEB sets the seed on the object, and its tasks share one.
+            # A new object: MTEB sets the seed on it, and its tasks share theirs.
             "evaluator_model": LogisticRegression(max_iter=_STEPS),
             "samples_per_label": self.per_label,
             "n_experiments": self.runs,
@@ -105,7 +105,7 @@ class ZeroShot(LabelledTask):
     nearest name by cosine wins, the alphabetically first of equally near ones. In names, ``_`` and ``-`` become
     spaces. Main metric: accuracy; also how often the right class is among the 5 nearest.
 
-    ``config.limit`` is at most so many scored texts, sampled by the seed.
+    ``config.limit`` scored texts are sampled by the seed.
     """
 
     kind: ClassVar[str] = "zero-shot"
@@ -180,7 +180,7 @@ class Clustering(Task):
 
     Ten times a sample as large as the file is taken with replacement and put into as many clusters as there
     are labels (MTEB's bootstrap, on all texts instead of 4 percent). The file is ``clustering/NAME.jsonl``.
-    ``config.limit`` is at most so many texts, sampled by the seed since files are often sorted by label.
+    ``config.limit`` texts are sampled by the seed, since files are often sorted by label.
     """
 
     kind: ClassVar[str] = "clustering"

@@ -1,6 +1,6 @@
-"""Tasks that lm-evaluation-harness runs: local files in the form of its own, and those that it fetches by name.
+"""lm-evaluation-harness: its tasks by name, and local multiple-choice and last-word files in its formats.
 
-Knows: the harness. Does not know: attention plans: the harness sees the untouched model.
+The harness runs the unmodified causal model, regardless of the attention plan.
 """
 
 import copy

@@ -26,7 +26,7 @@ from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 
 _LONGEST_WINDOW = 1024
-# More than any text has; what lies behind is not worth tokenising.
+# More than in any text; what follows isn't tokenized.
 _CHARACTERS_OF_A_TOKEN = 40
 _LARGEST_EXPONENT = 700.0
 _FORMAT = InputFormat(empty="zeros")

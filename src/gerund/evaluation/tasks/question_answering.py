@@ -153,14 +153,14 @@ def _listed(value: Any, name: str, where: str) -> list[Any]:
 class Ask(FileTask):
     """F1 of the words of answers that ``gerund ask`` gives out of an index of all paragraphs.
 
-    The files are ``ask/NAME.test.json``, with ``.valid.json`` for validation, in SQuAD's layout. Beside F1 there are
+    The files are ``ask/NAME.test.json``, with ``.valid.json`` for validation, in SQuAD's layout. Other metrics are
     SQuAD's exact match; how often the answer holds a right one (``contains``); how many of the sources that are cited
     are the paragraph that the question was asked about (``citation_precision``, over the questions whose answer cites
     any), and how many questions have it cited (``citation_recall``); and how often the questions that no paragraph
     answers get none (``unanswerable``). All but the last are means over the questions that have answers; one that is
     not answered counts as 0.
 
-    ``config.limit`` is at most so many questions, the first; all paragraphs are indexed.
+    ``config.limit`` takes the first questions; all paragraphs are indexed.
     """
 
     kind: ClassVar[str] = "ask"

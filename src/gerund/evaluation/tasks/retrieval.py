@@ -22,10 +22,10 @@ from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Spli
 class CollectionTask(Task):
     """A task on a collection of documents. A prompt goes before queries, never before documents.
 
-    ``config.limit`` is at most so many queries, the first that have judgements; all documents stay.
+    ``config.limit`` takes the first queries that have judgements; all documents stay.
 
     Attributes:
-        files: those of the collection, which lie in one folder (``qrels`` and ``candidates`` below it).
+        files: those of the collection, in one folder (``qrels`` and ``candidates`` below it).
     """
 
     side: ClassVar[Side] = "representation"
@@ -125,7 +125,7 @@ def notes_on(collection: Collection) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _has_itself(task: CollectionTask, split: Split, limit: int | None, states: object) -> bool:
-    """Tell whether a query is itself a document; read once for all systems as long as the files stay as they are."""
+    """Whether a query is itself a document; read once for all systems unless the files change."""
     del states
     return bool(read_collection(task.places, split).first(limit).itself)
 
@@ -135,9 +135,9 @@ class Reranking(CollectionTask):
     """Mean average precision of ranking each query's candidates by cosine, as MTEB computes it.
 
     The candidates are those of ``retrieval/NAME/candidates/test.tsv`` or, without that file, what BM25 finds
-    first. Relevant documents that are no candidates are not added; they count as missed, so that the scores of
-    retrieval and re-ranking can be compared. A query that is itself a document is no candidate of its own, unless it is
-    judged relevant.
+    first. Relevant documents that are not candidates count as missed, so that the scores of
+    retrieval and re-ranking can be compared. A query that is itself a document is not its own
+    candidate unless it is judged relevant.
     """
 
     kind: ClassVar[str] = "reranking"
@@ -231,7 +231,7 @@ class TitleRetrieval(FileTask):
 
 
 def passages_of(text: str, words: int, *, skip: int = 0) -> Iterator[str]:
-    """Yield a document cut into as many whole sentences as have at most so many words together.
+    """Yield passages of whole sentences with at most ``words`` words, without the first ``skip`` sentences.
 
     >>> list(passages_of("A cat sat. It saw a dog. The dog saw nothing at all.", 8))
     ['A cat sat. It saw a dog.', 'The dog saw nothing at all.']

@@ -19,7 +19,7 @@ class Sts(FileTask):
     """Spearman correlation of cosines with ratings, as MTEB's STS tasks compute it (SentEval's protocol).
 
     The files are ``sts/NAME.test.tsv`` and, for validation, ``NAME.dev.tsv``: score, sentence, sentence.
-    ``config.limit`` is at most so many pairs, the first of the file.
+    ``config.limit`` takes the first pairs of the file.
 
     Attributes:
         files: the test set, then the validation set where there is one.
@@ -56,7 +56,7 @@ class Sts(FileTask):
         )
 
     def _examples(self, system: Encoder, pairs: RatedPairs, config: EvaluationConfig) -> Examples:
-        """Return the cosine of each pair beside its rating, from vectors that are kept by now."""
+        """Return the cosine of each pair with its rating, from vectors that are cached by now."""
         left_ND, right_ND = (
             unit(system.encode(side, prompt=self.prompt(config), show=False)) for side in (pairs.left, pairs.right)
         )
@@ -75,7 +75,7 @@ class Sts(FileTask):
 
     def _file(self, config: EvaluationConfig) -> Path:
         if config.split == "validation" and not self.has_validation:
-            raise DataError(f"{self.files[0]}: there is no {self.title}.dev.tsv beside it to validate on")
+            raise DataError(f"{self.files[0]}: there is no {self.title}.dev.tsv next to it to validate on")
         return self.scored_file(config)
 
 
@@ -90,7 +90,7 @@ class PairClassification(Task):
     ``max_ap`` is the best over cosine, dot product, Euclidean and Manhattan distance of the vectors as they
     were pooled. ``accuracy`` is that of LBW's Table 2, as its released code computes it: the cosine at or above a
     threshold means "the same", and of a hundred thresholds between 0 and 1 the best is taken. The file is
-    ``pairs/NAME.jsonl``. ``config.limit`` is at most so many pairs, the first of the file.
+    ``pairs/NAME.jsonl``. ``config.limit`` takes the first pairs of the file.
     """
 
     kind: ClassVar[str] = "pair-classification"
@@ -134,10 +134,10 @@ class PairClassification(Task):
 
 
 def best_accuracy(cosine_N: np.ndarray, labels_N: np.ndarray) -> float:
-    """Return the fraction of pairs told rightly at the best of a hundred thresholds from 0 to 1.
+    """Return the accuracy at the best of a hundred thresholds from 0 to 1.
 
     >>> best_accuracy(np.array([0.9, 0.2, 0.4]), np.array([1, 0, 1]))
     1.0
     """
-    told_TN = cosine_N >= np.linspace(0, 1, _THRESHOLDS)[:, None]
-    return float((told_TN == labels_N).mean(axis=1).max())
+    predicted_TN = cosine_N >= np.linspace(0, 1, _THRESHOLDS)[:, None]
+    return float((predicted_TN == labels_N).mean(axis=1).max())

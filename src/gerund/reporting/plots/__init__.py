@@ -1,1 +1,1 @@
-"""Pictures of attention, embeddings and scores: functions from numbers to a figure, and ``style`` for its bytes."""
+"""Plots: functions from numbers to a matplotlib figure; ``style`` turns a figure into a file."""

@@ -1,8 +1,6 @@
-"""Pictures of attention: maps before and after a conversion, and how strong the sink is in each layer.
+"""Plot attention: maps before and after a conversion, and the attention sink of each layer.
 
 LBW's Figure 3 for any model and plan.
-
-Knows: attention maps, matplotlib. Does not know: models, tokenizers, files.
 """
 
 import math
@@ -61,7 +59,7 @@ def attention_figure(
     Args:
         before: one ``(T, T)`` map a layer of the untouched model.
         after: maps under the plan; further runs of a layer are drawn beside (or after) their layer.
-        title: stands above everything.
+        title: of the figure.
         even: the sink fraction that attention without preference would have, drawn as a dotted line.
         layers: the layers whose maps are drawn; None picks up to ``MOST_LAYERS``.
         labels: one name a token; left out when there are too many of them.

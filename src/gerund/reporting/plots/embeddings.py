@@ -1,8 +1,6 @@
-"""Pictures of embeddings: maps coloured by class, and how alike pairs are whose likeness people have rated.
+"""Plot embeddings: maps colored by class, and histograms of pair similarities by rating.
 
 UniMAE's Figure 2 for any encoders and classes.
-
-Knows: vectors, labels, ratings, matplotlib. Does not know: models, tasks, files.
 """
 
 import math
@@ -106,13 +104,13 @@ def embedding_maps(
     Args:
         maps: ``(n, D)`` by the encoder's name.
         labels: n classes; only the most frequent ones are drawn.
-        title: stands above everything.
+        title: of the figure.
         method: ``tsne`` (scikit-learn, cosine distance, perplexity 30 or a third of the points, started from the
             main directions), ``umap`` (umap-learn, cosine distance, 15 neighbours) or ``pca``.
         seed: which points are drawn when there are too many, and where t-SNE and UMAP end.
         tsne: settings of t-SNE; None for those of UniMAE's Figure 2.
-        most_classes: at most so many classes.
-        most_points: at most so many points, sampled at random.
+        most_classes: maximum number of classes.
+        most_points: maximum number of points, sampled at random.
 
     Returns:
         A ``matplotlib.figure.Figure``.
@@ -181,7 +179,7 @@ def similarity_histograms(cosines: Mapping[str, np.ndarray], ratings: Sequence[f
     Args:
         cosines: ``(n,)`` by the encoder's name; see ``pair_cosines``.
         ratings: n ratings. Two different ones are "not the same" and "the same"; more are cut into quarters.
-        title: stands above everything.
+        title: of the figure.
 
     Returns:
         A ``matplotlib.figure.Figure``.
@@ -280,7 +278,7 @@ def _tsne(settings: Tsne, vectors: np.ndarray, seed: int) -> np.ndarray:
         init=(1e-4 * start / start[:, 0].std()).astype(np.float32),
         random_state=seed,
     )
-    # Sums over several threads are rounded anew each time, and the map would come out another.
+    # Sums over several threads are rounded differently each time, and the map would differ.
     with threadpool_limits(1):
         places: np.ndarray = project.fit_transform(vectors)
     return places

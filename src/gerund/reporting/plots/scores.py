@@ -106,7 +106,7 @@ def trade_off(
 
     Args:
         points: in any order; those of one model under several plans share their x.
-        title: stands above everything.
+        title: of the figure.
         xlabel: what ``generation`` is; less is better.
         ylabel: what ``representation`` is; more is better.
         percent: whether ``representation`` is a fraction that is shown as percent.
@@ -171,8 +171,8 @@ def _draw_bars(axis: Any, panel: ScorePanel, names: Sequence[str]) -> None:
 
 
 def _name_points(figure: Any, axis: Any, points: Sequence[TradePoint]) -> None:
-    """Put every name beside its point where no other name or point is; a line leads to it when it had to move."""
-    figure.draw_without_rendering()  # only then is it known where everything stands
+    """Put every name next to its point where it overlaps nothing; a line leads to it if it had to move."""
+    figure.draw_without_rendering()  # computes all positions
     frame = axis.get_window_extent()
     taken = [_box_at(axis, point) for point in points]
     for point in sorted(points, key=lambda point: (-point.representation, point.generation, point.label)):
@@ -210,12 +210,12 @@ def _write_name(axis: Any, point: TradePoint, side: int, step: int) -> None:
 
 
 def _offset(side: int, step: int) -> tuple[int, int]:
-    """Return how far a name stands from its point, in points."""
+    """Return the offset of a name from its point, in points."""
     return side * (18 if step else 8), _LINE_POINTS * step
 
 
 def _places() -> Iterator[tuple[int, int]]:
-    """Yield where a name may stand: right or left of its point, and so many lines above or below it.
+    """Yield positions of a name: right or left of its point, and a number of lines above or below it.
 
     Below first: points are named from the top.
     """
@@ -261,7 +261,7 @@ def k_curves(
 
     Args:
         curves: ``(k, score)`` by plan, in any order.
-        title: stands above everything.
+        title: of the figure.
         ylabel: what the score is.
         baseline: the score of the untouched model, dotted.
         percent: whether scores are fractions that are shown as percent.
@@ -327,7 +327,7 @@ def divergence_curves(curves: Mapping[str, tuple[float, np.ndarray]], *, title: 
 
     Args:
         curves: by name, the MAUVE score and the curve ``(points, 2)`` from (0, 1) to (1, 0).
-        title: stands above everything.
+        title: of the figure.
 
     Returns:
         A ``matplotlib.figure.Figure``.

@@ -1,8 +1,6 @@
-"""What all pictures share: colours, markers, quiet axes, and figures as the bytes of a file.
+"""Colors, markers, axes and legends of all plots, and figures as the bytes of a file.
 
-Figures are made here, never by pyplot, so that matplotlib's global state is not touched.
-
-Knows: matplotlib. Does not know: what is drawn.
+Figures are never made by pyplot, so that matplotlib's global state isn't changed.
 """
 
 import io
