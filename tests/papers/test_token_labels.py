@@ -1,34 +1,43 @@
+import errno
 import gc
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gerund
-from gerund.errors import ConfigError, DataError
+from gerund.errors import ConfigError, DataError, ResourceError
 from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems import language_model as precomputed
-from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
 from gerund.evaluation.systems.search import BM25System
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.papers import token_labels
+from gerund.papers import token_labels as module
 from gerund.papers.token_labels import (
     COLUMNS,
     RELEASED_TAGGER,
     Chunking,
+    ChunkScores,
     NamedEntities,
     PartsOfSpeech,
     TokenTask,
+    chunk_scores,
+    chunks,
+    conll_splits,
     read_conll,
     score_words,
     token_tags,
     train_taggers,
+    word_states,
 )
 from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.fakes import FakeEncoder
@@ -377,3 +386,283 @@ def test_a_real_model_knows_something(data_folder: Path, stories_folder: Path) -
     score = {task.kind: task.run(system, EvaluationConfig(limit=300)).value for task in tagging_tasks(data_folder)}
     assert score["pos"] > 0.5
     assert 0 <= score["ner"] < score["chunking"] < score["pos"] + 0.2
+
+
+GOOD = """-DOCSTART- -X- O O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+
+-DOCSTART- -X- -X- O
+
+10\u00a0000 CD I-NP O
+"""
+
+
+def write_conll(folder: Path, text: str | bytes, name: str = "train.txt") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_sentences_and_tags(tmp_path: Path) -> None:
+    sentences = read_conll(write_conll(tmp_path, GOOD))
+    assert sentences.words == [["EU", "rejects"], ["10\u00a0000"]]
+    assert sentences.tags == {
+        "pos": [["NNP", "VBZ"], ["CD"]],
+        "chunk": [["I-NP", "I-VP"], ["I-NP"]],
+        "ner": [["I-ORG", "O"], ["O"]],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.rstrip(),  # no line break at the end
+        GOOD.replace("\n", "\r\n"),
+        "\ufeff" + GOOD,
+        GOOD.replace(" ", "\t"),
+        GOOD.replace("\n\n", "\n \n\n\n"),
+        "\n\n" + GOOD,
+        # Without a blank line after it.
+        GOOD.replace("O O\n\n", "O O\n"),
+    ],
+)
+def test_other_spellings_of_the_same(tmp_path: Path, text: str) -> None:
+    assert read_conll(write_conll(tmp_path, text)) == read_conll(write_conll(tmp_path, GOOD, "other"))
+
+
+def test_the_first_sentences(tmp_path: Path) -> None:
+    sentences = read_conll(write_conll(tmp_path, GOOD))
+    assert sentences.first(None) == sentences
+    assert sentences.first(5) == sentences
+    assert sentences.first(1).words == [["EU", "rejects"]]
+    assert sentences.first(1).tags["ner"] == [["I-ORG", "O"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no sentence"),
+        ("\n\n", "no sentence"),
+        ("-DOCSTART- -X- O O\n\n", "no sentence"),
+        (GOOD + "one two three\n", r"train.txt, line 9: expected a word and 3 tags \(pos, chunk, ner\), found 3"),
+        (GOOD + "one CD I-NP O extra\n", "line 9: .*found 5"),
+        (GOOD + "one\n", "line 9: .*found 1"),
+        (GOOD + "one CD I-NP PER\n", "line 9: the ner tag 'PER' is none of O, B-TYPE and I-TYPE"),
+        (GOOD + "one CD E-NP O\n", "line 9: the chunk tag 'E-NP'"),
+        (GOOD + "one CD I- O\n", "line 9: the chunk tag 'I-'"),
+        (GOOD + "\u00a0 CD I-NP O\n", "line 9: the word is white space"),
+        (b"caf\xe9 NN I-NP O\n", "line 1: not valid UTF-8"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_conll(write_conll(tmp_path, text))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none.txt: no such file"):
+        read_conll(tmp_path / "none.txt")
+
+
+def test_splits_by_either_name(tmp_path: Path) -> None:
+    assert conll_splits(tmp_path) == {}
+    for name in ("test.txt", "eng.train", "valid.txt", "train.txt", "README"):
+        write_conll(tmp_path, GOOD, name)
+    assert conll_splits(tmp_path) == {
+        "train": tmp_path / "eng.train",
+        "validation": tmp_path / "valid.txt",
+        "test": tmp_path / "test.txt",
+    }
+
+
+def test_official_counts(data_folder: Path) -> None:
+    splits = conll_splits(data_folder / "tokens" / "conll2003")
+    assert list(splits) == ["train", "validation", "test"]
+    testb = read_conll(splits["test"])
+    assert (len(testb.words), sum(map(len, testb.words))) == (3453, 46435)
+
+
+SENTENCES_word_states = [
+    ["EU", "rejects", "German", "call"],
+    ["Peter", "Blackburn"],
+    ["a"],
+    ["the", "lamb", "."],
+    ["in", "it"],
+]
+
+
+@pytest.fixture(scope="module")
+def system(tiny_folder: Path) -> LanguageModelSystem:
+    return language_model_system("tiny", gerund.load(tiny_folder, attention="causal", dtype="float32"))
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("most_bytes", [0, 1 << 30])
+def test_words_of_all_sentences_in_their_order(
+    system: LanguageModelSystem, shift: bool, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SENTENCES_AT_ONCE", 2)
+    with word_states(system, SENTENCES_word_states, shift=shift, show=False, most_bytes=most_bytes) as vectors:
+        assert isinstance(vectors, np.memmap) == (most_bytes == 0)
+        assert vectors.dtype == np.float32
+        alone = [system.encode_words([words], shift=shift)[0] for words in SENTENCES_word_states]
+        np.testing.assert_allclose(vectors, np.concatenate(alone), atol=1e-5)
+        other = np.concatenate(system.encode_words(SENTENCES_word_states, shift=not shift))
+        assert not np.allclose(vectors, other, atol=1e-3)
+
+
+def test_the_prompt_is_read(system: LanguageModelSystem) -> None:
+    with word_states(system, SENTENCES_word_states, prompt="tag: ") as vectors:
+        expected = np.concatenate(system.encode_words(SENTENCES_word_states, prompt="tag: "))
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+        assert not np.allclose(vectors, np.concatenate(system.encode_words(SENTENCES_word_states)), atol=1e-3)
+
+
+def test_the_file_is_gone_afterwards(
+    system: LanguageModelSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with word_states(system, SENTENCES_word_states, most_bytes=0) as vectors:
+        [path] = tmp_path.glob("*/states")
+        assert path.stat().st_size == vectors.nbytes == 4 * 12 * system.lm.dimensions
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk(system: LanguageModelSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    opener = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, *rest, **more: Full() if path.name == "states" else opener(path, *rest, **more)
+    )
+    message = rf"the words' vectors need 1 GB in {tmp_path}: No space left on device"
+    with pytest.raises(ResourceError, match=message), word_states(system, SENTENCES_word_states, most_bytes=0):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_word_is_encoded_twice(system: LanguageModelSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    encode = system.encode_words
+
+    def remember(sentences: Any, **more: Any) -> list[np.ndarray]:
+        asked.extend(sentences)
+        return encode(sentences, **more)
+
+    monkeypatch.setattr(system, "encode_words", remember)
+    with word_states(system, SENTENCES_word_states) as vectors:
+        assert vectors.sum() == vectors.sum()
+    assert asked == SENTENCES_word_states
+
+
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+
+def random_sentences(n: int, seed: int) -> list[list[str]]:
+    """Return sentences with tags in any order, such as I- after O and types that change within a chunk."""
+    rng = random.Random(seed)
+    return [rng.choices(TAGS, k=rng.randrange(1, 12)) for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ([], set()),
+        (["O", "O"], set()),
+        (["I-PER", "I-PER"], {(0, 2, "PER")}),
+        (["I-PER", "B-PER"], {(0, 1, "PER"), (1, 2, "PER")}),
+        (["B-PER", "I-PER", "O", "B-LOC"], {(0, 2, "PER"), (3, 4, "LOC")}),
+        (["B-PER", "I-LOC"], {(0, 1, "PER"), (1, 2, "LOC")}),
+        (["O", "I-NP-SBJ", "I-NP-SBJ"], {(1, 3, "NP-SBJ")}),
+    ],
+)
+def test_chunks(tags: list[str], expected: set[tuple[int, int, str]]) -> None:
+    assert chunks(tags) == expected
+
+
+def test_chunks_are_those_of_seqeval() -> None:
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    for tags in random_sentences(5000, seed=0):
+        # seqeval counts the last word in.
+        assert chunks(tags) == {(begin, last + 1, kind) for kind, begin, last in get_entities(tags)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scores_are_those_of_seqeval(seed: int) -> None:
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    gold = random_sentences(200, seed)
+    rng = random.Random(seed)
+    predicted = [[tag if rng.random() < 0.8 else rng.choice(TAGS) for tag in tags] for tags in gold]
+    precision, recall, f1, _ = precision_recall_fscore_support(gold, predicted, average="micro")
+    scores = chunk_scores(gold, predicted)
+    assert (scores.precision, scores.recall, scores.f1) == pytest.approx((precision, recall, f1))
+    assert 0.2 < scores.f1 < 0.9
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "expected"),
+    [
+        ([["O"]], [["O"]], ChunkScores(0.0, 0.0, 0.0)),
+        ([["I-PER"]], [["O"]], ChunkScores(0.0, 0.0, 0.0)),
+        ([["O"]], [["I-PER"]], ChunkScores(0.0, 0.0, 0.0)),
+        ([["I-PER"]], [["B-PER"]], ChunkScores(1.0, 1.0, 1.0)),
+        ([], [], ChunkScores(0.0, 0.0, 0.0)),
+    ],
+)
+def test_what_a_division_by_zero_gives(gold: list, predicted: list, expected: ChunkScores) -> None:
+    assert chunk_scores(gold, predicted) == expected
+
+
+def test_sentences_are_not_run_together() -> None:
+    assert chunk_scores([["I-PER"], ["I-PER"]], [["I-PER"], ["O"]]) == ChunkScores(1.0, 0.5, 2 / 3)
+
+
+def test_other_numbers_of_sentences_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        chunk_scores([["O"]], [])
+
+
+def longest_phrases(train, test) -> list[list[str]]:
+    """Tag the longest phrases that are known from training with the type that they had most often."""
+    counts: dict[tuple[str, ...], dict[str, int]] = {}
+    for words, tags in zip(train.words, train.tags["ner"], strict=True):
+        for begin, end, kind in chunks(tags):
+            kinds = counts.setdefault(tuple(words[begin:end]), {})
+            kinds[kind] = kinds.get(kind, 0) + 1
+    known = {phrase: min(kinds, key=lambda kind: (-kinds[kind], kind)) for phrase, kinds in counts.items()}
+    longest = max(map(len, known))
+    predicted = []
+    for words in test.words:
+        tags = ["O"] * len(words)
+        place = 0
+        while place < len(words):
+            lengths = range(min(longest, len(words) - place), 0, -1)
+            length = next((length for length in lengths if tuple(words[place : place + length]) in known), None)
+            if length is not None:
+                kind = known[tuple(words[place : place + length])]
+                tags[place : place + length] = [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
+            place += length or 1
+        predicted.append(tags)
+    return predicted
+
+
+@pytest.mark.slow
+def test_the_published_baseline(data_folder) -> None:
+    # The shared task's own baseline; its scores stand in the last row of the paper's tables.
+    splits = conll_splits(data_folder / "tokens" / "conll2003")
+    train, test = read_conll(splits["train"]), read_conll(splits["test"])
+    assert sum(len(chunks(tags)) for tags in train.tags["ner"]) == 23499
+    scores = chunk_scores(test.tags["ner"], longest_phrases(train, test))
+    assert [round(100 * value, 2) for value in (scores.precision, scores.recall, scores.f1)] == [71.91, 50.90, 59.61]

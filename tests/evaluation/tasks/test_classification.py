@@ -1,19 +1,27 @@
 """Classification: MTEB's accuracy against logistic regressions of our own on the same samples."""
 
+import random
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
+from math import log
+from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.cluster import MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
+import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.mteb import mteb_seed
+from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification
-from gerund.evaluation.tasks.classification import Classification
+from gerund.evaluation.tasks.classification import Classification, Clustering, ZeroShot
+from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
 from tests.evaluation.tables import Table, forbid_network, random_table, same_vectors, write_lines
 
 
@@ -164,3 +172,195 @@ def test_tasks_are_folders_with_a_training_and_a_test_set(folder):
     assert task.name == "classification/small"
     assert task.has_validation
     assert Classification.find(folder / "absent") == []
+
+
+NAMES = ["apple tree", "fig tree", "plum"]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> ZeroShot:
+    write_classification(tmp_path, train=fruits(2), test=fruits(4, start=2))
+    [found] = ZeroShot.find(tmp_path)
+    return found
+
+
+def test_found_where_there_is_a_test_set(tmp_path: Path) -> None:
+    write_classification(tmp_path, "b", test=fruits(1))
+    write_classification(tmp_path, "a", test=fruits(1), valid=fruits(1))
+    write_classification(tmp_path, "c", train=fruits(1))
+    assert [(task.name, task.has_validation) for task in ZeroShot.find(tmp_path)] == [
+        ("zero-shot/a", True),
+        ("zero-shot/b", False),
+    ]
+
+
+def test_the_nearest_name_wins(task: ZeroShot) -> None:
+    score = task.run(Letters(), EvaluationConfig())
+    texts, labels = zip(*fruits(4, start=2), strict=True)
+    right = 0
+    for vector, label in zip(Letters().encode(texts), labels, strict=True):
+        cosines = [vector @ name / np.linalg.norm(vector) / np.linalg.norm(name) for name in Letters().encode(NAMES)]
+        right += ["apple_tree", "fig-tree", "plum"][int(np.argmax(cosines))] == label
+    assert score.value == pytest.approx(right / 12)
+    assert 0.5 < score.value <= 1
+    assert score.metrics["accuracy_at_5"] == 1.0
+    assert score.notes == ("chance is 33.33% with 3 classes, 100.00% within the 5 nearest",)
+    assert score.size == 12
+
+
+def test_within_the_five_nearest(tmp_path: Path) -> None:
+    # The text is nearest to the names with the most a, and its own class has one less each time.
+    labels = [f"{'a' * (9 - n)}{'b' * n}" for n in range(9)]
+    write_classification(tmp_path, train=[("any", label) for label in labels], test=[("a" * 9, labels[4])])
+    [task] = ZeroShot.find(tmp_path)
+    assert task.run(Letters(), EvaluationConfig()).metrics == {"accuracy": 0.0, "accuracy_at_5": 1.0}
+    write_classification(tmp_path, test=[("a" * 9, labels[5])])
+    score = task.run(Letters(), EvaluationConfig())
+    assert score.metrics == {"accuracy": 0.0, "accuracy_at_5": 0.0}
+    assert score.notes == ("chance is 11.11% with 9 classes, 55.56% within the 5 nearest",)
+
+
+def test_equally_near_names_go_by_the_alphabet(tmp_path: Path, task: ZeroShot) -> None:
+    # All three classes are equally near; apple_tree comes first.
+    assert task.run(Constant(), EvaluationConfig()).value == pytest.approx(1 / 3)
+    write_classification(tmp_path, test=[("x", "plum")])
+    assert task.run(Constant(), EvaluationConfig()).value == 0.0
+    write_classification(tmp_path, test=[("x", "apple_tree")])
+    assert task.run(Constant(), EvaluationConfig()).value == 1.0
+
+
+def test_a_text_without_a_vector_is_no_error(tmp_path: Path, task: ZeroShot) -> None:
+    write_classification(tmp_path, test=[("", "apple_tree"), ("", "plum")])
+    assert task.run(Letters(), EvaluationConfig()).value == 0.5
+
+
+def test_names_and_template(task: ZeroShot) -> None:
+    assert task.texts(EvaluationConfig())[-3:] == NAMES
+    asking = replace(task, label_template="It is about {} {").texts(EvaluationConfig())
+    assert asking[-1] == "It is about plum {"
+    with pytest.raises(ConfigError, match=r"label_template='about' has no \{\} for the name"):
+        replace(task, label_template="about")
+
+
+def test_the_texts_are_those_that_are_encoded(task: ZeroShot) -> None:
+    for config in (EvaluationConfig(), EvaluationConfig(limit=3, seed=1, prompts={"zero-shot": "say: "})):
+        letters = Letters()
+        score = task.run(letters, config)
+        assert letters.encoded == task.texts(config)
+        assert set(letters.prompts) == {task.prompt(config)}
+        assert score.size == len(letters.encoded) - 3
+
+
+def test_a_real_model(task: ZeroShot, tiny_folder: Path) -> None:
+    lm = gerund.load(tiny_folder, attention="causal")
+    texts, labels = zip(*fruits(4, start=2), strict=True)
+    nearest = lm.similarity(list(texts), NAMES).argmax(axis=1)
+    expected = np.mean(
+        [["apple_tree", "fig-tree", "plum"][place] == label for place, label in zip(nearest, labels, strict=True)]
+    )
+    assert task.run(language_model_system("tiny", lm), EvaluationConfig()).value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("label", [3, "-7", "_", "4.5"])
+def test_labels_that_say_nothing_are_refused(tmp_path: Path, task: ZeroShot, label: object) -> None:
+    write_classification(tmp_path, train=[("a text", label)])
+    with pytest.raises(
+        DataError, match=r"train.jsonl: the label '[^a-z]+' has no letter, so its embedding means nothing"
+    ):
+        task.run(Letters(), EvaluationConfig())
+
+
+ROWS = [(f"text {number}", "abc"[number * number % 3]) for number in range(40)] + [("alone", "d")]
+TEXTS = [text for text, _ in ROWS]
+
+
+@pytest.fixture
+def task_clustering(tmp_path):
+    write_lines(tmp_path / "clustering" / "small.jsonl", [{"text": text, "label": label} for text, label in ROWS])
+    [found] = Clustering.find(tmp_path)
+    return found
+
+
+def table_of_clustering():
+    rng = np.random.default_rng(0)
+    centres = {label: 2 * rng.normal(size=3) for label in "abcd"}
+    return Table({text: centres[label] + rng.normal(size=3) for text, label in ROWS})
+
+
+def entropy(values):
+    counts = Counter(values).values()
+    return -sum(count / len(values) * log(count / len(values)) for count in counts)
+
+
+def v_measure(labels, clusters):
+    """Harmonic mean of homogeneity and completeness (Rosenberg and Hirschberg, 2007)."""
+    joint = entropy(list(zip(labels, clusters, strict=True)))
+    h_label, h_cluster = entropy(labels), entropy(clusters)
+    homogeneity = 1 - (joint - h_cluster) / h_label if h_label else 1.0
+    completeness = 1 - (joint - h_label) / h_cluster if h_cluster else 1.0
+    total = homogeneity + completeness
+    return 2 * homogeneity * completeness / total if total else 0.0
+
+
+def expected_clustering(table, rows, config):
+    labels = [label for _, label in rows]
+    vectors = np.array([table.vectors[text] for text, _ in rows], dtype=np.float32)
+    seed = mteb_seed(config)
+    rng = random.Random(seed)
+    kmeans = MiniBatchKMeans(len(set(labels)), batch_size=512, n_init=1, random_state=seed)
+    found = []
+    for _ in range(10):
+        places = rng.choices(range(len(rows)), k=len(rows))
+        clusters = kmeans.fit_predict(vectors[places])
+        found.append(v_measure([labels[place] for place in places], clusters.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_v_measure_is_that_of_k_means_on_the_same_samples(task_clustering, seed):
+    config, table = EvaluationConfig(seed=seed), table_of_clustering()
+    wanted = expected_clustering(table, ROWS, config)
+    score = task_clustering.run(table, config)
+    assert score.main == "v_measure"
+    assert 0.05 < score.value < 0.95
+    assert score.value == pytest.approx(np.mean(wanted), abs=1e-6)
+    assert score.spread == pytest.approx(np.std(wanted), abs=1e-6)
+    assert (score.runs, score.size) == (10, 41)
+    assert score == task_clustering.run(table, config)
+
+
+def test_limit_samples_texts(task_clustering):
+    config, table = EvaluationConfig(limit=9), table_of_clustering()
+    chosen = task_clustering.picture_data(config)
+    rows = list(zip(chosen.texts, chosen.labels, strict=True))
+    assert len(rows) == 9
+    assert rows != ROWS[:9]
+    assert set(rows) < set(ROWS)
+    assert task_clustering.run(table, config).value == pytest.approx(
+        np.mean(expected_clustering(table, rows, config)), abs=1e-6
+    )
+
+
+def test_all_that_is_encoded_is_known_before_clustering(task_clustering):
+    for config in (EvaluationConfig(), EvaluationConfig(limit=9, prompts={"clustering": "P: "})):
+        table = table_of_clustering()
+        task_clustering.run(table, config)
+        assert table.heard() == {(task_clustering.prompt(config), text) for text in task_clustering.texts(config)}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_constant_embeddings_score_nothing(task_clustering, value):
+    assert task_clustering.run(same_vectors(TEXTS, value), EvaluationConfig()).value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_single_label_is_refused(tmp_path):
+    write_lines(tmp_path / "clustering" / "flat.jsonl", [{"text": text, "label": "a"} for text in TEXTS])
+    [task_clustering] = Clustering.find(tmp_path)
+    with pytest.raises(DataError, match=r"flat.jsonl: every text has the label 'a'"):
+        task_clustering.run(table_of_clustering(), EvaluationConfig())
+
+
+def test_tasks_are_the_files_of_a_folder(task_clustering, tmp_path):
+    assert task_clustering.name == "clustering/small"
+    assert not task_clustering.has_validation
+    assert Clustering.find(tmp_path / "absent") == []

@@ -10,10 +10,20 @@ import gerund
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.search import BM25System
 from gerund.evaluation.task import EvaluationConfig
-from gerund.papers.rankgen_suffixes import ChoiceTask, InbookTask, SuffixTask, accuracy
+from gerund.papers import rankgen_suffixes as human_or_generated
+from gerund.papers.rankgen_suffixes import (
+    ChoiceTask,
+    HumanOrGenerated,
+    InbookTask,
+    SuffixTask,
+    accuracy,
+    rank_of,
+    recalls,
+)
 from gerund.scoring.likelihood import MEASURES, Evidence
-from gerund.scoring.word_overlap import WORD_MEASURES, overlap
+from gerund.scoring.word_overlap import WORD_MEASURES, OverlapScorer, overlap
 from tests.data.test_passages import SENTENCES
 
 ROWS = [
@@ -184,3 +194,117 @@ def test_a_scorer_that_is_named(data, lm):
     assert score.metrics["scorer"] == score.metrics["pmi"]
     assert score.metrics["scorer_2way"] == score.metrics["pmi_2way"]
     assert inbook(data, samples=12).run(language_model_system("tiny", lm), EvaluationConfig()).main == "avg_cll"
+
+
+@pytest.fixture(scope="module")
+def system():
+    # A model of letters writes no ten words.
+    return language_model_system("bundled", gerund.load(adapter="none", attention="mask0-bidir"))
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "lm").mkdir()
+    rows = [{"text": " ".join(SENTENCES[:60])}, {"text": "Too short."}, {"text": " ".join(SENTENCES[100:180])}]
+    (tmp_path / "lm" / "tales.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = HumanOrGenerated.find(tmp_path)
+    return replace(found, prefix_words=20, continuation_words=12, samples=6, writer="own")
+
+
+@pytest.mark.slow
+def test_one_of_two_is_from_the_document(task, system):
+    assert (task.name, type(task)) == ("human-or-generated/tales", HumanOrGenerated)
+    choices = task.choices(6, EvaluationConfig(seed=1), system)
+    assert len(choices) == 6
+    assert {choice.gold for choice in choices} == {0, 1}
+    for choice in choices:
+        right, wrong = choice.candidates[choice.gold], choice.candidates[1 - choice.gold]
+        assert f"{choice.prefix} {right}" in " ".join(SENTENCES)
+        assert wrong not in " ".join(SENTENCES)
+        assert wrong == wrong.strip()
+    assert task.choices(6, EvaluationConfig(seed=1), system) == choices
+    assert task.choices(6, EvaluationConfig(seed=2), system) != choices
+
+
+@pytest.mark.slow
+def test_accuracies_are_those_of_the_measures(task, system):
+    score = task.run(system, EvaluationConfig())
+    choices = task.choices(6, EvaluationConfig(), system)
+    evidence = Evidence(system.lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
+    found = MEASURES["avg_cll"](evidence)
+    right = [own.argmax() == choice.gold for own, choice in zip(found, choices, strict=True)]
+    assert (score.main, score.size) == ("avg_cll", 6)
+    assert score.metrics["avg_cll"] == pytest.approx(np.mean(right))
+    assert "avg_cll_2way" not in score.metrics
+
+
+@pytest.mark.slow
+def test_the_scorer_alone(task, system):
+    score = replace(task, scorer="overlap", likelihoods=False).run(system, EvaluationConfig())
+    assert score.main == "scorer"
+    assert score.metrics["scorer"] == score.metrics["overlap"]
+    assert set(score.metrics) == {"scorer", "overlap", "content_overlap", "random"}
+
+
+def test_length_gives_nothing_away(task, system, monkeypatch):
+    """RankGen, section 2.2: generated continuations are of 10 to 128 words, as true ones are."""
+    words = ["goes"] * 9
+    written = [
+        " ".join(words),
+        " ".join([*words, "on", "for", "ever", "here.", *words, "again."]),
+        "Short. " * 14,
+        "A b.",
+    ]
+    given = iter(range(6))
+    monkeypatch.setattr(
+        human_or_generated, "continuations_of_length", lambda *_a, **_k: [written[next(given) % 4] for _ in range(6)]
+    )
+    choices = task.choices(6, EvaluationConfig(seed=1), system)
+    assert len(choices) == 3  # the others are too short
+    for choice in choices:
+        assert all(10 <= len(text.split()) <= 12 for text in choice.candidates)
+    monkeypatch.setattr(human_or_generated, "continuations_of_length", lambda *_a, **_k: ["A b."] * 6)
+    with pytest.raises(DataError, match="own writes no 10 words behind any"):
+        task.choices(6, EvaluationConfig(seed=1), system)
+
+
+def test_mistakes_human_or_generated(task, system):
+    with pytest.raises(DataError, match="no document is long enough for prefixes of 900 words"):
+        replace(task, prefix_words=900).run(system, EvaluationConfig())
+    with pytest.raises(ConfigError, match="samples=0 leaves nothing"):
+        replace(task, samples=0)
+    with pytest.raises(ConfigError, match="at least 10 words"):
+        replace(task, continuation_words=9)
+
+
+QUERIES = ["the cat in the rain", "an inn"]
+TEXTS = ["a cat", "an inn in the rain", "the end"]
+
+
+def test_ranks_are_those_of_sorting():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        scores = rng.permutation(20).astype(float)
+        right = int(rng.integers(20))
+        assert rank_of(scores, right) == sorted(scores, reverse=True).index(scores[right]) + 1
+    assert rank_of(np.zeros(4), 2) == 4
+
+
+def test_recalls():
+    found = recalls([1, 2, 7, 60])
+    assert [found[f"recall_at_{depth}"] for depth in (1, 3, 5, 10, 50)] == [0.25, 0.5, 0.5, 0.75, 0.75]
+    assert found["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 7 + 1 / 60) / 4)
+
+
+def test_scores_by_scorer_by_vectors_and_by_bm25(tiny_folder):
+    one = language_model_system("tiny", gerund.load(tiny_folder))
+    own = OverlapScorer()
+    np.testing.assert_allclose(
+        one.candidate_scores(QUERIES, TEXTS, scorer=own, prompt=None), own.score(QUERIES, [TEXTS, TEXTS])
+    )
+    vectors = one.lm.encode(TEXTS, normalize=True) @ one.lm.encode(QUERIES, normalize=True).T
+    np.testing.assert_allclose(one.candidate_scores(QUERIES, TEXTS, scorer=None, prompt=None), vectors.T, atol=1e-5)
+    pytest.importorskip("bm25s")
+    found = BM25System().candidate_scores(QUERIES, TEXTS)
+    assert found.shape == (2, 3)
+    assert found[1].argmax() == 1

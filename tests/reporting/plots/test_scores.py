@@ -7,7 +7,15 @@ import pytest
 from matplotlib.text import Text
 
 from gerund.errors import ConfigError
-from gerund.reporting.plots.scores import ScorePanel, TradePoint, k0_curve, k_curves, score_bars, trade_off
+from gerund.reporting.plots.scores import (
+    ScorePanel,
+    TradePoint,
+    divergence_curves,
+    k0_curve,
+    k_curves,
+    score_bars,
+    trade_off,
+)
 from gerund.reporting.plots.style import COLOURS, picture
 
 CURVES = {"mask0-bidir": [(4, 0.5), (1, 0.3), (2, 0.4)], "$odd_name$": [(1, 0.45), (2, 0.35)]}
@@ -184,3 +192,23 @@ def test_what_is_not_comparable_has_no_best():
     for marks_best, expected in ((True, ["80.0"]), (False, [])):
         [axis] = score_bars([ScorePanel("t", scores, marks_best=marks_best)], title="").axes
         assert [text.get_text() for text in axis.texts if text.get_fontweight() == "bold"] == expected
+
+
+CURVES_divergence = {
+    "greedy": (0.2, np.array([(0.0, 1.0), (0.1, 0.2), (1.0, 0.0)])),
+    "nucleus": (0.9, np.array([(0.0, 1.0), (0.9, 0.9), (1.0, 0.0)])),
+}
+
+
+@pytest.mark.slow
+def test_draws_each_curve_with_its_score():
+    figure = divergence_curves(CURVES_divergence, title="Books")
+    [axis] = figure.axes
+    assert [line.get_label() for line in axis.lines] == ["nucleus: 0.900", "greedy: 0.200"]
+    np.testing.assert_array_equal(axis.lines[1].get_xydata(), CURVES_divergence["greedy"][1])
+    assert picture(figure) == picture(divergence_curves(CURVES_divergence, title="Books"))
+
+
+def test_nothing_to_draw():
+    with pytest.raises(ConfigError, match="no curves"):
+        divergence_curves({}, title="Books")

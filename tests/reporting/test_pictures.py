@@ -22,7 +22,7 @@ from gerund.reporting.plots import attention, embeddings, scores
 from gerund.reporting.rendering import drawn
 from gerund.settings.model_spec import parse_encoder_spec
 from tests.evaluation.toys import ToyTask
-from tests.reporting.pages.html import checked
+from tests.reporting.html import checked
 from tests.reporting.results import made, several
 
 SETTINGS = EvaluationConfig(show_progress=False)

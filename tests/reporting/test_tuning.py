@@ -13,7 +13,7 @@ from gerund.reporting.plots import scores as curves
 from gerund.reporting.tuning import chosen_sentence, write_tuning
 from gerund.settings.plan import AttentionPlan
 from tests.evaluation.toys import ToyTask
-from tests.reporting.pages.html import checked
+from tests.reporting.html import checked
 
 ONE, TWO = ToyTask(name="toy/one"), ToyTask(name="toy/two")
 VALIDATION = EvaluationConfig(split="validation")
