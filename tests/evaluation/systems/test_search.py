@@ -319,6 +319,12 @@ WAYS = ["index", "index:words", "index:vectors", "index:rerank", "index:vectors,
 WAYS += ["index:vectors,binary"]
 
 
+@pytest.fixture
+def folder_index(tmp_path):
+    write_collection(tmp_path / "retrieval" / "small", DOCUMENTS_index, QUERIES_index, JUDGED_index)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     forbid_network(monkeypatch)
@@ -337,8 +343,8 @@ def by_hand_index(lm, way):
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_a_users_search(folder, bundled):
-    [task] = Retrieval.find(folder)
+def test_scores_are_those_of_a_users_search(folder_index, bundled):
+    [task] = Retrieval.find(folder_index)
     systems = systems_of([bundled, *WAYS])
     assert [one.label for one in systems[1:]] == [f"{systems[0].label}, index ({parse_index(name)})" for name in WAYS]
     assert len({one.cache_key for one in systems}) == len(systems)
@@ -382,10 +388,10 @@ def test_several_ways_share_one_index(bundled, monkeypatch):
 
 
 @pytest.mark.slow
-def test_candidates_alone_are_ranked_and_those_not_found_come_last(folder, bundled):
+def test_candidates_alone_are_ranked_and_those_not_found_come_last(folder_index, bundled):
     rows = [("q1", "sea"), ("q1", "empty"), ("q1", "rail"), ("q2", "sea"), ("q3", "empty"), ("q3", "birds")]
-    write_pairs(folder / "retrieval" / "small" / "candidates" / "test.tsv", ("query-id", "corpus-id"), rows)
-    [task] = Reranking.find(folder)
+    write_pairs(folder_index / "retrieval" / "small" / "candidates" / "test.tsv", ("query-id", "corpus-id"), rows)
+    [task] = Reranking.find(folder_index)
     [system] = systems_of([bundled, "index:words"])[1:]
     score = task.run(system, EvaluationConfig())
     assert score.value == pytest.approx(np.mean([1, 0, 1]), abs=6e-6)
@@ -405,14 +411,14 @@ def test_names():
 
 
 @pytest.mark.slow
-def test_on_the_command_line(folder):
+def test_on_the_command_line(folder_index):
     for _ in range(2):  # the second time from the scores that are kept
-        report = ["--tasks", "retrieval", "--data", folder, "-o", folder / "report"]
+        report = ["--tasks", "retrieval", "--data", folder_index, "-o", folder_index / "report"]
         ran = run_cli("eval", "default", "index:words", *report)
         assert ran.code == 0, ran.err
         assert "index (words)" in ran.out + ran.err
 
 
-def test_slips_in_a_name_show_before_anything_is_loaded(folder):
-    report = ["--tasks", "retrieval", "--data", folder, "-o", folder / "report"]
+def test_slips_in_a_name_show_before_anything_is_loaded(folder_index):
+    report = ["--tasks", "retrieval", "--data", folder_index, "-o", folder_index / "report"]
     assert "unknown part after index:" in run_cli("eval", "index:x", *report).mistake

@@ -244,6 +244,7 @@ JUDGED_reranking = [
     ("q3", "d1", 1),
 ]
 GRADES = {query: {d: g for q, d, g in JUDGED_reranking if q == query} for query in QUERIES_reranking}
+TEXTS_reranking = [*DOCUMENTS_reranking.values(), *QUERIES_reranking.values()]
 
 
 @pytest.fixture
@@ -275,7 +276,7 @@ def agrees_reranking(score, by_query):
 
 
 def test_candidates_are_what_bm25_finds_and_what_it_misses_counts(folder):
-    table = random_table(TEXTS)
+    table = random_table(TEXTS_reranking)
     score = task_in(folder).run(table, EvaluationConfig())
     # d6 is relevant to q1 and shares no word with it; nothing is about birds.
     offered = {"q1": ("d0", "d3", "d4", "d5"), "q2": ("d1", "d2", "d3", "d4", "d7"), "q3": ()}
@@ -289,7 +290,7 @@ def test_candidates_are_what_bm25_finds_and_what_it_misses_counts(folder):
 
 
 def test_fewer_candidates_are_bm25s_first(folder):
-    table = random_table(TEXTS)
+    table = random_table(TEXTS_reranking)
     score = task_in(folder, candidates=2).run(table, EvaluationConfig())
     # Most words of the query, fewest others; of equals the first document.
     offered = {"q1": ("d0", "d5"), "q2": ("d7", "d1"), "q3": ()}
@@ -304,7 +305,7 @@ def test_candidates_from_a_file(folder):
     path = write_pairs(folder / "retrieval" / "small" / "candidates" / "test.tsv", ("query-id", "corpus-id"), rows)
     task = task_in(folder)
     assert path in task.files
-    table = random_table(TEXTS)
+    table = random_table(TEXTS_reranking)
     score = task.run(table, EvaluationConfig())
     agrees_reranking(score, {query: cosines(table, query, documents) for query, documents in offered.items()})
     assert score.notes[0] == "candidates from candidates/test.tsv, 1.7 a query on average"
@@ -327,7 +328,7 @@ def test_bm25_ranks_candidates_by_its_own_scores(folder):
 def test_all_that_is_encoded_with_the_prompt_is_known_before(folder):
     task = task_in(folder)
     for config in (EvaluationConfig(), EvaluationConfig(limit=2, prompts={"reranking/small": "Find: "})):
-        table = random_table(TEXTS)
+        table = random_table(TEXTS_reranking)
         task.run(table, config)
         prompt = task.prompt(config)
         assert set(task.texts(config)) == {text for asked, text in table.heard() if asked == prompt}
