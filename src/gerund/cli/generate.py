@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import options, query_expansion, text_io
-from gerund.errors import ConfigError, DataError, TextError
+from gerund.cli import options, text_io
+from gerund.errors import ConfigError, TextError
 from gerund.types import Ranked
 
 if TYPE_CHECKING:
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from gerund.settings.sampling import Rerank, Sampling
     from gerund.types import Generation
 
-# Enough to sort prompts of like length together; few enough that results come soon.
-_CHUNK = 128
+Expand = Annotated[
+    int | None,
+    typer.Option(
+        help="Take the prompt as a query and write up to this many variants, with some of its words replaced."
+    ),
+]
+Keep = Annotated[list[str] | None, typer.Option(help="With --expand: a word that stays as it is; may be repeated.")]
+Fraction = Annotated[
+    float | None, typer.Option(help="With --expand: fraction of the words that is written anew. [default: 0.3]")
+]
 
 
 @options.takes(
@@ -51,9 +59,9 @@ def command(
     candidates: Annotated[
         bool, typer.Option("--candidates", help="With --rerank and JSON: all that competed, with their scores.")
     ] = False,
-    expand: query_expansion.Expand = None,
-    keep: query_expansion.Keep = None,
-    fraction: query_expansion.Fraction = None,
+    expand: Expand = None,
+    keep: Keep = None,
+    fraction: Fraction = None,
     batch_size: Annotated[int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]")] = None,
     output: options.Lines = None,
     force: options.Force = False,
@@ -91,7 +99,7 @@ def command(
     text_io.require_text_or_file(prompt, file, "prompt", column=column, format=format)
     rerank = None if ranked is None else str(ranked.scorer)
     check_scorer(rerank)
-    expansion = query_expansion.expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
+    expansion = _expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
     if (ranked or expansion) is not None and not {"temperature", *options.FILTERS} & sampling.keys():
         sampling["top_p"] = 0.9
     how = options.sampling_of(sampling)
@@ -101,7 +109,7 @@ def command(
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} leaves no room for a prompt")
     text_io.refuse_existing(output, force=force)
-    chunks = _prompts(prompt, file, column, format)
+    chunks = text_io.read_texts(prompt, file, "prompt", column=column, format=format, usual="prompt")
     _check(chunks, max_new_tokens, how, asked, ranked, expansion)
     from gerund.entry import load, load_writer
 
@@ -137,19 +145,25 @@ def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool
         raise ConfigError(f"--{next(iter(asked))} is of no use with --expand, which fills gaps one query at a time")
 
 
-def _prompts(prompt: str | None, file: str | None, column: str | None, format: str | None) -> "list[Rows]":
-    """Read all prompts at once: what is wrong with the last shows before the first is continued."""
-    from gerund.data.tables import open_table, read_rows
+def _expansion_of(
+    count: int | None, keep: list[str] | None, fraction: float | None, refused: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the settings that the options make together; None without ``--expand``.
 
-    if file is None:
-        return text_io.one_text(prompt or "", "prompt")
-    table = open_table(file, format=format, column=column)
-    if column is None and table.format != "txt":
-        table = open_table(file, format=format, column="prompt")
-    chunks = list(read_rows(table, max_rows=_CHUNK))
-    if not chunks:
-        raise DataError(f"{table.name} has no prompts")
-    return chunks
+    ``refused`` are values of options that can't be combined with it, by name.
+    """
+    given = {"--keep": keep, "--fraction": fraction}
+    if count is None:
+        for name, value in given.items():
+            if value:
+                raise ConfigError(f"{name} belongs to --expand N, such as --expand 5")
+        return None
+    for name, value in refused.items():
+        if value is not None:
+            raise ConfigError(f"{name} is of no use with --expand, which fills gaps one query at a time")
+    if count < 1:
+        raise ConfigError(f"--expand {count} writes nothing")
+    return {"count": count, "keep": keep or []} | ({} if fraction is None else {"fraction": fraction})
 
 
 def _check(
@@ -169,7 +183,11 @@ def _check(
         settings.refuse_with_rerank()
         require_sampling(ranked, sampling)
     if expansion is not None:
-        query_expansion.check_queries(chunks, expansion)
+        from gerund.inference.infill.expansion import validate_expansion
+        from gerund.inference.infill.infilling import BLANK
+
+        for _ in text_io.each_text(chunks, partial(validate_expansion, blank=BLANK, **expansion)):
+            pass
 
 
 def _stream(
@@ -204,13 +222,17 @@ def _expand(
     *,
     alone: bool,
 ) -> None:
-    found = query_expansion.expanded(lm, chunks, sampling, settings)
+    seeds = text_io.SeedsByText(sampling)
+
+    def expand(query: str) -> dict[str, Any]:
+        return {"prompt": query, "expansions": lm.expand(query, sampling=seeds.of_one(query), **settings)}
+
+    found = text_io.each_text(chunks, expand)
     if alone:
         for text in next(found)["expansions"]:
             typer.echo(text)
         return
-    lines = (json.dumps(record, ensure_ascii=False) for record in found)
-    text_io.write(lines, output, sum(map(len, chunks)), "expanding")
+    text_io.write(text_io.as_lines(found), output, sum(map(len, chunks)), "expanding")
 
 
 def _lines(

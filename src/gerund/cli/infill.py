@@ -1,23 +1,17 @@
 """``gerund infill``: fill the gaps of a text on the terminal, or of many texts in a file."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.checks import one_of
 from gerund.cli import options, text_io
-from gerund.errors import DataError, TextError
 from gerund.settings.encoder import INFILL_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gerund.data.tables import Rows
-    from gerund.language_model import LanguageModel
     from gerund.settings.model_spec import ModelSpec
-    from gerund.settings.sampling import Sampling
 
-_CHUNK = 128
 _BLANK = "[blank]"
 
 
@@ -73,53 +67,28 @@ def command(
     how = options.sampling_of(sampling)
     text_io.refuse_existing(output, force=force)
     text_io.require_text_or_file(text, file, "text", column=column, format=format)
-    chunks = _texts(text, file, column, format, blank)
+    from gerund.inference.infill.infilling import BlankedText, planned
+
+    chunks = text_io.read_texts(text, file, "text", column=column, format=format)
+    for _ in text_io.each_text(chunks, partial(BlankedText.of, blank=blank)):
+        pass
     settings: dict[str, Any] = {"blank": blank, "method": method, "max_tokens": max_tokens, "beams": beams}
     settings |= {"samples": samples, "shots": shots, "lengths": length or None}
     from gerund.entry import load_writer
-    from gerund.inference.infill.infilling import planned
 
     # A mistake in the settings is told before the model is loaded.
     planned(method, length or None, max_tokens, how, beams=beams, samples=samples, shots=shots)
     # How texts are encoded does not matter here: infilling has a plan of its own.
     lm = load_writer(spec)
-    found = _filled(lm, chunks, how, settings)
+    seeds = text_io.SeedsByText(how)
+
+    def fill(text: str) -> dict[str, Any]:
+        result = lm.infill(text, sampling=seeds.of_one(text), **settings)
+        scores = [round(score, 6) for score in result.scores]
+        return {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}
+
+    found = text_io.each_text(chunks, fill)
     if file is None and output is None and not as_json:
         typer.echo(next(found)["text"])
         return
     text_io.write(text_io.as_lines(found), output, sum(map(len, chunks)), "infilling")
-
-
-def _texts(text: str | None, file: str | None, column: str | None, format: str | None, blank: str) -> "list[Rows]":
-    """Read and check all texts at once: what is wrong with the last shows before the first is filled."""
-    from gerund.data.tables import open_table, read_rows
-    from gerund.inference.infill.infilling import BlankedText
-
-    if file is None:
-        chunks = text_io.one_text(text or "", "text")
-    else:
-        table = open_table(file, format=format, column=column)
-        chunks = list(read_rows(table, max_rows=_CHUNK))
-        if not chunks:
-            raise DataError(f"{table.name} has no texts")
-    for rows in chunks:
-        for index, one in enumerate(rows.texts):
-            try:
-                BlankedText.of(one, blank)
-            except TextError as error:
-                raise rows.placed(index, error) from error
-    return chunks
-
-
-def _filled(
-    lm: "LanguageModel", chunks: "list[Rows]", sampling: "Sampling", settings: dict[str, Any]
-) -> "Iterator[dict[str, Any]]":
-    seeds = text_io.SeedsByText(sampling)
-    for rows in chunks:
-        for index, text in enumerate(rows.texts):
-            try:
-                result = lm.infill(text, sampling=seeds.of_one(text), **settings)
-            except TextError as error:
-                raise rows.placed(index, error) from error
-            scores = [round(score, 6) for score in result.scores]
-            yield {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}

@@ -20,11 +20,9 @@ _TIMEOUT = 150
 
 
 class Remote:
-    """A gerund server.
+    """A gerund server, by its address, which may end in ``/v1``, as other clients want it.
 
-    Args:
-        url: its address, such as ``http://127.0.0.1:8000``; with ``/v1`` at its end, as other clients want it, too.
-        api_key_file: a file whose first line is the key; None takes the variable ``GERUND_API_KEY``, if it is set.
+    The API key is the first line of a file, or else in the variable ``GERUND_API_KEY``.
 
     >>> Remote("http://127.0.0.1:8000/v1/").url
     'http://127.0.0.1:8000'

@@ -61,16 +61,18 @@ def command(
 
         gerund serve --config serve.yaml
     """
+    from gerund.models.sources import find
+
     of_model, of_server = ({}, {}) if config is None else read_config(config)
     settings = settings_of({**of_server, **typed})
     if config is not None:
         spec = _with_file(spec, of_model)
     keys = read_keys(settings.api_key_file)
     settings.check_keys(keys)
-    _demand_libraries()
+    _require_libraries()
     if settings.index is not None:
         spec = _with_index(spec, settings.index)
-    _demand_place(spec)
+    find(spec.model).demand_reachable()  # before a port is opened
     _serve(spec, settings, keys)
 
 
@@ -99,14 +101,7 @@ def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     return own_model(about, where, spec) or about.model_spec(where)
 
 
-def _demand_place(spec: "ModelSpec") -> None:
-    """Say before a port is opened that a model is not there."""
-    from gerund.models.sources import find
-
-    find(spec.model).demand_reachable()
-
-
-def _demand_libraries() -> None:
+def _require_libraries() -> None:
     missing = [one for one in ("fastapi", "uvicorn", "prometheus_client") if find_spec(one) is None]
     if missing:
         raise MissingDependencyError(f"the server needs {' and '.join(missing)}: pip install 'gerund[serve]'")
@@ -141,14 +136,7 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
 
 
 def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) -> str:
-    """Return what is said when the server is ready: what is served, what each route needs, and a line to try.
-
-    Args:
-        where: the address.
-        card: what the server says of its model.
-        has_key: whether requests need a key.
-        workers: how many processes there are.
-    """
+    """Return the message of a server that is ready: its model, what each route needs, and a line to try."""
     name = card["id"]
     chat = "" if card["chat"] else "; answers 400, since this model has no chat template"
     forms = "" if find_spec("llguidance") else "; response_format needs pip install 'gerund[structured]'"

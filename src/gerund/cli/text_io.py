@@ -6,14 +6,14 @@ Knows: the command line's text, standard input, JSON lines. Does not know: what 
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from gerund.errors import ConfigError, DataError
+from gerund.errors import ConfigError, DataError, TextError
 from gerund.types import Ranked
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # From the seed of a text to that of the same text further down.
 _NEXT_SEED = 1_000_000_007
+# Texts that are read and used together: enough to sort by length, few enough that results come soon.
+_CHUNK = 128
+T = TypeVar("T")
 
 
 def require_text_or_file(text: str | None, file: str | None, what: str, **of_the_file: str | None) -> None:
@@ -50,6 +53,36 @@ def one_text(text: str, what: str) -> "list[Rows]":
             raise DataError(f"standard input has no {what}")
         text = decode(raw, "standard input").removesuffix("\n")
     return [Rows([0], [text], [1], f"the {what}", unit="")]
+
+
+def read_texts(
+    text: str | None, file: str | None, what: str, *, column: str | None, format: str | None, usual: str | None = None
+) -> "list[Rows]":
+    """Read a text, or all texts of a file at once: a mistake in the last shows before the first is used.
+
+    Messages call a text ``what``; ``usual`` is the column of tables unless another is given.
+    """
+    from gerund.data.tables import open_table, read_rows
+
+    if file is None:
+        return one_text(text or "", what)
+    table = open_table(file, format=format, column=column)
+    if column is None and usual is not None and table.format != "txt":
+        table = open_table(file, format=format, column=usual)
+    chunks = list(read_rows(table, max_rows=_CHUNK))
+    if not chunks:
+        raise DataError(f"{table.name} has no {what}s")
+    return chunks
+
+
+def each_text(chunks: "list[Rows]", use: Callable[[str], T]) -> Iterator[T]:
+    """Yield what a function makes of each text; a ``TextError`` names the text's place."""
+    for rows in chunks:
+        for index, text in enumerate(rows.texts):
+            try:
+                yield use(text)
+            except TextError as error:
+                raise rows.placed(index, error) from error
 
 
 def one_or_file(
