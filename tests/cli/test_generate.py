@@ -219,7 +219,7 @@ class TestExpanding:
         [
             (["a", "--keep", "a"], "--keep belongs to --expand N"),
             (["a", "--fraction", "0.5"], "--fraction belongs to --expand N"),
-            (["a", "--expand", "0"], "--expand 0 writes nothing"),
+            (["a", "--expand", "0"], "--expand 0 is not at least 1"),
             (["a", "--expand", "1", "--rerank", "pmi"], "--rerank is of no use with --expand"),
             (["a", "--expand", "1", "--batch-size", "4"], "--batch-size is of no use with --expand"),
             (["", "--expand", "1"], "the query is empty"),

@@ -147,7 +147,7 @@ def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     shutil.rmtree(folder / "notes")  # texts come from the index
     ran = run_cli("index", "-o", index, "--migrate", *other, "--late", "--chunk-tokens", 30)
     assert ran.code == 0, ran.err
-    assert "3 documents embedded anew" in ran.err
+    assert "3 documents re-embedded" in ran.err
     opened = gerund.open_index(index)
     assert opened.chunking == gerund.Chunking(tokens=30, late=True)
     assert opened.lm.encoder.attention.name == "causal"
@@ -155,7 +155,7 @@ def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     assert after[0]["source"] == before[0]["source"]
     assert after[0]["similarity"] != before[0]["similarity"]
     again = run_cli("index", "-o", index, "--migrate")
-    assert "0 documents embedded anew" in again.err
+    assert "0 documents re-embedded" in again.err
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["search", "nowhere", "x"], "nowhere: no such index; gerund index PATHS -o nowhere makes one"),
         (["search", "empty", "x"], "there is no index in it"),
         (["search", "notes", "x"], "notes is not an index"),
-        (["search", "my.index"], "name what is sought"),
+        (["search", "my.index"], "give a query"),
         (["search", "my.index", ""], "the query is empty"),
         (["search", "my.index", "-"], "standard input has no query"),
         (["search", "my.index", "x", "--mode", "both"], "unknown mode 'both'"),

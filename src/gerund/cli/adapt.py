@@ -35,7 +35,7 @@ def command(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps, however long they take.")] = None,
     held_out: Annotated[
-        float, typer.Option(help="Fraction of the documents put aside to measure on: 30 to 500 of them.")
+        float, typer.Option(help="Fraction of the documents held out to measure on: 30 to 500 of them.")
     ] = 0.2,
     questions: Annotated[
         Path | None,
@@ -55,10 +55,10 @@ def command(
     *,
     spec: "ModelSpec",
     language: Annotated[str, typer.Option(help="Language of the documents: en, zh, de, ...")] = "en",
-    seed: Annotated[int, typer.Option(help="Random seed of the documents put aside, and of the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the held-out documents and of the training.")] = 0,
     limits: "ReadLimits",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what an interrupted run has left in OUT.")
+        bool, typer.Option("--resume", help="Resume an interrupted run from what it left in OUT.")
     ] = False,
     dry_run: Annotated[
         bool,
@@ -71,13 +71,13 @@ def command(
 ) -> None:
     """Train a model on your own documents, and measure whether it finds them better.
 
-    A part of the documents is put aside and never trained on. Pairs are made from the other documents, as gerund mine
+    Some of the documents are held out and never trained on. Pairs are made from the other documents, as gerund mine
     makes them, and from titles or first sentences with chunks. An adapter is trained on the pairs for as many steps
-    as the time allows. Before and after it, all documents are searched for those that were put aside: by words
+    as the time allows. Before and after it, all documents are searched for those that were held out: by words
     (BM25), by vectors, and by both, as gerund search does. OUT receives the model, report.html and report.json. What
     the model generates stays what it was, bit for bit.
 
-    An interrupted run goes on with --resume.
+    An interrupted run continues with --resume.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""``gerund ask``: answer questions out of an index, or out of one document."""
+"""``gerund ask``: answer questions from an index or from one document, citing sources."""
 
 import json
 import sys
@@ -42,8 +42,8 @@ def command(
         bool | None,
         typer.Option(
             "--extractive/--generate",
-            help="Quote the best sentence of the documents, or let the model write the answer from them; left out, it "
-            "writes if it was trained to chat.",
+            help="Quote the best sentence of the documents, or let the model generate an answer from them. "
+            "[default: generate if it was trained to chat]",
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
@@ -75,7 +75,7 @@ def command(
     sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Answer a question out of the documents of an index, with its sources.
+    """Answer a question from an index, citing its sources.
 
     A model that was trained to chat (it has a chat template) writes the answer from the chunks that fit the question
     best, as many as its context has room for, and cites them by numbers; a number that no source has is taken out and
@@ -83,8 +83,8 @@ def command(
     document. --extractive and --generate choose. Where nothing in the index is about the question, the answer says so,
     and the exit status is 1.
 
-    Without a question, a terminal takes one a line until Ctrl-D; each may refer to the one before. Through a pipe comes
-    one question.
+    Without a question, a terminal takes one per line until Ctrl-D; each may refer to the previous one. Through a pipe
+    comes one question.
 
     With --document there is no index: the model reads the whole file, and what it computed is kept on the disk, so that
     the next question about it starts at once. The kept files hold the document's text.
@@ -188,7 +188,7 @@ def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> 
 
 
 def _warn(reader: "QuestionAnswering", method: str | None) -> None:
-    """Say that an answer may be made up, where a model writes it that was not trained to answer."""
+    """Warn that a model that was not trained to answer may make answers up."""
     if method == "generate" and not reader.lm.tokenizer.chat_template:
         tell(
             f"{reader.lm.name} was not trained to answer questions (it has no chat template): what it "
@@ -197,7 +197,7 @@ def _warn(reader: "QuestionAnswering", method: str | None) -> None:
 
 
 def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[str, Any], *, every: bool) -> "Answer":
-    """Print the answer as it comes, and its sources behind it."""
+    """Print the answer as it is generated, then its sources."""
     stream = reader.stream(question, k, **asked)
     for piece in stream:
         typer.echo(piece, nl=False)
@@ -210,7 +210,7 @@ def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[st
         return answer
     if answer.dropped:
         numbers = "".join(f"[{number}]" for number in answer.dropped)
-        tell(f"the model cited {numbers}, which no source has; taken out of the answer")
+        tell(f"the model cited {numbers}, which no source has; removed from the answer")
     if not answer.cited:
         tell("the answer cites no source; --sources shows what the model read")
     if not answer.finished:
@@ -234,7 +234,7 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
 
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool) -> None:
-    """Answer one question after the other until the user ends it; one that cannot be answered is told and left out."""
+    """Answer one question after the other until the user ends it; report and skip those that can't be answered."""
     typer.echo("Type a question; Ctrl-D ends.", err=True)
     history: list[dict[str, str]] = []
     while True:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
     from gerund.settings.sampling import Sampling
 
-    # How much is written at most, how tokens are chosen, and what else is asked of an answer.
+    # Most tokens, sampling, and other settings of an answer.
     Asked = tuple[int, Sampling | None, GenerationKeywords]
 
 
@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Chat with a model, in the form of its own chat template.
 
-    On a terminal, turns are typed one a line, until Ctrl-D. What comes through a pipe is one message, and --messages is
+    On a terminal, type one message per line, until Ctrl-D. What comes through a pipe is one message, and --messages is
     a whole conversation; both are answered once. With --json there is one JSON object: text, score, finished and usage.
 
     For example:
@@ -106,7 +106,7 @@ def _answer(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked
 
 
 def _talk(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
-    """Take turns until the user ends it; a turn that cannot be answered is told and left out."""
+    """Take turns until the user ends it; report and skip messages that can't be answered."""
     typer.echo("Type a message; Ctrl-D ends the conversation.", err=True)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What every command has in common: its help, arguments that are checked first, a word when it is interrupted.
+"""Shared behavior of commands: help, argument validation, interrupts.
 
 Knows: typer's commands, what options of one name mean in every command. Does not know: any command.
 """
@@ -50,7 +50,7 @@ def _unwrapped(text: str) -> str:
 
 
 class CheckedCommand(LiteralHelp):
-    """A command that refuses what no command can use: broken text, impossible paths, unknown types."""
+    """A command that refuses invalid text, impossible paths and unknown types."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -122,7 +122,7 @@ def _is_there(name: str) -> bool:
 class LongCommand(CheckedCommand):
     """A command whose work may take hours.
 
-    It says how far it is without a terminal too, and whoever interrupts it is told what was kept and how to go on.
+    It reports its progress without a terminal too, and on an interruption what is saved and how to continue.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -138,7 +138,7 @@ class LongCommand(CheckedCommand):
 
 
 class WholeFileCommand(CheckedCommand):
-    """A command whose ``--output`` is written at its end: whoever interrupts it is told that nothing is there."""
+    """A command that writes ``--output`` at its end; on an interruption it says that nothing was written."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

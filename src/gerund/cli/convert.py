@@ -1,4 +1,4 @@
-"""``gerund convert``: put settings beside a checkpoint, so that it encodes from then on."""
+"""``gerund convert``: save encoder settings with a checkpoint."""
 
 import json
 import shlex
@@ -35,13 +35,13 @@ def command(
 ) -> None:
     """Make a language model that also encodes, without training.
 
-    OUT gets the model's own files, byte for byte, and gerund.json, which says how to read them as an encoder.
-    It still opens as a plain language model and writes what the model wrote. Before anything is written, a probe
-    verifies that the attention plan reaches every layer.
+    OUT gets the model's own files, byte for byte, and gerund.json with the encoder's settings. It still opens as a
+    plain language model and generates what the model generated. Before anything is written, a probe verifies that the
+    attention plan is applied in every layer.
 
     Adapters are copied along, and are inactive while the model generates. One can encode, another infill, a third
-    score, each trained on its own. With --merge the encoder's goes into the weights instead, and the model writes with
-    it too.
+    score, each trained on its own. With --merge the encoder's goes into the weights instead, and the model
+    generates with it too.
 
     For example:
 
@@ -96,7 +96,7 @@ def command(
 
 
 def warn_of_merging(lm: "LanguageModel") -> None:
-    """Say what a merged folder leaves behind: what was trained beside the adapter on the weights of before."""
+    """Warn of what a merged folder lacks: what was trained with the adapter on the original weights."""
     left = {
         "its adapter to fill gaps": lm.adapters.hash("infill") not in ("", lm.adapters.hash("encode")),
         "its scorer": lm.scorer is not None and lm.scorer.has_own_config,

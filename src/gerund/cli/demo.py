@@ -24,7 +24,7 @@ def command(
         "demo-output"
     ),
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="What to continue, beside what comes with gerund.")
+        str | None, typer.Option("--prompt", "-p", help="Prompt to continue, in addition to the bundled ones.")
     ] = None,
     *,
     spec: "ModelSpec",

@@ -33,7 +33,7 @@ def command(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="A .txt (one text a line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
+            help="A .txt (one text per line), .jsonl, .csv, .tsv or .parquet file; a folder of them, where a .txt file "
             "is one text; a URL of an object store; or - for standard input. Text formats may also be .gz or .xz.",
         ),
     ],
@@ -43,11 +43,11 @@ def command(
     column: options.Column = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="Column with the ids; left out, id or _id where there is one; '' numbers the rows from 0."),
+        typer.Option(help="Column with the ids; '' numbers the rows from 0. [default: id or _id, if there is one]"),
     ] = None,
     format: options.Format = None,
     prompt: Annotated[
-        str | None, typer.Option(help="Text that is put before every text and not pooled; left out, the model's own.")
+        str | None, typer.Option(help="Text put before every text and not pooled. [default: the model's own]")
     ] = None,
     prompt_name: Annotated[
         str | None, typer.Option(help="Name of one of the model's stored prompts, such as query, instead of a text.")
@@ -74,7 +74,7 @@ def command(
     where: options.Machines,
     work: options.Work = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace OUT, and begin anew where unfinished work does not fit.")
+        bool, typer.Option("--force", help="Replace OUT, and start again if unfinished work does not match.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -85,15 +85,15 @@ def command(
     ids in OUT.ids.jsonl (line i belongs to row i) and the encoder in OUT.meta.json. A .tsv file has no quoting, a
     .csv file has.
 
-    A malformed row, or one without a text, is an error before any model is loaded. With --bad-rows skip it is left out
+    A malformed row, or one without a text, is an error before any model is loaded. With --bad-rows skip it is skipped
     and listed in OUT.errors.jsonl, and so are, later, texts that are too long where --overflow is error, and vectors
     that are not finite: no row ends a long job then.
 
     With --precision int8 or uint8 each number is scaled by the smallest and the largest value of its dimension over
-    all rows, which are stored beside the encoder, and takes a byte. With binary or ubinary it takes a bit.
+    all rows, which are stored with the encoder, and takes a byte. With binary or ubinary it takes a bit.
 
     Finished rows are kept in OUT.parts until the end; an interruption loses those of the last seconds. When the
-    command was interrupted, even by a power cut, the same command goes on from there, and the output is the same to
+    command was interrupted, even by a power cut, the same command continues from there, and the output is the same to
     the byte as without the interruption. While the parts are joined the disk holds the vectors twice.
 
     With --workers several processes encode, each with the model, and with --engine ray those of a Ray cluster, whose

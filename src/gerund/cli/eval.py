@@ -49,7 +49,7 @@ def command(
             help="Folders or hub ids; default for the bundled model; bm25 for BM25, which only ranks; hybrid for "
             "each model once more, its ranking joined with BM25's (hybrid:rrf by places, hybrid:0.4 with that weight "
             "of the vectors); index for each model's index, as gerund search asks it (index:words, index:vectors, "
-            "index:rerank, with ,whole, ,late, ,float16 or ,binary behind it); st:FOLDER or st:ID for a model of "
+            "index:rerank, followed by ,whole, ,late, ,float16 or ,binary); st:FOLDER or st:ID for a model of "
             "sentence-transformers, which only encodes.",
         ),
     ] = None,
@@ -86,7 +86,7 @@ def command(
 ) -> None:
     """Measure what a model is worth as an encoder and as a writer, and compare models and plans side by side.
 
-    Writes a folder with results.json, report.html, every finished score and the embeddings. The same command goes on
+    Writes a folder with results.json, report.html, every finished score and the embeddings. The same command continues
     where it was interrupted; with other models or tasks it adds to the report. Scores of representation tasks are
     computed by mteb's own evaluators.
 
@@ -287,6 +287,6 @@ def _write(output: Path, done: "Evaluation", *, pictures: bool, as_json: bool) -
     if written.left_out:
         tell(
             f"warning: {written.left_out} scores in {output} were measured with another seed, limit, split or "
-            "prompts; they are kept, and not shown beside these"
+            "prompts; they are kept, and not shown with these"
         )
     tell(f"{written.page}")

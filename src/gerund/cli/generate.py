@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 Expand = Annotated[
     int | None,
     typer.Option(
-        help="Take the prompt as a query and write up to this many variants, with some of its words replaced."
+        help="Take the prompt as a query and generate up to this many variants, with some of its words replaced."
     ),
 ]
 Keep = Annotated[list[str] | None, typer.Option(help="With --expand: a word that stays as it is; may be repeated.")]
-Fraction = Annotated[
-    float | None, typer.Option(help="With --expand: fraction of the words that is written anew. [default: 0.3]")
-]
+Fraction = Annotated[float | None, typer.Option(help="With --expand: fraction of the words to replace. [default: 0.3]")]
 
 
 @options.takes(
@@ -69,17 +67,17 @@ def command(
 ) -> None:
     """Continue a prompt, or every prompt of a file.
 
-    For one prompt the prompt and its continuation are printed while the model writes. With --file, --json or -o there
-    is one JSON object a prompt: prompt, text (the continuation alone), score (mean log-probability a token) and
+    For one prompt the prompt and its continuation are printed as they are generated. With --file, --json or -o, prints
+    one JSON object per prompt: prompt, text (the continuation alone), score (mean log-probability per token) and
     finished (whether the text came to its end), with --stop the string that ended it, with --logprobs those of its
-    tokens, with --rerank rank_score; with -n one object a continuation. With --json there is usage too, in tokens.
+    tokens, with --rerank rank_score; with -n one object per continuation. With --json there is usage too, in tokens.
 
     With --rerank many continuations are sampled and the best one is kept; with --beams and --every the best ones are
     chosen again and again while they are extended. By default it samples with --top-p 0.9.
 
-    With --expand the prompt is a query, and other ways to ask are printed, one a line, the most probable fillings
-    first: some of its words, never those of --keep, are masked and written anew, or, where the query has [blank],
-    those gaps are filled. With --file, --json or -o there is one JSON object a query: prompt and expansions. By
+    With --expand the prompt is a query, and other ways to ask are printed, one per line, the most likely first:
+    some of its words, never those of --keep, are masked and replaced, or, if the query has [blank], these are filled.
+    With --file, --json or -o, prints one JSON object per query: prompt and expansions. By
     default it samples with --top-p 0.9.
 
     For example:
@@ -162,7 +160,7 @@ def _expansion_of(
         if value is not None:
             raise ConfigError(f"{name} is of no use with --expand, which fills gaps one query at a time")
     if count < 1:
-        raise ConfigError(f"--expand {count} writes nothing")
+        raise ConfigError(f"--expand {count} is not at least 1")
     return {"count": count, "keep": keep or []} | ({} if fraction is None else {"fraction": fraction})
 
 

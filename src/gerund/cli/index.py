@@ -48,7 +48,8 @@ def command(
         bool | None,
         typer.Option(
             "--late/--early",
-            help="Pool each chunk's vector from one pass over its document, or read it by itself; early if new.",
+            help="Pool each chunk's vector from one pass over its document, or embed each chunk on its own. "
+            "[default for a new index: early]",
         ),
     ] = None,
     context: Annotated[
@@ -58,23 +59,25 @@ def command(
             help="Read title and headings in front of a chunk when it is embedded; not so for a new index.",
         ),
     ] = None,
-    language: Annotated[str | None, typer.Option(help="What the documents are written in; en for a new index.")] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Language of the documents. [default for a new index: en]")
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
             help="How the numbers of vectors are stored: float32, float16, or binary (a bit each); float32 if new."
         ),
     ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove what lay in PATHS and is gone.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Stay, and take over what changes in PATHS, until Ctrl-C.")
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove documents whose files were deleted from PATHS.")
     ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch PATHS and index changes until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(help="With --watch: seconds between two looks.")] = 2.0,
     migrate: Annotated[
         bool,
         typer.Option(
             "--migrate",
-            help="First embed everything anew, with another model or in other chunks, and swap in one step.",
+            help="First re-embed everything, with another model or in other chunks, and swap in one step.",
         ),
     ] = False,
     limits: "ReadLimits",
@@ -85,15 +88,15 @@ def command(
 
     A file of text is a document; of a .jsonl, .csv, .tsv or .parquet file each row is one, with its text in the column
     text and perhaps title, and id or _id. Documents are cut into chunks of whole sentences, which are embedded and
-    stored with their words and vectors. Files that have not changed are passed over; what has changed is replaced in
+    stored with their words and vectors. Unchanged files are skipped; what has changed is replaced in
     one step.
 
-    With --watch the command stays and follows PATHS until Ctrl-C or SIGTERM. A file that is being written is indexed
+    With --watch the command watches PATHS until Ctrl-C or SIGTERM. A file that is being written is indexed
     once it has not changed between two checks.
 
     A file that cannot be read is reported, the others are indexed, and the exit status is 2. When the command was
-    interrupted, even by a power cut, the same command goes on from there. Other commands may search the index
-    meanwhile.
+    interrupted, even by a power cut, the same command continues from there. Other commands may search the index
+    while it runs.
 
     For example:
 
@@ -133,7 +136,7 @@ def command(
         lm = load(given or about.model_spec(output))
         with machines.embedding(lm, chunking) as embed:
             count = migrate_index(store, lm, chunking, embed=embed)
-        tell(f"{count} documents embedded anew: {output}")
+        tell(f"{count} documents re-embedded: {output}")
         index = open_index(output, lm)
     else:
         index = open_index(output, given, chunking=chunking)
@@ -234,7 +237,7 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
     if summary.removed:
         parts.append(f"{_counted(summary.removed, 'document')} removed")
     if summary.failed:
-        parts.append(f"{_counted(len(summary.failed), 'file')} left out, whole or in part")
+        parts.append(f"{_counted(len(summary.failed), 'file')} skipped, entirely or in part")
     tell(f"{', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}")
     if summary.completed:
         tell(f"{output}: {index_view.COMPLETED}")

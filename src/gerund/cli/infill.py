@@ -26,13 +26,13 @@ def command(
     file: options.Texts = None,
     column: options.Column = None,
     format: options.Format = None,
-    blank: Annotated[str, typer.Option(help="What marks a gap.")] = _BLANK,
+    blank: Annotated[str, typer.Option(help="Placeholder that marks a blank.")] = _BLANK,
     method: Annotated[
         str, typer.Option(help="infill, left-only, or a prompt: blank, contextual, prefix-suffix or line-by-line.")
     ] = "infill",
     max_tokens: Annotated[int, typer.Option(help="Longest gap in tokens that is tried.")] = 32,
     length: Annotated[
-        list[int] | None, typer.Option(help="Length of a gap in tokens; given more than once, each is tried.")
+        list[int] | None, typer.Option(help="Number of tokens to fill in; repeat to try several lengths.")
     ] = None,
     beams: Annotated[int, typer.Option(help="Width of the beam search.")] = 1,
     samples: Annotated[int, typer.Option(help="Sample this many fillings of each length and keep the best.")] = 1,
@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Fill the gaps of a text, or of every text of a file, seeing both sides of each.
 
-    For one text the whole text is printed. With --file, --json or -o there is one JSON object a text: text (with its
+    For one text the whole text is printed. With --file, --json or -o, prints one JSON object per text: text (with its
     gaps filled), spans (what stands in them), scores (mean log-probability a token) and lengths (in tokens).
 
     The model tries several lengths of a gap, up to --max-tokens; --length says which lengths to try instead. The

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @options.takes(spec=options.model("MODEL", *options.PLAN, "adapter", *options.MACHINE))
 def command(
-    text: Annotated[
-        str | None, typer.Argument(help="The text; left out, eight sentences that come with gerund.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(help="The text. [default: eight bundled sentences]")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="OUT.png, OUT.svg or OUT.pdf.")] = None,
     file: options.Texts = None,
     column: options.Column = None,
@@ -29,7 +27,7 @@ def command(
     *,
     spec: "ModelSpec",
     layers: Annotated[
-        str | None, typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11; left out, up to twelve.")
+        str | None, typer.Option(help="Layers whose maps are drawn, such as 0,3,8-11. [default: up to twelve]")
     ] = None,
     force: options.Force = False,
     as_json: options.Json = False,

@@ -1,4 +1,4 @@
-"""``gerund mine``: training pairs out of raw documents."""
+"""``gerund mine``: find training pairs in raw documents."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def command(
     short_characters: Annotated[
         int | None,
         typer.Option(
-            help="Two texts with fewer characters are short (GUR: 64); left out, two of which one weighs at most 150, "
+            help="Two texts with fewer characters are short (GUR: 64); default: two of which one weighs at most 150, "
             "as in the released code."
         ),
     ] = None,
@@ -54,7 +54,7 @@ def command(
     other_weight: Annotated[int, typer.Option(help="Weight of anything else.")] = 1,
     max_uses: Annotated[int, typer.Option(help="How often a sentence or title is used at most; 0 for any number.")] = 4,
     per_document: Annotated[
-        int | None, typer.Option(help="Most pairs of a document, sampled by the seed; left out, all.")
+        int | None, typer.Option(help="Most pairs per document, sampled by the seed. [default: all]")
     ] = None,
     language: Annotated[str, typer.Option(help="Language of the sentence splitter: en, zh, de, ...")] = "en",
     clean: Annotated[
@@ -68,9 +68,9 @@ def command(
     *,
     where: options.Machines,
     work: options.Work = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace OUT, and begin anew where something unfinished lies.")
+        bool, typer.Option("--force", help="Replace OUT, and start again if there is unfinished work.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -83,7 +83,7 @@ def command(
     OUT has the columns text_a, text_b, document, file, line, start_a, end_a, start_b, end_b, span, weight, opening:
     both texts, their places, the substring that they share, and in one row of each document with a title how the
     document begins. Each pair occurs once, in an order that depends on the seed and not on the number of processes.
-    Documents that cannot be used are counted and listed in OUT.errors.jsonl. An interrupted run goes on with
+    Documents that cannot be used are counted and listed in OUT.errors.jsonl. An interrupted run continues with
     --resume.
 
     For example:

@@ -47,7 +47,7 @@ def command(
     fewest_words: Annotated[int, typer.Option(help="Words of a continuation at least.")] = 10,
     most_words: Annotated[int, typer.Option(help="Words of a continuation at most.")] = 128,
     per_document: Annotated[
-        int | None, typer.Option(help="Most passages of a document; left out, one from every sentence.")
+        int | None, typer.Option(help="Most passages per document. [default: one from every sentence]")
     ] = None,
     part: Annotated[
         str,
@@ -61,9 +61,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Random seed of passages and samples.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Prefixes that are continued in one pass.")] = 32,
     where: options.Machines,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a folder that was begun.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Begin anew where the folder holds an earlier run, finished or not.")
+        bool, typer.Option("--force", help="Start again if the folder holds an earlier run, finished or not.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -72,7 +72,7 @@ def command(
     A passage is a prefix and what follows it in its document, both whole sentences. Training takes other stretches of
     the same document as wrong continuations by itself. This command adds continuations that a model generates (by
     nucleus sampling with p 0.9 unless an option says otherwise), and hard stretches, which a scorer mistakes for the
-    right one. Documents that cannot be used are passed over and listed in OUT/errors.jsonl. An interrupted run goes on
+    right one. Documents that cannot be used are skipped and listed in OUT/errors.jsonl. An interrupted run continues
     with --resume.
 
     For example:

@@ -219,8 +219,8 @@ def rerank() -> Group:
 
     scorers = (
         "Generate several continuations and keep the best by this scorer: pmi, avg_cll, cll, avg_ull, self_certainty, "
-        "overlap, content_overlap, random, own (the model's), default (the bundled model's), or a scorer's folder or "
-        "hub id."
+        "overlap, content_overlap, random, model (the model's own), default (the bundled model's), or a scorer's "
+        "folder or hub id."
     )
     others = _options_of(Rerank, "samples", "beams", "every", before="With --rerank: ")
     return Group([option("rerank", str | None, scorers), *others], make)

@@ -20,14 +20,14 @@ Asked = tuple[str, list[str], str]
 
 @options.takes(spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE))
 def command(
-    query: Annotated[str | None, typer.Argument(help="What is looked for.")] = None,
+    query: Annotated[str | None, typer.Argument(help="Search query.")] = None,
     documents: Annotated[list[str] | None, typer.Argument(help="The documents, each as one argument.")] = None,
     *,
     spec: "ModelSpec",
     by: Annotated[
         str | None,
         typer.Option(
-            help="vectors, model (the model's own scorer) or likelihood (of the query behind the document). "
+            help="vectors, model (the model's own scorer) or likelihood (of the query after the document). "
             "[default: vectors]"
         ),
     ] = None,
@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Order documents by how relevant they are to a query.
 
-    For one query its documents are listed with their scores, the most relevant first. With --file, --json or -o there
-    is one JSON object a query: query, indices (of the documents, counted from 0, the most relevant first) and scores.
+    For one query its documents are listed with their scores, the most relevant first. With --file, --json or -o, prints
+    one JSON object per query: query, indices (of the documents, counted from 0, the most relevant first) and scores.
 
     For example:
 

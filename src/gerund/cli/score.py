@@ -54,7 +54,7 @@ def command(
     one JSON object a prefix: prefix, scores (in the order of the continuations) and best (the number of the best one,
     counted from 0). Where a continuation does not begin with a space, one is added.
 
-    pmi is how much likelier the continuation is behind the prefix than alone; cll and avg_cll are its log-likelihood,
+    pmi is how much likelier the continuation is after the prefix than alone; cll and avg_cll are its log-likelihood,
     in all and for a token; avg_ull is the mean log-likelihood of a token of prefix and continuation together;
     self_certainty is how sure the model is while it reads; overlap is the fraction of words that the prefix has too,
     content_overlap that without stop words.

@@ -28,13 +28,11 @@ def command(
     ],
     queries: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="QUERY", help="What is sought; several queries, or - for a query a line on standard input."
-        ),
+        typer.Argument(metavar="QUERY", help="Search query; several, or - for one per line on standard input."),
     ] = None,
     *,
     spec: "ModelSpec",
-    k: Annotated[int, typer.Option("--k", "-k", help="How many chunks a query at most.")] = 10,
+    k: Annotated[int, typer.Option("--k", "-k", help="Most chunks per query.")] = 10,
     mode: Annotated[str, typer.Option(help="words, vectors, or hybrid: both, joined.")] = "hybrid",
     expand: Annotated[
         int, typer.Option(help="Search with this many more queries, variants that the model writes.")
@@ -57,9 +55,9 @@ def command(
     with a weight that belongs to the model. What stands in double quotes must stand so in the chunk, but with --mode
     vectors. --mode words needs no model and loads none.
 
-    With --json there is a line a hit: source, start, end (characters of the document's text), text, score, rank, title,
-    heading, words (BM25's score), similarity (the cosine) and relevance (by which --rerank orders); of several queries
-    each line has the query too.
+    With --json, prints one JSON object per hit: source, start, end (characters of the document's text), text, score,
+    rank, title, heading, words (BM25's score), similarity (the cosine) and relevance (by which --rerank orders); of
+    several queries each line has the query too.
 
     Loading the model takes most of the time. With --server a running gerund serve --index answers instead, with the
     same hits; --rerank and --expand are not available then.
@@ -129,7 +127,7 @@ def _remote_hits(
 
 def _queries(given: "list[str] | None") -> list[str]:
     if not given:
-        raise ConfigError("name what is sought: gerund search INDEX QUERY")
+        raise ConfigError("give a query: gerund search INDEX QUERY")
     if given != ["-"]:
         from gerund.retrieval.hybrid_search import check_query
 

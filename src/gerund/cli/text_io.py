@@ -100,7 +100,7 @@ def one_or_file(
         raise ConfigError(f"give either a {own} with its {many} or --file" + (", not both" if file else ""))
     if file is None:
         if not others:
-            raise ConfigError(f"give at least one {many.removesuffix('s')} behind the {own}")
+            raise ConfigError(f"give at least one {many.removesuffix('s')} after the {own}")
         return [(text or "", others, "")]
     found = []
     for row in read_json_lines(file):

@@ -34,13 +34,13 @@ def command(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint of the output folder.")
+        bool, typer.Option("--resume", help="Resume from the newest complete checkpoint of the output folder.")
     ] = False,
     processes: Annotated[
         int,
         typer.Option(
             "--processes",
-            help="Train in this many processes of this machine, one a GPU; each step is that of one process. "
+            help="Train in this many processes of this machine, one per GPU; each step is that of one process. "
             "Several machines are started by torchrun.",
             min=1,
         ),
@@ -57,7 +57,7 @@ def command(
     """Train a model by a recipe.
 
     The output folder receives checkpoints, log.jsonl and, at the end, the finished model in OUTPUT/model.
-    After Ctrl-C or SIGTERM the step is finished and kept. An interrupted training goes on with --resume and ends with
+    After Ctrl-C or SIGTERM the step is finished and kept. An interrupted training continues with --resume and ends with
     the same weights as an uninterrupted one.
 
     For example:

@@ -37,18 +37,18 @@ def command(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            help="Tasks with commas, or one each time, as in gerund eval; left out, sentence similarity and "
+            help="Tasks with commas, or one each time, as in gerund eval. Default: sentence similarity and "
             "classification where they have a validation split."
         ),
     ] = None,
-    plans: Annotated[str | None, typer.Option(help="Plans to try, with commas; left out, all of them.")] = None,
+    plans: Annotated[str | None, typer.Option(help="Plans to try, with commas. [default: all]")] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="Poolings to try, with commas; left out, the model's own.")
+        str | None, typer.Option(help="Poolings to try, with commas. [default: the model's own]")
     ] = None,
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods without training to try behind the plans, with commas: recurrent (recurrent layers read both "
+            help="Methods without training to try after the plans, with commas: recurrent (recurrent layers read both "
             "ways, where there are any), skips, layers, templates, prepend, reroute, and with --sample transforms; "
             "none for none."
         ),
@@ -76,9 +76,9 @@ def command(
 
     First the best k of every plan, then k and k0 of mask0+bidir around what did best; layers that settings share are
     run once. Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json
-    with the best setting. The same command goes on where it was interrupted.
+    with the best setting. The same command continues where it was interrupted.
 
-    With --fusion the model is read as it is, and 11 weights of its vectors beside BM25's words are compared on
+    With --fusion the model is used as it is, and 11 weights of its vectors relative to BM25 are compared on
     retrieval tasks; every text is encoded once. Writes fusion.json and gerund.json, in which gerund search finds the
     weight.
 
