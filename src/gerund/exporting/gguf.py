@@ -209,9 +209,9 @@ def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable, *, e
     import gguf
 
     config = model.config
-    own = {torch.bfloat16: gguf.LlamaFileType.MOSTLY_BF16, torch.float16: gguf.LlamaFileType.MOSTLY_F16}
     types = gguf.LlamaFileType
-    writer.add_file_type(types.MOSTLY_Q8_0 if eight_bits else own.get(model.dtype, types.ALL_F32))
+    by_dtype = {torch.bfloat16: types.MOSTLY_BF16, torch.float16: types.MOSTLY_F16}
+    writer.add_file_type(types.MOSTLY_Q8_0 if eight_bits else by_dtype.get(model.dtype, types.ALL_F32))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -255,9 +255,10 @@ def _write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTra
 
 def _ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[int]:
     """Return the end tokens, the generation config's first."""
-    own = model.generation_config.eos_token_id
-    listed = [] if own is None else list(own) if isinstance(own, (list, tuple)) else [own]
-    return listed or [one for one in (tokenizer.eos_token_id,) if one is not None]
+    for ends in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
+        if listed := [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]:
+            return listed
+    return []
 
 
 def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
@@ -265,7 +266,7 @@ def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
     import gguf
 
     config = model.config
-    arch = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.name)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     weights: dict[str, Tensor] = {}
     for name, tensor in _untied(base_state(model), config).items():
@@ -285,7 +286,9 @@ def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
 
 def _untied(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Return the weights without a tied output head."""
-    return {name: one for name, one in state.items() if not (config.tie_word_embeddings and name == "lm_head.weight")}
+    return {
+        name: tensor for name, tensor in state.items() if not (config.tie_word_embeddings and name == "lm_head.weight")
+    }
 
 
 def _frequency_factors(model: PreTrainedModel) -> Tensor | None:
@@ -293,10 +296,10 @@ def _frequency_factors(model: PreTrainedModel) -> Tensor | None:
     rope = model.config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         return None
-    own = model.base_model.rotary_emb.inv_freq.detach().float().cpu()
-    steps = torch.arange(0, 2 * len(own), 2).float() / (2 * len(own))
+    frequencies = model.base_model.rotary_emb.inv_freq.detach().float().cpu()
+    steps = torch.arange(0, 2 * len(frequencies), 2).float() / (2 * len(frequencies))
     plain: Tensor = 1.0 / (float(rope["rope_theta"]) ** steps)
-    return plain / own
+    return plain / frequencies
 
 
 def _head_width(config: Any) -> int:
@@ -367,14 +370,14 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
 
 def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[str, Any]]:
     """Return llama.cpp's continuation of a text: each token's ``id`` and ``logprob``."""
-    for wanted in (count, 1):
-        found = _attempt(partial(_ask, server, text, wanted))
-        read, written = found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
-        if read != len(ids):
-            raise ModelError(f"llama.cpp reads {text!r} as {read} tokens, and the tokenizer as {len(ids)}")
-        chosen = (found["choices"][0].get("logprobs") or {}).get("content") or []
+    for max_tokens in (count, 1):
+        answer = _attempt(partial(_ask, server, text, max_tokens))
+        prompt_tokens, completion_tokens = answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
+        if prompt_tokens != len(ids):
+            raise ModelError(f"llama.cpp reads {text!r} as {prompt_tokens} tokens, and the tokenizer as {len(ids)}")
+        chosen = (answer["choices"][0].get("logprobs") or {}).get("content") or []
         # The list omits tokens that are parts of a character; then it can't be used.
-        if len(chosen) == written:
+        if len(chosen) == completion_tokens:
             return list(chosen)
     return []
 
@@ -387,12 +390,12 @@ def _with_float32_states(model: PreTrainedModel) -> PreTrainedModel:
     if model.dtype in _NEAR:
         return model
     memory = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    own = copy.deepcopy(model, memory)
-    for module in own.modules():
+    copied = copy.deepcopy(model, memory)
+    for module in copied.modules():
         if stored := dict(module.named_parameters(recurse=False)):
             module.register_forward_pre_hook(partial(_hold, stored, torch.float32))
             module.register_forward_hook(partial(_hold, stored, None), always_call=True)
-    return own
+    return copied
 
 
 def _hold(stored: Mapping[str, nn.Parameter], dtype: torch.dtype | None, module: nn.Module, *_: Any) -> None:
@@ -404,14 +407,14 @@ def _hold(stored: Mapping[str, nn.Parameter], dtype: torch.dtype | None, module:
 
 def _difference(model: PreTrainedModel, ids: list[int], chosen: list[dict[str, Any]]) -> float:
     """Return how far llama.cpp's log-probabilities are from the model's, and its choices from the model's best."""
-    new = [int(one["id"]) for one in chosen]
+    new = [int(token["id"]) for token in chosen]
     if not new:
         return 0.0
-    ours_TV = _log_probabilities(model, [*ids, *new])[len(ids) - 1 : -1]
-    own_T = ours_TV[torch.arange(len(new)), torch.tensor(new)]
-    theirs_T = torch.tensor([float(one["logprob"]) for one in chosen])
-    from_best_T = ours_TV.max(dim=-1).values - own_T
-    return float(torch.maximum((own_T - theirs_T).abs(), from_best_T).max())
+    logprobs_TV = _log_probabilities(model, [*ids, *new])[len(ids) - 1 : -1]
+    expected_T = logprobs_TV[torch.arange(len(new)), torch.tensor(new)]
+    actual_T = torch.tensor([float(token["logprob"]) for token in chosen])
+    from_best_T = logprobs_TV.max(dim=-1).values - expected_T
+    return float(torch.maximum((expected_T - actual_T).abs(), from_best_T).max())
 
 
 @torch.no_grad()
@@ -439,9 +442,9 @@ def serve(path: Path, context: int) -> Any:
 
 
 def _ask(server: Any, text: str, count: int) -> dict[str, Any]:
-    asked = {"prompt": text, "max_tokens": count, "temperature": 0.0, "logprobs": 1, "cache_prompt": False}
-    found: dict[str, Any] = server.handle_completions(asked)
-    return found
+    body = {"prompt": text, "max_tokens": count, "temperature": 0.0, "logprobs": 1, "cache_prompt": False}
+    answer: dict[str, Any] = server.handle_completions(body)
+    return answer
 
 
 def _attempt(step: Any) -> Any:

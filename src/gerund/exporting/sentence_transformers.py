@@ -94,9 +94,9 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
     if config.append_eos and not runtime.tokenizer.is_fast:
         return "only fast tokenizers can be told to append an end token"
     poolings = pooling_parts(config.pooling)
-    if any(one.sentence_transformers is None for one in poolings):
+    if any(pooling.sentence_transformers is None for pooling in poolings):
         return f"sentence-transformers has no pooling {config.pooling}"
-    if [one.sentence_transformers for one in poolings] != _modes_on(config.pooling):
+    if [pooling.sentence_transformers for pooling in poolings] != _modes_on(config.pooling):
         return f"sentence-transformers concatenates the poolings {config.pooling} in another order"
     return "" if config.pool_prompt or config.follows_sentence_transformers else _obstacle_in_prompts(runtime)
 
@@ -104,7 +104,7 @@ def _obstacle_in_pooling(runtime: EncoderRuntime) -> str:
 def _obstacle_in_prompts(runtime: EncoderRuntime) -> str:
     """Return why sentence-transformers would pool other tokens than gerund for a prompt that is not pooled."""
     prompts = [prompt for prompt in prompt_settings(runtime.config)[0].values() if prompt]
-    if prompts and any(one.depends_on_places for one in pooling_parts(runtime.config.pooling)):
+    if prompts and any(part.depends_on_places for part in pooling_parts(runtime.config.pooling)):
         return "sentence-transformers counts the prompt's tokens in the weights of a weighted mean"
     fused = next((prompt for prompt in prompts if is_fused(runtime, prompt)), None)
     if fused is None:
@@ -145,8 +145,8 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
 
 def _modes_on(pooling: str) -> list[str]:
     """Return a pooling's switches in the order in which sentence-transformers concatenates them."""
-    named = {one.sentence_transformers for one in pooling_parts(pooling)}
-    return [switch for switch in SWITCHES if switch in named]
+    on = {part.sentence_transformers for part in pooling_parts(pooling)}
+    return [switch for switch in SWITCHES if switch in on]
 
 
 def _write_layers(head: ProjectionHead | None, folder: Path, place: int) -> list[tuple[str, str]]:

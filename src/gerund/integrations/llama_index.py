@@ -12,7 +12,7 @@ True
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,81 +130,75 @@ class GerundLLM(LLM):
         )
 
     def _request(self, given: dict[str, Any]) -> Request:
-        own = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        asked = request(own, self.additional_kwargs, given)
-        if asked.options.get("n", 1) != 1:
-            raise ConfigError(f"n={asked.options['n']}: LlamaIndex takes one text of a call; call it as often")
-        return asked
+        settings = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        generation = request(settings, self.additional_kwargs, given)
+        if generation.options.get("n", 1) != 1:
+            raise ConfigError(f"n={generation.options['n']}: LlamaIndex takes one text of a call; call it as often")
+        return generation
+
+    def _run(self, method: Callable[..., Any], prompt: Any, given: dict[str, Any]) -> Any:
+        """Call a method of the model with the settings of this object and of the call."""
+        length, sampling, options = self._request(given)
+        return method(prompt, length, sampling, **options)
 
     def _prompt(self, prompt: str, formatted: bool) -> str:
         return prompt if formatted else self.completion_to_prompt(prompt)
 
+    def _completion(self, completion: Generation) -> CompletionResponse:
+        return CompletionResponse(text=completion.text, raw=self._raw(completion))
+
+    def _message(self, completion: Generation) -> ChatResponse:
+        return ChatResponse(message=_answer(completion.text), raw=self._raw(completion))
+
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Continue a text."""
-        length, sampling, options = self._request(kwargs)
-        [done] = self.lm.generate(self._prompt(prompt, formatted), length, sampling, **options)
-        return CompletionResponse(text=done.text, raw=self._raw(done))
+        return self._completion(self._run(self.lm.generate, self._prompt(prompt, formatted), kwargs)[0])
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Continue a text, without blocking the event loop."""
-        length, sampling, options = self._request(kwargs)
-        [done] = await self.lm.agenerate(self._prompt(prompt, formatted), length, sampling, **options)
-        return CompletionResponse(text=done.text, raw=self._raw(done))
+        return self._completion((await self._run(self.lm.agenerate, self._prompt(prompt, formatted), kwargs))[0])
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Iterator[CompletionResponse]:
         """Continue a text piece by piece."""
-        return (
-            CompletionResponse(text=text, delta=piece, raw=raw)
-            for text, piece, raw in self._pieces(self._prompt(prompt, formatted), kwargs)
-        )
+        pieces = self._pieces(self._prompt(prompt, formatted), kwargs)
+        return (CompletionResponse(text=text, delta=piece, raw=raw) for text, piece, raw in pieces)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> AsyncIterator[CompletionResponse]:
         """Continue a text piece by piece, without blocking the event loop."""
-        return (
-            CompletionResponse(text=text, delta=piece, raw=raw)
-            async for text, piece, raw in self._apieces(self._prompt(prompt, formatted), kwargs)
-        )
+        pieces = self._apieces(self._prompt(prompt, formatted), kwargs)
+        return (CompletionResponse(text=text, delta=piece, raw=raw) async for text, piece, raw in pieces)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Generate the next message of a conversation."""
-        length, sampling, options = self._request(kwargs)
-        [done] = self.lm.chat(_conversation(messages), length, sampling, **options)
-        return ChatResponse(message=_answer(done.text), raw=self._raw(done))
+        return self._message(self._run(self.lm.chat, _conversation(messages), kwargs)[0])
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Generate the next message of a conversation, without blocking the event loop."""
-        length, sampling, options = self._request(kwargs)
-        [done] = await self.lm.achat(_conversation(messages), length, sampling, **options)
-        return ChatResponse(message=_answer(done.text), raw=self._raw(done))
+        return self._message((await self._run(self.lm.achat, _conversation(messages), kwargs))[0])
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Iterator[ChatResponse]:
         """Generate the next message of a conversation piece by piece."""
-        return (
-            ChatResponse(message=_answer(text), delta=piece, raw=raw)
-            for text, piece, raw in self._pieces(_conversation(messages), kwargs)
-        )
+        pieces = self._pieces(_conversation(messages), kwargs)
+        return (ChatResponse(message=_answer(text), delta=piece, raw=raw) for text, piece, raw in pieces)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncIterator[ChatResponse]:
         """Generate the next message of a conversation piece by piece, without blocking the event loop."""
-        return (
-            ChatResponse(message=_answer(text), delta=piece, raw=raw)
-            async for text, piece, raw in self._apieces(_conversation(messages), kwargs)
-        )
+        pieces = self._apieces(_conversation(messages), kwargs)
+        return (ChatResponse(message=_answer(text), delta=piece, raw=raw) async for text, piece, raw in pieces)
 
     def _pieces(self, prompt: Prompt, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
         """Yield the text so far, its last piece, and after the last piece the metadata."""
-        length, sampling, options = self._request(given)
-        stream, text = self.lm.stream(prompt, length, sampling, **options), ""
+        stream, text = self._run(self.lm.stream, prompt, given), ""
         for piece in stream:
             text += piece
             yield text, piece, None
@@ -213,8 +207,7 @@ class GerundLLM(LLM):
     async def _apieces(
         self, prompt: Prompt, given: dict[str, Any]
     ) -> AsyncIterator[tuple[str, str, dict[str, Any] | None]]:
-        length, sampling, options = self._request(given)
-        stream, text = self.lm.astream(prompt, length, sampling, **options), ""
+        stream, text = self._run(self.lm.astream, prompt, given), ""
         async for piece in stream:
             text += piece
             yield text, piece, None

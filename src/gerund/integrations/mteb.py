@@ -47,11 +47,11 @@ def model_meta(model: LanguageModel | ModelSpec | str | Path | None = None, *, n
     """
     lm = model if isinstance(model, LanguageModel) else load(model)
     spec = lm.spec
-    own = Path(spec.model).expanduser().resolve().name if Path(spec.model).is_dir() else spec.model.rpartition("/")[2]
+    last = Path(spec.model).expanduser().resolve().name if Path(spec.model).is_dir() else spec.model.rpartition("/")[2]
     # Tied weights are one tensor under two names; adapters are not counted.
     weights = list({weight.data_ptr(): weight for weight in base_state(lm.model).values()}.values())
     known: dict[str, Any] = {
-        "name": name or f"gerund/{own}",
+        "name": name or f"gerund/{last}",
         "loader": _load,
         "loader_kwargs": {"spec": spec.model_dump_json()},
         "revision": lm.fingerprint(),

@@ -25,7 +25,7 @@ Model = LanguageModel | ModelSpec | str | Path | None
 
 Job = Literal["query", "document"]
 
-_SAMPLING = tuple(one.name for one in fields(Sampling))
+_SAMPLING = tuple(field.name for field in fields(Sampling))
 _OPTIONS = tuple(name for name in names_of(GenerationKeywords) if name not in SamplingKeywords.__annotations__)
 _LENGTHS = ("max_new_tokens", "max_tokens")
 SETTINGS = (*_LENGTHS[:1], *_SAMPLING, *_OPTIONS)
@@ -85,24 +85,24 @@ def request(*given: Mapping[str, Any]) -> Request:
 
 def stop_strings(*given: str | Sequence[str] | None) -> list[str]:
     """Return all stop strings as one list."""
-    return [text for one in given if one for text in ([one] if isinstance(one, str) else one)]
+    return [text for stop in given if stop for text in ([stop] if isinstance(stop, str) else stop)]
 
 
 def facts(lm: LanguageModel, done: Generation) -> dict[str, Any]:
     """Return metadata of a completion, ready for JSON."""
-    found: dict[str, Any] = {"model_name": lm.name, "finish_reason": done.finish_reason}
+    metadata: dict[str, Any] = {"model_name": lm.name, "finish_reason": done.finish_reason}
     if done.stop is not None:
-        found["stop"] = done.stop
+        metadata["stop"] = done.stop
     if done.logprobs is not None:
-        found["logprobs"] = [
+        metadata["logprobs"] = [
             {
-                "token": one.text,
-                "logprob": one.logprob,
-                "top": [{"token": other.text, "logprob": other.logprob} for other in one.top],
+                "token": token.text,
+                "logprob": token.logprob,
+                "top": [{"token": other.text, "logprob": other.logprob} for other in token.top],
             }
-            for one in done.logprobs
+            for token in done.logprobs
         ]
-    return found
+    return metadata
 
 
 def usage_of(completion: Generation) -> dict[str, int]:
@@ -115,8 +115,8 @@ def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | Non
     if not texts:
         return []
     name = job if prompt is None and job in lm.encoder.prompts else None
-    found: np.ndarray = lm.encode(list(texts), prompt, empty="zeros", show_progress=False, prompt_name=name)
-    return [[float(number) for number in row] for row in found]
+    embeddings: np.ndarray = lm.encode(list(texts), prompt, empty="zeros", show_progress=False, prompt_name=name)
+    return [[float(number) for number in row] for row in embeddings]
 
 
 def most_relevant(

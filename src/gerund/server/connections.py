@@ -119,18 +119,18 @@ class Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP with an error in the usual form; the middleware never sees it."""
         del msg  # uvicorn's message
-        is_noted = self.cycle is None or self.cycle.response_complete  # else the middleware logs the request
+        is_logged = self.cycle is None or self.cycle.response_complete  # else the middleware logs the request
         # If an answer has begun, as to a request that was rejected before its body came, no other can follow.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             reason = self.conn.reason or "this is no valid request of HTTP/1.1"
-            error, own = ApiError(reason, code="invalid_http"), uuid.uuid4().hex
+            error, request_id = ApiError(reason, code="invalid_http"), uuid.uuid4().hex
             content = json.dumps(error.body).encode()
             headers = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
-            answer = h11.Response(status_code=error.status, headers=[*headers.items(), ("x-request-id", own)])
+            answer = h11.Response(status_code=error.status, headers=[*headers.items(), ("x-request-id", request_id)])
             for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-            if is_noted:
-                note("request", method="?", route="(none)", status=error.status, ms=0, request=own)
+            if is_logged:
+                note("request", method="?", route="(none)", status=error.status, ms=0, request=request_id)
         self.transport.close()
 
 

@@ -188,7 +188,7 @@ _STATUSES = {
     504: "It was not done in time.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": said, **_ERROR} for status, said in _STATUSES.items()
+    status: {"description": text, **_ERROR} for status, text in _STATUSES.items()
 }
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {

@@ -55,10 +55,10 @@ class Metrics:
         self.waits = histogram("gerund_wait_seconds", "Until the engine began with what it was given.")
         self.first = histogram("gerund_first_piece_seconds", "Until a stream's first text.")
         self.gaps = histogram("gerund_piece_gap_seconds", "Between two pieces of a stream.", _GAPS)
-        self._counts = {name: Counter(f"gerund_{name}", said, registry=registry) for name, said in _COUNTED.items()}
+        self._counts = {name: Counter(f"gerund_{name}", text_, registry=registry) for name, text_ in _COUNTED.items()}
         self._gauges = {
-            name: Gauge(f"gerund_{name}", said, registry=registry, multiprocess_mode="livesum")
-            for name, said in _MEASURED.items()
+            name: Gauge(f"gerund_{name}", text_, registry=registry, multiprocess_mode="livesum")
+            for name, text_ in _MEASURED.items()
         }
         self._before: dict[str, int] = dict.fromkeys(_COUNTED, 0)
 

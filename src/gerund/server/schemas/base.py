@@ -102,12 +102,12 @@ class Body(BaseModel):
                 continue
             shown = _printable(name)
             close = get_close_matches(shown, sorted(known - body.keys()), 1, _ALIKE)
-            said = f"{shown} is not supported here; leave it out"
+            message = f"{shown} is not supported here; leave it out"
             if close:
-                said = f"there is no field {shown!r}; did you mean {close[0]!r}?"
+                message = f"there is no field {shown!r}; did you mean {close[0]!r}?"
             elif cls.without_effect.get(name, ANY) is not ANY:
-                said = f"{shown} is supported with its usual value alone; leave it out"
-            raise PydanticCustomError(_UNKNOWN, "{said}", {"said": said, "field": shown})
+                message = f"{shown} is supported with its usual value alone; leave it out"
+            raise PydanticCustomError(_UNKNOWN, "{message}", {"message": message, "field": shown})
         return body
 
 
@@ -162,12 +162,12 @@ def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str, str | None
     """
     placed = [(place_of(error, body), error) for error in errors]
     first = placed[0][0].split(".")[0]
-    own = [one for one in placed if one[0].split(".")[0] == first]
-    of_values = [one for one in own if not one[1]["type"].endswith("_type")]
-    place, error = max(of_values or own, key=lambda one: one[0].count("."))
+    of_field = [item for item in placed if item[0].split(".")[0] == first]
+    of_values = [item for item in of_field if not item[1]["type"].endswith("_type")]
+    place, error = max(of_values or of_field, key=lambda item: item[0].count("."))
     if error["type"] == _UNKNOWN:
         return place, error["msg"], "not_supported"
-    said = error["msg"].removeprefix("Value error, ")
-    if not of_values and len(own) > 1 and first in _FORMS:
-        said = f"{first} is {_FORMS[first]}"
-    return place, f"{place}: {said}" if place else said, None
+    message = error["msg"].removeprefix("Value error, ")
+    if not of_values and len(of_field) > 1 and first in _FORMS:
+        message = f"{first} is {_FORMS[first]}"
+    return place, f"{place}: {message}" if place else message, None
