@@ -1,1 +1,1 @@
-"""Trains a model by a recipe."""
+"""Training: recipes, objectives, several processes, checkpoints that resume exactly."""

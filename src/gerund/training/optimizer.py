@@ -1,7 +1,4 @@
-"""Optimizers by name, and the learning-rate schedules.
-
-Knows: which parameters are hidden matrices. Does not know: data, objectives, the trainer.
-"""
+"""Optimizers (AdamW, Muon, Adafactor) and learning-rate schedules by name."""
 
 import math
 from collections.abc import Callable

@@ -1,20 +1,16 @@
-"""Carries a recipe out: model, texts, training, and the finished folder.
-
-Knows: the layout of a run's folder, and which process writes into it. Does not know: how a step is taken.
+"""Train by a recipe: prepare the model and its texts, run the steps, and write the finished model.
 
 ::
 
     OUTPUT/recipe.json      the settings, compared on resume
-    OUTPUT/data.json        what the texts and other files amount to, compared on resume
-    OUTPUT/log.jsonl        one line a log or validation step
-    OUTPUT/fitted/          a distilling head as it was before the first step, if vectors of tokens are fitted for it
+    OUTPUT/data.json        counts and hashes of texts and other files, compared on resume
+    OUTPUT/log.jsonl        one line per log or validation step
+    OUTPUT/fitted/          a distilling head before the first step, if vectors of tokens are fitted for it
     OUTPUT/cache/           tokenizer and tokens, unless data.cache names another folder
-    OUTPUT/checkpoints/     checkpoint-N, each whole only with its manifest
-    OUTPUT/snapshots/       step-N, the model on its way, where snapshot_steps asks for it
-    OUTPUT/tensorboard/     the log once more, where report_to asks for it
-    OUTPUT/model/           the finished model; there only when training is done
-
-Knows: how weights and adapters are stored. Does not know: how the model was trained.
+    OUTPUT/checkpoints/     checkpoint-N, each complete only with its manifest
+    OUTPUT/snapshots/       step-N, the model during training, with snapshot_steps
+    OUTPUT/tensorboard/     the log for TensorBoard, with report_to
+    OUTPUT/model/           the finished model; exists only when training is done
 """
 
 import copy

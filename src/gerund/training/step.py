@@ -1,10 +1,8 @@
-"""One optimizer step's gradients: every active objective in parts that fit the memory, summed by weight.
+"""Compute the gradients of one optimizer step: every active objective in parts that fit the memory, summed by weight.
 
 Token losses are divided by the number of tokens of the whole step, over all parts and processes, so parts of
-unequal size weigh what they should. Contrastive losses see all texts of the step at once through cached gradients.
+unequal size have the right weight. Contrastive losses see all texts of the step together through cached gradients.
 Processes exchange gradients once, in the last backward pass of the step.
-
-Knows: objectives, parts, processes. Does not know: the Trainer, files, optimizers.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The model that a recipe trains: built or loaded, with or without an adapter, and how it is read as an encoder.
-
-Knows: models, tokenizers, LoRA, attention plans. Does not know: data, objectives, the trainer.
-"""
+"""Build or load the model that a recipe trains, with or without a LoRA adapter, and check that it can be trained."""
 
 import re
 import warnings

@@ -1,8 +1,7 @@
-"""transformers' ``Trainer``, taught to run our objectives: steps in, whole checkpoints out.
+"""A transformers ``Trainer`` that runs gerund's objectives, writes complete checkpoints, and resumes exactly.
 
-Knows: how a step is driven, logged and saved. Does not know: files, recipes' folders, tokenizers, how a loss is
-computed. The Trainer's own loop, optimizer states, random states and distribution are used as they are; what it
-calls accumulation is done inside a step, each objective in parts of its own size.
+The Trainer's loop, optimizer states, random states and distribution are used unchanged; what it calls accumulation is
+done inside a step, each objective in parts of its own size.
 """
 
 import math

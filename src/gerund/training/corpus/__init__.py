@@ -1,1 +1,1 @@
-"""Where training texts come from: files, tokens, the order in which they are read, how they are formatted."""
+"""Training texts and pairs: read, tokenise, order and format them, and encode them with a teacher."""

@@ -1,7 +1,4 @@
-"""Puts prompt and special tokens around a training text, exactly as the encoder will read it.
-
-Knows: what a tokenizer adds to a text, how a prompt and a text join. Does not know: where texts come from,
-batches, models.
+"""Put prompt and special tokens around a training text, exactly as the encoder will read it.
 
 A text is tokenised once, long before its prompt is known, and may be cut out of a longer one. The tokens at the
 border depend on both: with many tokenizers "Query: " and "the" make "Query", ":", " the", which are not the tokens of

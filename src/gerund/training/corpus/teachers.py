@@ -1,11 +1,8 @@
-"""Teachers: what gives texts the vectors that a student learns, and where these are kept.
+"""Teachers for distillation: encode training texts with another model, and store their vectors in shards.
 
 A teacher is a sentence-transformers model (folder or hub id), another model that gerund reads, or a Parquet file that
-``gerund embed --keep-text`` wrote. Its vectors lie on the disk in shards, each named by a hash of the teacher and of
-its texts: an interrupted job goes on with the next shard, the same texts are never read twice by a teacher, and what
-is there is mapped into memory and not read whole.
-
-Knows: models that encode, shards of vectors. Does not know: students, losses.
+``gerund embed --keep-text`` wrote. Each shard is named by a hash of the teacher and of its texts: an interrupted job
+continues with the next shard, no teacher reads the same texts twice, and shards are mapped into memory.
 """
 
 import hashlib

@@ -1,11 +1,8 @@
-"""The tokenizer of a training: byte-level BPE trained on the sources, or opened; and its mask token.
+"""The tokenizer of a training: a byte-level BPE trained on the sources, or an existing one; and its mask token.
 
 Every text comes back unchanged from ``decode(encode(text))``, and the same texts give the same tokenizer. No token is
 added to the vocabulary of a base: embeddings would have to grow, and the model would no longer be the one that was
 given.
-
-Knows: the pre-tokenisation, the special tokens and their ids, vocabularies. Does not know: which tokens are hidden
-(``data.masking``).
 """
 
 import hashlib

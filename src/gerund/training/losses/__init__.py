@@ -1,1 +1,1 @@
-"""The mathematics of the objectives: losses on tensors, and what they are computed from."""
+"""Losses on tensors, and the vectors that they compare."""

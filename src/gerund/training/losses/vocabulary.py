@@ -1,8 +1,5 @@
 """Cross-entropy over a vocabulary: of chosen positions without ever holding all their logits, and of whole blocks.
 
-Knows: states, targets, a function from states to logits, the heads of language models. Does not know: which positions
-are predicted, or why.
-
 Shapes: B texts, T tokens, L tokens of the decoder, N positions, D numbers of a state, V tokens of the vocabulary.
 """
 
