@@ -137,18 +137,6 @@ class TestResume:
         assert_equal_states(tmp_path / "planned", tmp_path / "cut")
 
     @pytest.mark.slow
-    def test_settings_that_were_written_under_earlier_names_are_the_same(self, run, settings, tmp_path, monkeypatch):
-        settings["objectives"] = [{"kind": "mntp", "length": 16, "batch_size": 8, "micro_batch_size": 4}]
-        with monkeypatch.context() as patch:
-            crash_at(patch, 8)
-            with pytest.raises(CrashError):
-                run("out")
-        path = tmp_path / "out" / "recipe.json"
-        before = path.read_text("utf-8").replace("mask_fraction", "mask_share")
-        path.write_text(before.replace("random_fraction", "random_share"), "utf-8")
-        assert (run("out", resume=True) / "model.safetensors").is_file()
-
-    @pytest.mark.slow
     def test_changed_settings_and_data_are_refused(self, run, corpus, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             crash_at(patch, 9)
