@@ -8,7 +8,7 @@ queries are never split differently, and no dictionary is needed.
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -71,8 +71,8 @@ class _Word(NamedTuple):
     Attributes:
         text: its letters as they stand.
         start: its first character.
-        end: the one behind its last.
-        characters: of a run its characters, each with its marks; None for a word.
+        end: the character after its last.
+        characters: the characters of a run, each with its marks; None for a word.
         kind: ``spaced`` for a word, or a name of ``_SCRIPTS``.
     """
 
@@ -85,7 +85,7 @@ class _Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Analyzer:
-    """What the words of texts in one language are; words in another script are read by that script.
+    """Splits texts in one language into terms; words in another script are analyzed by that script.
 
     >>> analyzer = Analyzer("en")
     >>> analyzer.document("The caf\u00e9s of 北京市")
@@ -97,15 +97,15 @@ class Analyzer:
     language: str
 
     def document(self, text: str) -> list[str]:
-        """Return the terms of a text, in its order; behind them the halves of words that a line's end divides."""
-        return [*self.phrase(text), *(term for one in halves(text) for term in self.phrase(one))]
+        """Return the terms of a text in order, then the halves of words that are hyphenated at a line end."""
+        return [*self.phrase(text), *(term for half in halves(text) for term in self.phrase(half))]
 
     def phrase(self, text: str) -> list[str]:
-        """Return the terms that a text that has these words one behind the other has one behind the other too."""
+        """Return the terms of a phrase, consecutive in every text that contains it."""
         return [term for word in _words(normalized(text)) for term in self._terms(word)]
 
     def query(self, text: str) -> list[str]:
-        """Return the terms that are searched for a query, as often as it has them; stop words where nothing else is.
+        """Return the search terms of a query, with repetitions; stop words only where there is nothing else.
 
         A long query names what it is about more than once, and BM25 counts that.
         """
@@ -116,37 +116,36 @@ class Analyzer:
         return [term for word in words for term in self._pairs(word)]
 
     def content(self, text: str) -> frozenset[str]:
-        """Return the terms that say what a question is about; none for one of stop words alone."""
+        """Return the content terms of a question, without stop words."""
         return frozenset(term for word in _words(normalized(text)) for term in self._content(word))
 
     def matches(self, text: str, query: str) -> list[tuple[int, int]]:
-        """Return where a text has words of a query: first character and the one behind the last, in the text's order.
+        """Return the (start, end) characters of a query's words in a text, in order.
 
         >>> Analyzer("en").matches("Railways: the rail\u00adway of 中国", "a railway in 中国")
         [(0, 8), (14, 22), (26, 28)]
         """
         wanted, aligned = set(self.query(query)), Alignment(text)
-        found = list[tuple[int, int]]()
+        spans = list[tuple[int, int]]()
         for word in _words(aligned.text):
             for start, end in self._places(word, wanted):
-                if found and start <= found[-1][1] and word.characters is not None:
-                    found[-1] = (found[-1][0], max(end, found[-1][1]))
+                if spans and start <= spans[-1][1] and word.characters is not None:
+                    spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
                 else:
-                    found.append((start, end))
-        return [aligned.original(start, end) for start, end in found]
+                    spans.append((start, end))
+        return [aligned.original(start, end) for start, end in spans]
 
     def _terms(self, word: _Word) -> list[str]:
         if word.characters is None:
             return [_term(word.text, self.language)]
-        own = word.characters
-        return [term for one, other in pairwise(own) for term in (one, one + other)] + [own[-1]]
+        characters = word.characters
+        return [term for left, right in pairwise(characters) for term in (left, left + right)] + [characters[-1]]
 
     def _pairs(self, word: _Word) -> list[str]:
-        """Return what is searched of a word whatever it means."""
+        """Return the search terms of a word, stop word or not."""
         if word.characters is None:
             return [_term(word.text, self.language)]
-        own = word.characters
-        return [one + other for one, other in pairwise(own)] or [own[0]]
+        return _pairs_of(word.characters)
 
     def _content(self, word: _Word) -> list[str]:
         if word.characters is None:
@@ -155,18 +154,18 @@ class Analyzer:
         terms = list[str]()
         for first, stop in _content_spans(word, self.language):
             piece = word.characters[first:stop]
-            terms += [one + other for one, other in pairwise(piece)] or [piece[0]]
+            terms += _pairs_of(piece)
         return terms
 
     def _half_content(self, word: _Word) -> list[str]:
-        """Return the pairs of a run of which one character belongs to its content: it may end a word that is meant."""
+        """Return the pairs of a run with one content character, which may be the end of a word."""
         if word.characters is None:
             return []
         is_content = [False] * len(word.characters)
         for first, stop in _content_spans(word, self.language):
             is_content[first:stop] = [True] * (stop - first)
         both = zip(pairwise(word.characters), pairwise(is_content), strict=True)
-        return [one + other for (one, other), flags in both if len(set(flags)) > 1]
+        return [left + right for (left, right), flags in both if len(set(flags)) > 1]
 
     def _places(self, word: _Word, wanted: set[str]) -> Iterator[tuple[int, int]]:
         if word.characters is None:
@@ -174,17 +173,21 @@ class Analyzer:
                 yield word.start, word.end
             return
         starts = [word.start]
-        for one in word.characters:
-            starts.append(starts[-1] + len(one))
-        for place, one in enumerate(word.characters):
-            if one in wanted:
+        for character in word.characters:
+            starts.append(starts[-1] + len(character))
+        for place, character in enumerate(word.characters):
+            if character in wanted:
                 yield starts[place], starts[place + 1]
             if "".join(word.characters[place : place + 2]) in wanted and place + 1 < len(word.characters):
                 yield starts[place], starts[place + 2]
 
 
+def _pairs_of(characters: Sequence[str]) -> list[str]:
+    return [left + right for left, right in pairwise(characters)] or [characters[0]]
+
+
 def stop_words(language: str) -> frozenset[str]:
-    """Return the words of a language that no search looks at beside others, in lower case; none where they are unknown.
+    """Return the stop words of a language in lower case; empty for an unknown language.
 
     >>> "the" in stop_words("en"), stop_words("pl")
     (True, frozenset())
@@ -193,7 +196,7 @@ def stop_words(language: str) -> frozenset[str]:
 
 
 def overlap_words(text: str) -> list[str]:
-    """Split a normal form at white space, and scripts without spaces into their characters.
+    """Split a normalized text at white space, and scripts without spaces into characters.
 
     >>> overlap_words("To be, or 北京.")
     ['To', 'be,', 'or', '北', '京', '.']
@@ -202,7 +205,7 @@ def overlap_words(text: str) -> list[str]:
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Return where the words of a normal form stand; in scripts without spaces every character is a word.
+    """Return the (start, end) characters of the words of a normalized text; without spaces, of every character.
 
     >>> [text[start:end] for text in ["It's हिन्दी 한국어 北京"] for start, end in word_spans(text)]
     ['It', 's', 'हिन्दी', '한국어', '北', '京']
@@ -217,40 +220,40 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _words(text: str) -> Iterator[_Word]:
-    """Yield the words of a text in its normal form."""
-    for found in _WORD.finditer(text):
-        kind = str(found.lastgroup)
-        characters = None if kind == "spaced" else tuple(_CHARACTER.findall(found[0].casefold()))
-        yield _Word(found[0], found.start(), found.end(), characters, kind)
+    """Yield the words of a normalized text."""
+    for match in _WORD.finditer(text):
+        kind = str(match.lastgroup)
+        characters = None if kind == "spaced" else tuple(_CHARACTER.findall(match[0].casefold()))
+        yield _Word(match[0], match.start(), match.end(), characters, kind)
 
 
 @cache
 def _content_patterns(name: str) -> Any:
-    """Return what matches stop words in a run: the longest first; Korean ones stand at its end."""
+    """Return the pattern of stop words in a run: the longest first; Korean ones only at its end."""
     listed = sorted(_listed_stop_words()[name], key=len, reverse=True)
     any_of = "|".join(map(regex.escape, listed))
     return regex.compile(rf"(?:{any_of})\Z" if name == "ko" else any_of)
 
 
 def _content_spans(word: _Word, language: str) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of a run's characters that are no stop words."""
+    """Yield the (start, end) characters of a run's parts that are not stop words."""
     assert word.characters is not None
     run = "".join(word.characters)
     name = {"hangul": "ko", "south_east": "th"}.get(word.kind)
     if name is None:
         name = "ja" if language == "ja" or _KANA.search(run) else "zh"
     stopped = set[int]()
-    for found in _content_patterns(name).finditer(run):
-        stopped |= set(range(*found.span()))
+    for match in _content_patterns(name).finditer(run):
+        stopped |= set(range(*match.span()))
     at, first = 0, None
-    for place, one in enumerate((*word.characters, "")):
-        is_content = bool(one) and at not in stopped
+    for place, character in enumerate((*word.characters, "")):
+        is_content = bool(character) and at not in stopped
         if is_content and first is None:
             first = place
         elif not is_content and first is not None:
             yield first, place
             first = None
-        at += len(one)
+        at += len(character)
 
 
 @cache
@@ -265,7 +268,7 @@ def _stop_words(language: str) -> frozenset[str]:
 
 
 def _language_of(word: str, language: str) -> str:
-    """Return the language that a word is read in: the one given where it is written in that script."""
+    """Return the language of a word: ``language`` where the word is in its script."""
     script = _script_of(word)
     return language if script == _SCRIPT_OF.get(language, "Latin") else _BY_SCRIPT.get(script, "")
 
@@ -277,19 +280,19 @@ def _script_of(word: str) -> str:
 
 
 def _term(word: str, language: str) -> str:
-    """Return a word as an index knows it: lower case, stemmed, without accents."""
+    """Return the term of a word: lower case, stemmed, without accents."""
     return _analysed(word, language) if len(word) <= _LONG else _analysed.__wrapped__(word, language)
 
 
 @lru_cache(maxsize=1 << 16)
 def _analysed(word: str, language: str) -> str:
-    own = _language_of(word, language)
+    spoken = _language_of(word, language)
     word = word.casefold().translate(_NO_LETTER)
     # Stems of English know no accents, and those of other scripts do not need them.
-    if own == "en" or _script_of(word) != "Latin":
+    if spoken == "en" or _script_of(word) != "Latin":
         word = _folded(word)
     # Of some words nothing is left but what is stemmed away.
-    stem = _stemmer(_STEMMERS[own]).stemWord(word) or word if own in _STEMMERS else word
+    stem = _stemmer(_STEMMERS[spoken]).stemWord(word) or word if spoken in _STEMMERS else word
     return _folded(stem)
 
 
@@ -301,7 +304,7 @@ def _stemmer(name: str) -> Any:
 
 
 def _folded(word: str) -> str:
-    """Return a word without the accents that many leave out."""
+    """Return a word without accents."""
     if word.isascii():
         return word
     bare = _ACCENT.sub("", unicodedata.normalize("NFD", word))
@@ -313,7 +316,7 @@ _BEFORE_FULL_STOP = re.compile(r"([^\W\d_])(\s*)[^\S\x00-\x7f](?=\.)")
 
 
 def segments(text: str, language: str = "en") -> list[str]:
-    r"""Return a text's sentences with the white space behind them.
+    r"""Return a text's sentences, each with the white space after it.
 
     Args:
         text: the text.
@@ -326,21 +329,21 @@ def segments(text: str, language: str = "en") -> list[str]:
     """
     from sentencex import segment
 
-    safe = _BEFORE_FULL_STOP.sub(lambda found: f"{found[1]}{found[2]} " if found[1].isupper() else found[0], text)
+    safe = _BEFORE_FULL_STOP.sub(lambda match: f"{match[1]}{match[2]} " if match[1].isupper() else match[0], text)
     try:
-        found: list[str] = list(segment(language, safe))
+        sentences: list[str] = list(segment(language, safe))
     except BaseException as error:
         if not is_panic(error):
             raise
         return text.splitlines(keepends=True)
-    return found if safe == text else _cut_alike(text, found, safe)
+    return sentences if safe == text else _split_alike(text, sentences, safe)
 
 
-def _cut_alike(text: str, pieces: list[str], other: str) -> list[str]:
-    """Cut a text where one of the same length was cut; the splitter may drop white space between its pieces."""
-    found, end = [], 0
+def _split_alike(text: str, pieces: list[str], other: str) -> list[str]:
+    """Split a text where another of the same length was split; the splitter may drop white space between pieces."""
+    sentences, end = [], 0
     for piece in pieces:
         start = other.index(piece, end)
         end = start + len(piece)
-        found.append(text[start:end])
-    return found
+        sentences.append(text[start:end])
+    return sentences

@@ -96,12 +96,11 @@ _DENSE_KEYS = {
     "module_output_name",
     "use_residual",
 }
-# What authors call the prompts for documents and for what is searched. sentence-transformers takes the others than
-# the first only when it is asked for them by name.
+# Authors' names of the prompts for documents and queries. sentence-transformers uses only the first by default.
 _DOCUMENT_NAMES = ("document", "passage", "corpus")
 _QUERY_NAMES = ("query", "web_search_query", "s2p_query")
 
-# What a folder may tell transformers without changing a vector: how it computes, and what gerund decides itself.
+# Settings for transformers that don't change vectors, or that gerund decides itself.
 _HARMLESS = {
     "attn_implementation",
     "device_map",
@@ -122,8 +121,8 @@ class ListedModule:
     """One entry of ``modules.json``.
 
     Attributes:
-        place: which one it is, from 0.
-        path: its folder, relative to the model's; empty for that itself.
+        place: its index.
+        path: its folder, relative to the model's; empty for the model's folder.
         type: the full name of its class.
     """
 
@@ -133,18 +132,18 @@ class ListedModule:
 
     @property
     def kind(self) -> str | None:
-        """The class among those that gerund knows; None for others."""
+        """Its class; None for classes that gerund doesn't know."""
         return _KINDS.get(self.type)
 
 
 @dataclass(frozen=True)
 class ReadyMade:
-    """How the author of a sentence-transformers folder reads its model, but for the attention.
+    """The encoder settings in a sentence-transformers folder, except the attention.
 
     Attributes:
         settings: fields of ``EncoderConfig``.
-        modules: what stands behind the pooling: the fields of ``VectorModule``, each with the folder of its weights.
-        notes: what a user should know, a sentence each.
+        modules: the modules after the pooling: the fields of ``VectorModule``, each with the folder of its weights.
+        notes: what a user should know about them.
     """
 
     settings: dict[str, Any]
@@ -153,31 +152,31 @@ class ReadyMade:
 
 
 def is_ready_made(folder: Path) -> bool:
-    """Whether a folder is one of sentence-transformers: ``gerund.json``, where there is one, counts for more."""
+    """Whether a folder is one of sentence-transformers, without ``gerund.json``, which takes precedence."""
     return (folder / MODULES_FILE).is_file() and not (folder / CONFIG_FILE).is_file()
 
 
 def read_ready_made(folder: Path) -> ReadyMade:
-    """Read how the author of a sentence-transformers folder reads its model."""
+    """Read the encoder settings in a sentence-transformers folder."""
     modules = listed_modules(folder)
     settings = _json(folder / SETTINGS_FILE)
     kind = settings.get("model_type") or "SentenceTransformer"
     if kind != "SentenceTransformer":
         reason = _OTHER_TYPES.get(str(kind), "gerund does not know such models")
         raise ModelError(f"{folder / SETTINGS_FILE} says {kind}: {reason}; {_WAY_OUT}")
-    first, pooling, *behind = _demand_order(folder, modules)
-    found = ReadyMade({"conventions": ST_CONVENTIONS}, _chain(folder, behind))
-    normalizes = bool(behind) and behind[-1].kind == "Normalize"
-    found.settings.update(_pooling(folder / pooling.path / MODULE_FILE), normalize=normalizes)
-    found.settings.update(_text(folder, first))
-    found.settings.update(_compared(folder, settings))
-    found.settings.update(_prompts(folder, settings, found.notes))
-    found.settings["append_eos"] = _appends_eos(folder)
-    return found
+    first, pooling, *after = _checked_order(folder, modules)
+    stored = ReadyMade({"conventions": ST_CONVENTIONS}, _chain(folder, after))
+    normalizes = bool(after) and after[-1].kind == "Normalize"
+    stored.settings.update(_pooling(folder / pooling.path / MODULE_FILE), normalize=normalizes)
+    stored.settings.update(_text(folder, first))
+    stored.settings.update(_compared(folder, settings))
+    stored.settings.update(_prompts(folder, settings, stored.notes))
+    stored.settings["append_eos"] = _appends_eos(folder)
+    return stored
 
 
 def listed_modules(folder: Path) -> list[ListedModule]:
-    """Return what ``modules.json`` lists."""
+    """Return the modules in ``modules.json``."""
     path = folder / MODULES_FILE
     data = read_json(path)
     if not isinstance(data, list) or not data:
@@ -196,7 +195,7 @@ def listed_modules(folder: Path) -> list[ListedModule]:
 
 
 def refuse_modules(folder: Path) -> None:
-    """Refuse a folder without ``config.json`` by what it is, where its files say that."""
+    """Raise ``ModelError`` for a folder without ``config.json``, where its files explain why."""
     if (folder / _LLM2VEC_GEN_FILE).is_file():
         raise ModelError(
             f"{folder / _LLM2VEC_GEN_FILE} is of LLM2Vec-Gen, whose layers are pickled and would run code; use "
@@ -216,7 +215,7 @@ def refuse_modules(folder: Path) -> None:
 
 
 def dense_weights(folder: Path) -> list[str]:
-    """Return the files of weights that a folder's modules have, for whoever fetches them."""
+    """Return the files of the modules' weights, to download them."""
     kinds = ("Dense", "LayerNorm")
     return [f"{module.path}/{MODULE_WEIGHTS}" for module in listed_modules(folder) if module.kind in kinds]
 
@@ -236,26 +235,26 @@ def _refuse_unknown(folder: Path, modules: list[ListedModule]) -> None:
         raise ModelError(f"{what}: {_REASONS.get(name, _UNKNOWN_LAYER)}; {_WAY_OUT}")
 
 
-def _demand_order(folder: Path, modules: list[ListedModule]) -> list[ListedModule]:
-    """Return the modules that compute something: a language model, its pooling, and what stands behind."""
+def _checked_order(folder: Path, modules: list[ListedModule]) -> list[ListedModule]:
+    """Return the modules that compute something: a language model, its pooling, and the modules after it."""
     _refuse_unknown(folder, modules)
-    found = [module for module in modules if module.kind != "Dropout"]  # nothing outside of training
-    kinds = [module.kind for module in found]
+    active = [module for module in modules if module.kind != "Dropout"]  # inactive outside of training
+    kinds = [module.kind for module in active]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         named = ", ".join(map(str, kinds))
         raise ModelError(
             f"{folder / MODULES_FILE} lists {named}; gerund reads a Transformer, then one Pooling, and behind it "
             f"Dense, LayerNorm and Normalize; {_WAY_OUT}"
         )
-    if found[0].path:
+    if active[0].path:
         raise ModelError(
-            f"{folder / MODULES_FILE} puts the language model into {found[0].path}; move its files into {folder}"
+            f"{folder / MODULES_FILE} puts the language model into {active[0].path}; move its files into {folder}"
         )
-    return found
+    return active
 
 
 def _chain(folder: Path, modules: list[ListedModule]) -> tuple[tuple[dict[str, Any], str], ...]:
-    """Return what is computed between pooling and the last normalisation."""
+    """Return the modules between pooling and the last normalization."""
     while modules and modules[-1].kind == "Normalize":
         _check_names(folder, modules[-1])
         modules = modules[:-1]
@@ -264,12 +263,12 @@ def _chain(folder: Path, modules: list[ListedModule]) -> tuple[tuple[dict[str, A
     for module in modules:
         if module.kind == "Normalize":
             _check_names(folder, module)
-            # How wide the first one's vectors are is known when the model is.
-            own: dict[str, Any] = {"kind": "Normalize", "width": width, "dimensions": width}
+            # The width of the first module is known when the model is loaded.
+            fields: dict[str, Any] = {"kind": "Normalize", "width": width, "dimensions": width}
         else:
-            own = _layer(folder, module)
-        width = own["dimensions"]
-        chain.append((own, module.path))
+            fields = _layer(folder, module)
+        width = fields["dimensions"]
+        chain.append((fields, module.path))
     return tuple(chain)
 
 
@@ -305,9 +304,9 @@ def _layer(folder: Path, module: ListedModule) -> dict[str, Any]:
 
 
 def _check_names(folder: Path, module: ListedModule) -> None:
-    """Refuse a module that works on something else than the vector of a text."""
+    """Refuse a module that doesn't work on the vector of a text."""
     path = folder / module.path / MODULE_FILE
-    # A Normalize without a folder of its own has no file; the model's own config.json is not its.
+    # A Normalize without a folder has no file; the model's config.json is another one.
     data = _json(path) if module.path else {}
     for key in ("module_input_name", "module_output_name"):
         value = data.get(key)
@@ -333,7 +332,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 
 
 def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:
-    """Return how long texts may be, refusing what would change their tokens."""
+    """Return the maximum length; refuse settings that change tokens."""
     path = folder / transformer.path / TRANSFORMER_FILE
     data = _json(path)
     modalities = data.get("modality_config")
@@ -377,12 +376,12 @@ def _compared(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     similarity = data.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         raise ModelError(f"{path} compares vectors by {similarity!r}; gerund knows {', '.join(SIMILARITIES)}")
-    found = {"similarity": similarity}
+    settings = {"similarity": similarity}
     if (kept := data.get("truncate_dim")) is not None:
         if type(kept) is not int or kept < 1:
             raise DataError(f"{path}: truncate_dim is a whole number above 0, not {kept!r}")
-        found["transform"] = f"{TRUNCATE}-{kept}"
-    return found
+        settings["transform"] = f"{TRUNCATE}-{kept}"
+    return settings
 
 
 def _prompts(folder: Path, data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -406,36 +405,36 @@ def _prompts(folder: Path, data: Mapping[str, Any], notes: list[str]) -> dict[st
             )
     prompt = "" if default is None else prompts[default]
     if prompt:
-        # The default is for texts of no known role; a query or a document without a prompt of its own gets none.
+        # The default is for other texts; a query or document without its own prompt gets none.
         prompts = {**prompts, **{name: prompts.get(name, "") for name in ("query", "document")}}
     return {"prompts": prompts, "prompt": prompt}
 
 
 def _appends_eos(folder: Path) -> bool:
-    """Whether the tokenizer is told to close texts, and its post-processor does not: transformers 5 follows that."""
+    """Whether the tokenizer's settings add an end token, and its post-processor doesn't."""
     if _json(folder / "tokenizer_config.json").get("add_eos_token") is not True:
         return False
     return not closes_texts(folder)
 
 
 def closes_texts(folder: Path) -> bool:
-    """Whether the post-processor of a folder's ``tokenizer.json`` puts a special token behind a text."""
+    """Whether the post-processor in ``tokenizer.json`` adds a special token after a text."""
     pending = [_json(folder / "tokenizer.json").get("post_processor")]
     while pending:
-        own = pending.pop()
-        if not isinstance(own, dict):
+        processor = pending.pop()
+        if not isinstance(processor, dict):
             continue
-        inner = own.get("processors")
+        inner = processor.get("processors")
         pending += inner if isinstance(inner, list) else []
-        single = own.get("single")
-        last = single[-1] if own.get("type") == "TemplateProcessing" and isinstance(single, list) and single else None
+        single, is_template = processor.get("single"), processor.get("type") == "TemplateProcessing"
+        last = single[-1] if is_template and isinstance(single, list) and single else None
         if isinstance(last, dict) and "SpecialToken" in last:
             return True
     return False
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return what a JSON file of settings holds; nothing where there is none."""
+    """Return the content of a JSON file; empty without the file."""
     if not path.is_file():
         return {}
     data = read_json(path)
@@ -463,7 +462,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 _NORMALIZE = "sentence_transformers.models.Normalize"
-# The prompts that sentence-transformers looks up by itself.
+# The prompts that sentence-transformers looks up automatically.
 _JOBS = ("query", "document")
 _NEEDS = {
     "gerund": {
@@ -474,7 +473,7 @@ _NEEDS = {
 
 
 def write_own_modules(folder: Path, config: EncoderConfig) -> None:
-    """Say that gerund's own class reads this folder."""
+    """Write ``modules.json`` with gerund's own class."""
     write_modules(folder, config, [("", OWN_CLASS)], needs=_NEEDS)
 
 
@@ -485,7 +484,11 @@ def write_modules(
     *,
     needs: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Write both files."""
+    """Write ``modules.json`` and the settings file.
+
+    ``modules`` are the folder and class of each module except the normalization; ``needs`` the required packages, each
+    with a ``specifier`` and a ``reason``.
+    """
     if config.normalize:
         modules = [*modules, (f"{len(modules)}_Normalize", _NORMALIZE)]
     listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)]
