@@ -1,16 +1,23 @@
-"""What a call may do with whatever it is given: work, or refuse it in one sentence."""
+"""What a call may do with any arguments: work, or refuse them in one sentence."""
 
 import signal
-import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 from gerund.errors import GerundError
 
 _SECONDS = 30
+# Every run is the same for one seed; a call's own limit replaces the deadline, which counts other processes' time.
+FUZZ: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+def fuzz(examples: int) -> settings:
+    """Return hypothesis settings for so many examples."""
+    return settings(max_examples=examples, **FUZZ)
 
 
 class TooLongError(BaseException):
@@ -19,7 +26,7 @@ class TooLongError(BaseException):
 
 @contextmanager
 def limit(seconds: float = _SECONDS) -> Iterator[None]:
-    """End the block with an error when it takes too long, by what it computes: the machine may be busy."""
+    """End the block with an error when it takes too long, in CPU time: the machine may be busy."""
 
     def stop(*_: object) -> None:
         raise TooLongError
@@ -28,49 +35,23 @@ def limit(seconds: float = _SECONDS) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
+    except TooLongError:
+        raise AssertionError(f"more than {seconds} seconds") from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
 
 
-class Ledger:
-    """Counts what calls did, and keeps one example of everything that they must not do."""
-
-    def __init__(self) -> None:
-        self.done: Counter[str] = Counter()
-        self.wrong: dict[str, str] = {}
-
-    def note(self, what: str, call: Callable[[], Any]) -> None:
-        """Make a call and see how it ends.
-
-        Args:
-            what: the call, to be read when it ends wrongly.
-            call: the call.
-        """
-        try:
-            with limit(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                call()
-        except GerundError as error:
-            self.done["refused"] += 1
-            message = str(error)
-            if "\n" in message or not 0 < len(message) <= 300 or not message.isprintable():
-                self.wrong.setdefault(f"no sentence: {message[:60]!r}", f"{what[:400]}: {message!r}")
-        except (Exception, TooLongError) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [
-                f"{frame.filename.rpartition('/gerund/')[2]}:{frame.lineno}"
-                for frame in frames
-                if "/src/gerund/" in frame.filename
-            ]
-            self.done["wrong"] += 1
-            said = " ".join(str(error).split())[:120]
-            self.wrong.setdefault(
-                f"{type(error).__name__} at {own[-1:] or said}", f"{what[:400]}: {said} by way of {own[-4:]}"
-            )
-        else:
-            self.done["worked"] += 1
-
-    def report(self) -> str:
-        """Return everything that was wrong, a line each; empty where nothing was."""
-        return "\n".join(f"{key} <- {example}" for key, example in self.wrong.items())
+def outcome(call: Callable[[], Any]) -> str:
+    """Make a call; returns ``worked`` or ``refused``. Any error but a GerundError of one sentence goes through."""
+    try:
+        with limit(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call()
+    except GerundError as error:
+        message = str(error)
+        assert "\n" not in message, message
+        assert 0 < len(message) <= 300, message
+        assert message.isprintable(), repr(message)
+        return "refused"
+    return "worked"
