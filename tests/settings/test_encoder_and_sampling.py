@@ -24,22 +24,6 @@ def test_a_prompt_is_a_text_or_the_name_of_one(given, used):
     assert NAMED.prompt_text(**given) == used
 
 
-@pytest.mark.parametrize("slip", ["qeury", "queries", "Query", "documents"])
-def test_a_slip_in_a_name_is_not_taken_for_a_text(slip):
-    with pytest.raises(ConfigError, match=f"unknown prompt '{slip}'; valid are: query, document"):
-        NAMED.prompt_text(prompt_name=slip)
-    for config in (NAMED, gerund.EncoderConfig()):
-        with pytest.raises(ConfigError, match=f"prompt='{slip}' would put this very word before every text"):
-            config.prompt_text(slip)
-
-
-@pytest.mark.parametrize("given", [4, ["query"], b"query"])
-def test_a_prompt_that_is_no_text(given):
-    for name in ("prompt", "prompt_name"):
-        with pytest.raises(ConfigError, match="a prompt is a text, and so is the name of one, not "):
-            NAMED.prompt_text(**{name: given})
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "said"),
     [

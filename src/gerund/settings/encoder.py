@@ -3,7 +3,7 @@
 Knows: names, ranges, JSON. Does not know: torch.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Never, TypeVar, get_args
 
@@ -59,21 +59,6 @@ JOBS: tuple[Job, ...] = get_args(Job)
 ST_CONVENTIONS: Literal["sentence-transformers"] = "sentence-transformers"
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
-
-METHODS = {
-    "template": NO_TEMPLATE,
-    "layers": LAST_LAYER,
-    "prepend": 0,
-    "reroute": NO_REROUTE,
-    "transform": NO_TRANSFORM,
-    "pool_bos": "auto",
-    "text_normalization": "nfkc",
-}
-"""Settings that came later than the others, by what they are where nothing is said. As such they are neither written
-nor hashed, so that fingerprints stay what they were."""
-READING = {"conventions": "gerund", "similarity": "cosine"}
-"""Likewise, of settings that a ready-made encoder brings along and that are no methods."""
-
 
 Plan = TypeVar("Plan")
 PoolingName = Annotated[str, BeforeValidator(lambda name: canonical_pooling(name) if type(name) is str else name)]
@@ -156,6 +141,16 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
 
 
+_DEFAULTS = {one.name: one.default for one in fields(EncoderSettings)}
+# Settings that came later than the others: at their default they are neither saved nor hashed, so that fingerprints
+# stay what they were.
+_METHODS = ("template", "layers", "prepend", "reroute", "transform", "pool_bos", "text_normalization")
+METHODS = {name: _DEFAULTS[name] for name in _METHODS}
+"""Defaults of the settings of methods without training."""
+READING = {name: _DEFAULTS[name] for name in ("conventions", "similarity")}
+"""Defaults of settings that a ready-made encoder brings along."""
+
+
 @dataclass(frozen=True)
 class PlanChoice(Generic[Plan]):
     """The setting that names the attention plan: a plan in a config, a name in a spec."""
@@ -199,7 +194,7 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """What is put around a text, each in a pass of its own."""
+        """Templates to put around a text, each in its own pass."""
         return templates_of(self.template)
 
     @property
@@ -209,7 +204,7 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
 
     @property
     def methods(self) -> list[str]:
-        """The settings of methods without training that are not left as they usually are."""
+        """The settings of methods without training that are not at their default."""
         return [name for name, usual in METHODS.items() if getattr(self, name) != usual]
 
     @property
@@ -218,7 +213,7 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
         return self.layers != LAST_LAYER or bool(self.prepend) or self.reroute != NO_REROUTE
 
     def refuse_methods(self, what: str) -> None:
-        """Refuse what training and exports do not know of."""
+        """Refuse methods that training and exports don't support."""
         found = [name for name in self.methods if name not in ("pool_bos", "text_normalization")]
         found += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
         if found:
@@ -256,12 +251,7 @@ def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
 
 
 def read_settings(path: Path, entry: str) -> dict[str, Any]:
-    """Read a JSON file of settings, such as ``gerund.json``.
-
-    Args:
-        path: the file.
-        entry: what it has to hold: an object.
-    """
+    """Read a JSON file of settings, such as ``gerund.json``, which has an object as its ``entry``."""
     data = read_json(path)
     if not isinstance(data, dict) or not isinstance(data.get(entry), dict):
         raise DataError(f"{path} has no {entry!r} entry")
