@@ -19,11 +19,7 @@ _line_seconds: ContextVar[float | None] = ContextVar("gerund_progress_line_secon
 
 @contextmanager
 def progress_lines(seconds: float = LINE_SECONDS) -> Iterator[None]:
-    """Let ``progress`` write lines on stderr until the block ends, where that is no terminal.
-
-    Args:
-        seconds: so often.
-    """
+    """Let ``progress`` write a line to stderr every ``seconds`` until the block ends, unless stderr is a terminal."""
     token = _line_seconds.set(seconds)
     try:
         yield
@@ -36,9 +32,9 @@ def progress(total: int | None, label: str, *, show: bool | None = None) -> Iter
     """Show a bar on stderr while the block runs; yields a function that advances it.
 
     Args:
-        total: number of steps, or None when it is not known.
-        label: what is being done.
-        show: True or False to insist; None shows a bar where stderr is a terminal, and elsewhere lines in a block of
+        total: number of steps; None for unknown.
+        label: name of the work.
+        show: True or False; None shows a bar where stderr is a terminal, and elsewhere lines in a block of
             ``progress_lines``.
     """
     if show is None and not sys.stderr.isatty() and (seconds := _line_seconds.get()) is not None:
@@ -74,7 +70,7 @@ def progress(total: int | None, label: str, *, show: bool | None = None) -> Iter
 
 @contextmanager
 def _lines(total: int | None, label: str, seconds: float) -> Iterator[Callable[[int], None]]:
-    """Write a line every so often, whether or not there was a step, and one at the end of what took a while."""
+    """Write a line at every interval, even without a step, and one at the end of long work."""
     done, began, end = 0, time.monotonic(), threading.Event()
 
     def advance(steps: int) -> None:
@@ -82,7 +78,7 @@ def _lines(total: int | None, label: str, seconds: float) -> Iterator[Callable[[
         done += steps
 
     def write() -> None:
-        print(f"gerund: {_said(label, done, total, time.monotonic() - began)}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"gerund: {_progress_text(label, done, total, time.monotonic() - began)}", file=sys.stderr, flush=True)  # noqa: T201
 
     def watch() -> None:
         while not end.wait(seconds):
@@ -99,10 +95,10 @@ def _lines(total: int | None, label: str, seconds: float) -> Iterator[Callable[[
             write()
 
 
-def _said(label: str, done: int, total: int | None, seconds: float) -> str:
-    """Return how far something is.
+def _progress_text(label: str, done: int, total: int | None, seconds: float) -> str:
+    """Return the text of a progress line.
 
-    >>> _said("encoding", 250, 1000, 30.2)
+    >>> _progress_text("encoding", 250, 1000, 30.2)
     'encoding: 250 of 1,000 in 30 s, about 91 s left'
     """
     left = "" if not total or not 0 < done < total else f", about {seconds * (total - done) / done:.0f} s left"
@@ -114,14 +110,14 @@ logger = logging.getLogger("gerund")
 
 @cache
 def say_once(message: str) -> None:
-    """Log a message once in a process, and in those that it starts only where they print notes themselves."""
+    """Log a message once per process; child processes log only where they print notes themselves."""
     prints = any(isinstance(handler, _ToStandardError) for handler in logger.handlers)
     if prints or multiprocessing.parent_process() is None:
         logger.warning(message)
 
 
 class _ToStandardError(logging.Handler):
-    """Prints each note as a line of the command."""
+    """Prints each note to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""
@@ -130,7 +126,7 @@ class _ToStandardError(logging.Handler):
 
 @contextmanager
 def printed_notes() -> Iterator[None]:
-    """Print notes to standard error until the block ends, each of them once."""
+    """Print notes to standard error until the block ends, each once."""
     handler, propagated = _ToStandardError(), logger.propagate
     say_once.cache_clear()
     logger.addHandler(handler)

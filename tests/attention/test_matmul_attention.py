@@ -44,7 +44,7 @@ class TestValues:
     def test_without_padding(self, heads, key_heads, scale):
         query = rounded(3, heads, 17, 16, seed=0)
         key, value = (rounded(3, key_heads, 17, 16, seed=seed) for seed in (1, 2))
-        found = matmul_attention.two_sided(query, key, value, scale=scale)
+        found = matmul_attention.bidirectional_attention(query, key, value, scale=scale)
         assert found.dtype == torch.bfloat16
         assert torch.allclose(found.float(), kernel(query, key, value, scale=scale), atol=NEAR, rtol=NEAR)
 
@@ -55,7 +55,7 @@ class TestValues:
         real_BT = padded([9, 4, 1], 9, side)
         query = rounded(3, 6, 9, 16, seed=0)
         key, value = (rounded(3, 2, 9, 16, seed=seed) for seed in (1, 2))
-        found = matmul_attention.two_sided(query, key, value, real_BT=real_BT)
+        found = matmul_attention.bidirectional_attention(query, key, value, real_BT=real_BT)
         wanted = kernel(query, key, value, real_BT[:, None, None])
         assert torch.allclose(found[real_BT].float(), wanted[real_BT], atol=NEAR, rtol=NEAR)
         assert found.isfinite().all()
@@ -64,7 +64,7 @@ class TestValues:
         monkeypatch.setattr(matmul_attention, "_ALONE", 1)
         real_BT = torch.tensor([[True, False, True, True], [False, True, True, False]])
         query, key, value = (rounded(2, 2, 4, 16, seed=seed) for seed in range(3))
-        found = matmul_attention.two_sided(query, key, value, real_BT=real_BT)
+        found = matmul_attention.bidirectional_attention(query, key, value, real_BT=real_BT)
         assert torch.allclose(found.float(), kernel(query, key, value, real_BT[:, None, None]), atol=NEAR, rtol=NEAR)
 
     @pytest.mark.parametrize("rows", [1, 3])
@@ -74,7 +74,7 @@ class TestValues:
         query = rounded(3, 6, 8, 16, seed=0)
         key, value = (rounded(3, 2, 8, 16, seed=seed) for seed in (1, 2))
         added = torch.where(seen, 0.0, torch.finfo(torch.bfloat16).min).bfloat16()
-        found = matmul_attention.two_sided(query, key, value, added=added)
+        found = matmul_attention.bidirectional_attention(query, key, value, added=added)
         assert torch.allclose(found.float(), kernel(query, key, value, seen), atol=NEAR, rtol=NEAR)
 
 
@@ -83,12 +83,12 @@ def calls(monkeypatch):
     """Count the layers that are computed in matmul_attention, as on a processor with bfloat16."""
     found = []
 
-    def two_sided(*args, **kwargs):
+    def bidirectional_attention(*args, **kwargs):
         found.append(kwargs)
-        return matmul_attention.two_sided(*args, **kwargs)
+        return matmul_attention.bidirectional_attention(*args, **kwargs)
 
     monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(interface, "two_sided", two_sided)
+    monkeypatch.setattr(interface, "bidirectional_attention", bidirectional_attention)
     return found
 
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.layouts import text_half
 from gerund.attention.masked import attach_carrier, has_indexer
-from gerund.attention.matmul_attention import are_quicker, two_sided
+from gerund.attention.matmul_attention import bidirectional_attention, is_faster
 from gerund.errors import UnsupportedModelError
 from gerund.settings.plan import Direction
 
@@ -59,7 +59,7 @@ def fused_attention(
         if attention_plan.record is None:
             if _trains_short_texts(module, query):
                 return additive_attention(module, query, key, value, attention_mask, attention_plan, **kwargs)
-            if attention_plan.view(layer).direction is Direction.BIDIRECTIONAL and are_quicker(query, key, kwargs):
+            if attention_plan.view(layer).direction is Direction.BIDIRECTIONAL and is_faster(query, key, kwargs):
                 return _products(module, layer, query, key, value, attention_plan, kwargs), None
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
         kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
@@ -82,9 +82,9 @@ def _products(
 ) -> Tensor:
     window = layer_window(module, kwargs)
     if plan.hides_padding_alone(layer, query.shape[2], window):
-        return two_sided(query, key, value, real_BT=plan.real_BT, scale=kwargs.get("scaling"))
+        return bidirectional_attention(query, key, value, real_BT=plan.real_BT, scale=kwargs.get("scaling"))
     added = plan.mask(layer, query, window, query.dtype)
-    return two_sided(query, key, value, added=added, scale=kwargs.get("scaling"))
+    return bidirectional_attention(query, key, value, added=added, scale=kwargs.get("scaling"))
 
 
 def _probabilities(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

@@ -32,8 +32,8 @@ def cpu_has_bfloat16() -> bool:
     return bool(torch.backends.mkldnn.is_available()) and any(check() for check in checks if check is not None)
 
 
-def are_quicker(query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether ``two_sided`` supports this attention and is faster than the fused kernel.
+def is_faster(query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether ``bidirectional_attention`` supports this attention and is faster than the fused kernel.
 
     ``key`` is ``(B, heads, K, d)``.
     """
@@ -48,7 +48,7 @@ def are_quicker(query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
     )
 
 
-def two_sided(
+def bidirectional_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -28,7 +28,7 @@ BLOCK = 32
 _QUICKLY_CONVERTED = 3 * 2**18
 
 
-class SideBySide(BoundPlan):
+class RaggedBatch(BoundPlan):
     """The causal plan for one new token in each of several rows; ``lengths`` are their keys, new token included.
 
     With ``alone`` each row attends in a call of its own, as it would without the others.
@@ -72,7 +72,7 @@ class SideBySide(BoundPlan):
         if not self.alone:
             half = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
             if half and key.stride(0) > _QUICKLY_CONVERTED:
-                return _in_products(query, key, value, self.real_B11W, kwargs.get("scaling"))
+                return _by_matmul(query, key, value, self.real_B11W, kwargs.get("scaling"))
             # On a CPU the kernel of half precision takes up to four times as long for a single query: it brings all
             # keys and values into another order first.
             inner = torch.float32 if half else query.dtype
@@ -94,7 +94,7 @@ class SideBySide(BoundPlan):
         return own[0] if len(own) == 1 else torch.cat(own)
 
 
-def _in_products(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, scale: float | None) -> Tensor:
+def _by_matmul(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, scale: float | None) -> Tensor:
     """Return the attention of one query a row ``(B, 1, heads, head_dim)``, as two products; weights are float32."""
     (rows, heads, _, width), key_heads = query.shape, key.shape[1]
     query_BHGD = query.reshape(rows, key_heads, heads // key_heads, width)
@@ -103,7 +103,7 @@ def _in_products(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, s
     return torch.matmul(weights_BHGW.to(value.dtype), value).reshape(rows, 1, heads, width)
 
 
-class ByBlocks(BoundPlan):
+class BlockPrefill(BoundPlan):
     """The causal plan for prefill in parts: the result of a token is bit-identical in a longer text.
 
     ``parts`` has for each text how many tokens were read before, full blocks, and how many are read now.

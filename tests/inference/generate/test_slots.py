@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gerund.attention.preemption import pause, pausing
-from gerund.attention.ragged_batch import SideBySide
+from gerund.attention.ragged_batch import RaggedBatch
 from gerund.inference.generate import reproducibility
 from gerund.inference.generate.batch_decoder import BLOCK, PrefixCache
 from gerund.inference.generate.compiled_step import without_hooks
@@ -249,7 +249,7 @@ def test_an_error_in_a_pause_ends_the_pass_and_leaves_the_next_one_alone() -> No
 
 
 def test_hidden_keys_are_never_seen() -> None:
-    plan = SideBySide(2, [1, 5, 17], alone=False, device=torch.device("cpu"))
+    plan = RaggedBatch(2, [1, 5, 17], alone=False, device=torch.device("cpu"))
     assert plan.width == 32
     assert plan.real_B11W.sum(-1).flatten().tolist() == [1, 5, 17]
     added = plan.mask(0, torch.zeros(3, 1, 1, 4), None, torch.float32)
@@ -262,7 +262,7 @@ def test_hidden_keys_are_never_seen() -> None:
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_half_precision_attends_as_float32_does(dtype, key_heads, scale) -> None:
     draw = torch.Generator().manual_seed(0)
-    plan = SideBySide(2, [1, 5, 17], alone=False, device=torch.device("cpu"))
+    plan = RaggedBatch(2, [1, 5, 17], alone=False, device=torch.device("cpu"))
     query = torch.randn(3, 4, 1, 8, generator=draw).to(dtype)
     key, value = (torch.randn(3, key_heads, 48, 8, generator=draw).to(dtype)[:, :, : plan.width] for _ in range(2))
     found = plan.attend(torch.nn.Identity(), 0, query, key, value, {"scaling": scale})

@@ -245,13 +245,13 @@ def _products_agree(model: PreTrainedModel, row_counts: Iterable[int]) -> bool:
     for weight_OI in weights.values():
         n_rows = min(_MOST_TRIED_ROWS, max(_LEAST_TRIED_ROWS, _TRIED_VALUES // weight_OI.shape[0]))
         rows_NI = torch.randn(n_rows, weight_OI.shape[1], generator=generator).to(weight_OI)
-        expected_NO = _in_products(rows_NI, weight_OI, least)
-        if not all(torch.equal(_in_products(rows_NI, weight_OI, count), expected_NO) for count in compared):
+        expected_NO = _by_matmul(rows_NI, weight_OI, least)
+        if not all(torch.equal(_by_matmul(rows_NI, weight_OI, count), expected_NO) for count in compared):
             return False
     return True
 
 
-def _in_products(rows_NI: Tensor, weight_OI: Tensor, count: int) -> Tensor:
+def _by_matmul(rows_NI: Tensor, weight_OI: Tensor, count: int) -> Tensor:
     """Return the rows times a weight, ``count`` rows per product; the last one is filled with repeated rows."""
     n_products = -(-len(rows_NI) // count)
     padded = rows_NI.repeat(-(-n_products * count // len(rows_NI)), 1)[: n_products * count]

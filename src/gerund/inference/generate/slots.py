@@ -19,7 +19,7 @@ from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import ADDITIVE, FUSED
 from gerund.attention.layouts import decoder_layers
 from gerund.attention.masked import has_indexer, way_of
-from gerund.attention.ragged_batch import STEP, ByBlocks, SideBySide, whole_blocks
+from gerund.attention.ragged_batch import STEP, BlockPrefill, RaggedBatch, whole_blocks
 from gerund.attention.shared_layer_state import hands_on
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
@@ -253,7 +253,7 @@ class Slots:
         self._decode_cache = Cache(layers=[DecodeLayer(layer) for layer in self._layers])
         # Prefill runs the model's own hooks, which let other work in between two layers.
         self._plain_model = without_hooks(model)
-        self._compiled_pass: Callable[[Tensor, Tensor, SideBySide], Tensor] | None = None
+        self._compiled_pass: Callable[[Tensor, Tensor, RaggedBatch], Tensor] | None = None
         if compiled:
             self._compiled_pass = compiled_step.compiled(self._one_pass, self._plain_model, (compiled, width))
 
@@ -285,7 +285,7 @@ class Slots:
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([new_ids], device=self._device),
             "position_ids": torch.tensor([positions], device=self._device),
-            "attention_plan": ByBlocks(len(self._layers), parts),
+            "attention_plan": BlockPrefill(len(self._layers), parts),
             # Not used by the plan, but without it the model would build a mask.
             "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self._device),
         }
@@ -335,7 +335,7 @@ class Slots:
 
     def _step_rows(self, first: int, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append tokens to the rows from ``first`` on; return the logits ``(rows, 1, V)``."""
-        plan = SideBySide(
+        plan = RaggedBatch(
             len(self._layers), [position + 1 for position in positions], alone=self.alone, device=self._device
         )
         position_B = torch.tensor(positions, device=self._device)
@@ -351,7 +351,7 @@ class Slots:
         with torch.autocast(self._device.type, enabled=False):
             return (self._compiled_pass or self._one_pass)(ids_B1, position_B1, plan)
 
-    def _one_pass(self, ids_B1: Tensor, position_B1: Tensor, plan: SideBySide) -> Tensor:
+    def _one_pass(self, ids_B1: Tensor, position_B1: Tensor, plan: RaggedBatch) -> Tensor:
         logits: Tensor = self._plain_model(
             input_ids=ids_B1,
             position_ids=position_B1,
