@@ -1,1 +1,1 @@
-"""Searching one's own documents: read, cut into chunks, embedded, stored, found by words and vectors, quoted."""
+"""Index, search and question your documents: reading, chunking, embedding, storage, hybrid search, answers."""

@@ -236,7 +236,7 @@ def _mb(size: int) -> str:
 def _row_of(row: Mapping[str, Any]) -> ParsedText | DataError:
     if "bad" in row:
         return DataError(row["bad"])
-    sections = tuple(Section(one["start"], tuple(one["path"])) for one in row["sections"])
+    sections = tuple(Section(section["start"], tuple(section["path"])) for section in row["sections"])
     return ParsedText(row["text"], row["title"], sections, row["key"], row["encoding"])
 
 

@@ -238,4 +238,4 @@ class _Reader:
         values = [value for value in node.args.values() if value]
         if len(values) != takes or not {part for part, value in node.args.items() if value} <= _PARTS:
             raise self._refused_at(node, f"{name} takes {'a text' if takes == 1 else 'two texts'}")
-        return f"{name}({', '.join(self._written(one, 'text') for one in values)})", gives
+        return f"{name}({', '.join(self._written(value, 'text') for value in values)})", gives

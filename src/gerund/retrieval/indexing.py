@@ -405,7 +405,9 @@ def refill(old: VectorStore, new: VectorStore, cut: Cut, embed: Embed, show_prog
                 by_source.setdefault(chunk.source, []).append(chunk)
             for batch in _batches(by_source, cut):
                 # The hash of the document as it was read, by which the next run recognizes it.
-                stored = [[replace(one, digest=documents[one.source].digest) for one in chunks] for chunks in batch]
+                stored = [
+                    [replace(chunk, digest=documents[chunk.source].digest) for chunk in chunks] for chunks in batch
+                ]
                 new.replace([chunks[0].source for chunks in stored], list(chain.from_iterable(stored)), embed(stored))
             advance(len(sources))
     new.replace([source for source in done if source not in documents], [], _NO_VECTORS)

@@ -1,1 +1,1 @@
-"""Scores: which continuation belongs to a prefix, and which document to a query."""
+"""Score continuations of a prefix, and rank documents for a query."""
