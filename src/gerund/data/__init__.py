@@ -1,1 +1,1 @@
-"""Files of texts: documents read, training data made of them, and vectors of whole files."""
+"""Read tables and documents, embed and mine whole files, and mask or augment texts for training."""

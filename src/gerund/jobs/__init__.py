@@ -1,1 +1,1 @@
-"""Resumable jobs: folders of finished parts, their manifests and locks, shards of work, files written whole."""
+"""Resumable jobs: atomic files, locks, checkpoints, engines for shards, object stores, a disk cache, signals."""

@@ -1,17 +1,68 @@
-"""Pairs and spans against every substring of every pair, on random and adversarial sentences."""
+"""Symbol weights, shared windows and pairs against a slow, literal version of the rule."""
 
 import random
 import tracemalloc
+import unicodedata
 from time import perf_counter
 
 import numpy as np
 import pytest
 
-from gerund.data.mining import Match, SymbolWeights, matching, matching_pairs, substrings
+from gerund.data.mining import Match, matching, matching_pairs, substrings
 from gerund.data.mining.matching import Rule, find_pairs
-from gerund.data.mining.substrings import Texts, normalised
+from gerund.data.mining.substrings import LAST_LIGHT_LETTER, SymbolWeights, Texts, code_points, normalised
 from gerund.errors import ConfigError, TextError
 from tests.data.mining import reference
+
+
+def test_every_symbol_weighs_what_its_category_says():
+    letter = np.array([unicodedata.category(chr(code))[0] == "L" for code in range(0x110000)])
+    heavy = np.arange(0x110000) > LAST_LIGHT_LETTER
+    expected = np.where(letter, np.where(heavy, 10, 3), 1)
+    np.testing.assert_array_equal(SymbolWeights().of(np.arange(0x110000)), expected)
+
+
+@pytest.mark.parametrize(
+    "text, weight",
+    [
+        ("abc", 9),
+        ("汉字", 20),
+        ("かな", 20),
+        ("한글", 20),
+        ("é", 3),
+        ("e\u0301", 4),
+        ("7.", 2),
+        ("🙂", 1),
+        ("\u2710", 1),
+        ("", 0),
+    ],
+)
+def test_weights(text, weight):
+    assert SymbolWeights().of_text(text) == weight
+
+
+@pytest.mark.parametrize(
+    "text, form",
+    [
+        (" A\t\tB \n", "a b"),
+        ("ＡＢＣ　ｄ", "abc d"),
+        ("e\u0301", "é"),
+        ("ﬁn", "fin"),
+        ("İ", "i̇"),
+        ("\u00a0x\u2028y\u3000", "x y"),
+        ("\x00", "\x00"),
+        ("Photo\u00adsyn\u200bthesis", "photosynthesis"),
+        ("reor-\nganised", "reorganised"),
+    ],
+)
+def test_normalised(text, form):
+    assert normalised(text) == form
+    assert normalised(form) == form
+
+
+def test_code_points_beyond_the_first_plane_are_one_each():
+    assert code_points("a🙂\ud800").tolist() == [97, 0x1F642, 0xD800]
+
 
 ALPHABETS = {
     "one letter": "a",

@@ -1,4 +1,4 @@
-"""Whole corpora: the same bytes for any number of processes and interruptions, full disks."""
+"""Mining jobs: shards, parts, resuming, and gathering the pairs."""
 
 import errno
 import gc
@@ -6,15 +6,19 @@ import gzip
 import json
 import lzma
 import os
+import pickle
 import random
 import shutil
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gerund.data.mining import MiningConfig, job, mine
+from gerund.data.mining.job import COLUMNS, KEYS, Extent, gather, schema, shards_of
 from gerund.data.mining.substrings import normalised
 from gerund.errors import (
     DataError,
@@ -23,8 +27,196 @@ from gerund.errors import (
     ResourceError,
 )
 from gerund.jobs.checkpoints import WorkingFolder
+from gerund.jobs.engine import LocalEngine, prepare
 from gerund.training.corpus.pairs import read_examples
 from tests.data.mining.corpora import SMALL, articles, rows, run, write_jsonl
+
+
+def shards(files, size=2000):
+    return list(shards_of(files, size, text_column="text", title_column="title"))
+
+
+def sent(shard):
+    """Return what another process gets."""
+    return pickle.loads(pickle.dumps(shard))
+
+
+@pytest.fixture
+def awkward(tmp_path):
+    """Lines of every length, blank ones, a byte order mark, no line end behind the last."""
+    file = tmp_path / "awkward.jsonl"
+    lines = [b'{"text": "one"}\n', b"\n", b"\r\n", b'{"text": "\xc3\xa4"}\r\n', *[b"broken\n"] * 3, b"\xff\n", b"x"]
+    file.write_bytes(b"\xef\xbb\xbf" + b"".join(lines))
+    return file
+
+
+@pytest.mark.parametrize("size", [1, 20, 10**6])
+def test_lines_come_back_as_they_were(awkward, tmp_path, size):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(40))
+    notes = tmp_path / "note.md"
+    notes.write_text("# A note\n\nand its text", "utf-8")
+    for shard in shards([awkward, corpus, notes, awkward], size):
+        there = sent(shard.by_place())
+        assert there.records == []
+        assert there.loaded().records == shard.records
+        assert there.loaded().digest() == shard.digest()
+        assert sent(shard).records == shard.records
+
+
+def test_a_place_is_a_few_bytes(tmp_path):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(400))
+    [shard] = shards([corpus], 10**9)
+    assert len(pickle.dumps(shard.by_place())) < 1000 < corpus.stat().st_size < len(pickle.dumps(shard))
+
+
+def test_tables_and_archives_are_sent(tmp_path):
+    table = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one", "two"]}), table)
+    archive = tmp_path / "b.jsonl.gz"
+    archive.write_bytes(gzip.compress(b'{"text": "three"}\n'))
+    for file in (table, archive):
+        [shard] = shards([file])
+        assert shard.by_place() is shard
+        assert sent(shard).records == shard.records
+
+
+@pytest.mark.parametrize("spoil", [os.unlink, lambda path: path.write_bytes(path.read_bytes().replace(b"e", b"o"))])
+def test_other_documents_are_found_out(tmp_path, spoil):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(3))
+    [shard] = shards([corpus], 10**9)
+    there = sent(shard.by_place())
+    spoil(corpus)
+    assert there.loaded() is None
+    assert sent(shard.by_place().whole()).loaded().records == shard.records
+
+
+@dataclass
+class Elsewhere:
+    """An engine of machines that do not have the corpus."""
+
+    workers: int = 2
+    whole: list[bool] = field(default_factory=list)
+
+    @contextmanager
+    def pool(self, work, *, folder=None):
+        self.work = prepare(pickle.loads(pickle.dumps(work)))
+        yield self
+
+    def map(self, given):
+        for shard in given:
+            there = sent(shard)
+            self.whole.append(bool(there.records))
+            yield shard, self.work(there)
+
+
+def test_machines_without_the_corpus_are_sent_the_documents(tmp_path, monkeypatch):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(60))
+    mine([corpus], tmp_path / "here.parquet", SMALL, workers=1)
+
+    def missing(extent):
+        raise DataError(f"{extent.place}: cannot be read")
+
+    engine = Elsewhere()
+    with monkeypatch.context() as patch:
+        patch.setattr(Extent, "read", missing)
+        mine([corpus], tmp_path / "there.parquet", SMALL, engine=engine)
+    assert (tmp_path / "there.parquet").read_bytes() == (tmp_path / "here.parquet").read_bytes()
+    assert len(engine.whole) > 3
+    assert engine.whole == [False, *[True] * (len(engine.whole) - 1)]
+
+
+@pytest.mark.slow
+def test_processes_read_the_documents_themselves(tmp_path, monkeypatch):
+    """Also where the corpus is named by a path from this folder."""
+    write_jsonl(tmp_path / "corpus.jsonl", articles(60))
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    class Watched(LocalEngine):
+        @contextmanager
+        def pool(self, work, *, folder=None):
+            with super().pool(work, folder=folder) as inner:
+                yield _Watching(inner, seen)
+
+    mine([Path("corpus.jsonl")], tmp_path / "one.parquet", SMALL, workers=1)
+    mine([Path("corpus.jsonl")], tmp_path / "two.parquet", SMALL, engine=Watched(2))
+    assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
+    assert len(seen) > 3
+    assert all(facts is not None and shard.extents for shard, facts in seen)
+
+
+@dataclass
+class _Watching:
+    inner: object
+    seen: list
+
+    def map(self, given):
+        for one in self.inner.map(given):
+            self.seen.append(one)
+            yield one
+
+
+def write_part(path, rows):
+    names = (*COLUMNS, *KEYS)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    pq.write_table(pa.table(columns, schema=schema({**COLUMNS, **KEYS})), path)
+    return path
+
+
+def row(document, high, low, place=0, text="x"):
+    return {"document": document, "key_high": high, "key_low": low, "place": place, "text_a": text}
+
+
+def gathered(parts, tmp_path):
+    target = tmp_path / "out.parquet"
+    count = gather(parts, target, tmp_path / "spill")
+    found = pq.read_table(target).to_pylist()
+    assert (len(found), (tmp_path / "spill").exists()) == (count, False)
+    return found
+
+
+def test_sorted_by_key_and_the_earliest_of_equal_ones(tmp_path):
+    big = 2**64 - 1
+    first = write_part(tmp_path / "1.parquet", [row(0, big, 1), row(1, 5, 5), row(2, 5, 6, 1), row(2, 5, 6, 0, "y")])
+    second = write_part(tmp_path / "2.parquet", [row(3, big, 1), row(4, 5, 7), row(5, 5, 5), row(6, 0, big)])
+    empty = write_part(tmp_path / "3.parquet", [])
+    found = gathered([first, empty, second], tmp_path)
+    assert [(one["document"], one["text_a"]) for one in found] == [(6, "x"), (1, "x"), (2, "y"), (4, "x"), (0, "x")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket", [1, 100, 2**20])
+def test_the_same_through_any_number_of_buckets(tmp_path, monkeypatch, bucket):
+    monkeypatch.setattr(job, "_BUCKET", bucket)
+    monkeypatch.setattr(job, "_ROWS", 7)
+    draw = random.Random(0)
+    rows = [row(number, draw.getrandbits(64), draw.getrandbits(64), text=str(number)) for number in range(2000)]
+    # The second half repeats keys of the first.
+    rows += [{**draw.choice(rows), "document": number} for number in range(2000, 3000)]
+    parts = [write_part(tmp_path / f"{number}.parquet", rows[number * 500 :][:500]) for number in range(6)]
+    found = gathered(parts, tmp_path)
+    order = sorted(rows[:2000], key=lambda one: (one["key_high"], one["key_low"]))
+    assert [one["text_a"] for one in found] == [one["text_a"] for one in order]
+    assert {one["document"] for one in found} == set(range(2000))
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_pairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "_BUCKET", 2**20)
+    draw = random.Random(0)
+    parts = []
+    for number in range(40):
+        # Long texts that do not get smaller by packing: 80 MB of them.
+        rows = [row(number, draw.getrandbits(64), 0, place, draw.randbytes(10_000).hex()) for place in range(100)]
+        parts.append(write_part(tmp_path / f"{number}.parquet", rows))
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        assert gather(parts, tmp_path / "out.parquet", tmp_path / "spill") == 4000
+    finally:
+        pa.set_memory_pool(usual)
+    assert pool.max_memory() < 20e6
 
 
 def working(output):
