@@ -12,7 +12,8 @@ from transformers import AutoModelForSeq2SeqLM
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError, TextError, UnsupportedModelError
 from gerund.inference.infill import sentinels
-from gerund.inference.infill.sentinels import Gapped, sentinel_ids, spans_of
+from gerund.inference.infill.infilling import BlankedText
+from gerund.inference.infill.sentinels import sentinel_ids, spans_of
 from gerund.language_model import LanguageModel
 from gerund.models.heads import HeadConfig, ProjectionHead, read_head
 from gerund.types import Generation
@@ -155,14 +156,14 @@ class TestFilling:
     @pytest.mark.parametrize(
         ("text", "more", "error", "message"),
         [
-            ("no gap", {}, TextError, "has no gap"),
-            ("[blank]", {}, TextError, "nothing but gaps"),
-            ("a [blank] [blank] b", {}, TextError, "next to each other"),
+            ("no gap", {}, TextError, "has no \\[blank\\] to fill"),
+            ("[blank]", {}, TextError, "nothing but"),
+            ("a [blank] [blank] b", {}, TextError, "nothing between them"),
             ("a [blank] b", {"beams": 3}, ConfigError, "beams is for decoder-only models"),
             ("a [blank] b", {"lengths": 3}, ConfigError, "lengths is for decoder-only models"),
-            ("a [blank] b", {"samples": 3}, ConfigError, "greedy fillings are all the same"),
+            ("a [blank] b", {"samples": 3}, ConfigError, "greedy samples are all the same"),
             ("a [blank] b", {"max_tokens": 0}, ConfigError, "at least 1"),
-            ("a [blank] b" * 9, {}, ModelError, "has 8 sentinels, and the text 9 gaps"),
+            ("a [blank] b" * 9, {}, ModelError, "has 8 sentinels, and the text has 9 blanks"),
         ],
     )
     def test_bad_input(self, lm, text, more, error, message):
@@ -175,7 +176,7 @@ class TestFilling:
             lm.infill("a [blank] b")
 
     def test_spaces(self):
-        assert Gapped.of("a  [blank] b", "[blank]").pieces == ["a", " b"]
+        assert BlankedText.of("a  [blank] b", "[blank]", spaces=" ").pieces == ("a", " b")
 
 
 class TestEncoderDecoder:

@@ -551,7 +551,7 @@ class LanguageModel:
         for number, texts in enumerate(tokens):
             kept_pass = None if kept is None else kept.encoding_pass(number, len(tokens))
             limits = {"batch_tokens": batch_tokens, "batch_size": batch_size}
-            passes.append(encoding.encode(self.runtime, texts, **limits, show=show, kept=kept_pass))
+            passes.append(encoding.encode(self.runtime, texts, **limits, show=show, resume_from=kept_pass))
         return final_vectors(self.encoder, passes, normalize, dimensions)
 
     @takes_aliases

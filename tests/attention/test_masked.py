@@ -293,7 +293,7 @@ def test_keys_of_lower_layers_make_no_second_tower():
 def test_layers_and_prepend_are_for_single_states():
     lm = language_model("gemma3n_text", AttentionPlan("bidir"), vocab_size_per_layer_input=len(byte_tokenizer()))
     read = lm.with_encoder(EncoderConfig(attention=AttentionPlan("bidir"), layers="3-4"))
-    with pytest.raises(UnsupportedModelError, match="several streams of states"):
+    with pytest.raises(UnsupportedModelError, match="several residual streams"):
         read.encode("an owl")
 
 

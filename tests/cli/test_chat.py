@@ -71,7 +71,7 @@ def test_turns_on_a_terminal(folder, monkeypatch):
     [
         (["--messages", "{missing}"], "", "cannot be read"), ([], "", "standard input has no message"),
         (["--logit-bias", "x"], "a", None), (["--temperature", "-1"], "a", "temperature must be at least 0"),
-        (["--max-new-tokens", "0"], "a", "writes nothing"), (["--stop", ""], "a", "stop has an empty string"),
+        (["--max-new-tokens", "0"], "a", "must be at least 1"), (["--stop", ""], "a", "stop has an empty string"),
     ],
 )  # fmt: skip
 def test_mistakes_before_the_model_is_loaded(folder, tmp_path, arguments, stdin, words):
@@ -133,7 +133,7 @@ class TestGenerate:
             (["--logprobs", 1], "are for JSON"), (["-n", 2, "--temperature", 1], "are for JSON"),
             (["--candidates", "--json"], "belongs to --rerank"), (["--logit-bias", "a=b"], "ID=NUMBER"),
             (["--schema", "@nowhere.json"], "cannot be read"), (["--schema", "{"], "not valid JSON"),
-            (["--rerank", "overlap", "--stop", "a"], "stop is of no use beside rerank"),
+            (["--rerank", "overlap", "--stop", "a"], "`stop` can't be combined with `rerank`"),
             (["--expand", 2, "--stop", "a"], "no use with --expand"),
             (["--min-p", 0.1, "--temperature", 0], "samples none"),
         ],

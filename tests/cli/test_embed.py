@@ -229,7 +229,7 @@ class TestMistakes:
             (["--bad-rows", "drop"], "unknown way with bad rows 'drop'; valid are: error, skip"),
             (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
             (["--format", "xml"], "unknown format 'xml'; valid are: txt, jsonl, csv, tsv, parquet"),
-            (["--batch-tokens", "0"], "batch_tokens=0"),
+            (["--batch-tokens", "0"], "`batch_tokens` must be at least 1, got 0"),
             (["--shard-rows", "0"], "shard_rows must be at least 1, got 0"),
         ],
     )

@@ -147,7 +147,7 @@ class TestMistakes:
             (["a", "--typical-p", "0"], "typical_p must be above 0, got 0.0"),
             (["a", "--temperature", "0", "--top-p", "0.9"], "--top-p chooses among sampled tokens"),
             (["a", "--batch-size", "0"], "batch_size=0"),
-            (["a", "--max-new-tokens", "0"], "max_new_tokens=0 writes nothing"),
+            (["a", "--max-new-tokens", "0"], "`max_new_tokens` must be at least 1, got 0"),
             (["a", "-m", "./absent"], "there is no folder"),
             (["a", "--column", "x"], "--column says how a file is read; it belongs to --file"),
             (["a", "--format", "txt"], "--format says how a file is read; it belongs to --file"),

@@ -206,7 +206,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["ask", "my.index", " "], "the question is empty"),
         (["ask"], "name an index, or a file with --document"),
         (["ask", "my.index", "one", "two"], "one question at a time, in quotes: 'one' 'two'"),
-        (["ask", "my.index", "x", "--generate", "--max-new-tokens", 0], "writes nothing"),
+        (["ask", "my.index", "x", "--generate", "--max-new-tokens", 0], "must be at least 1"),
         (["ask", "my.index", "x", "--temperature", "-1"], "temperature must be at least 0"),
         (["ask", "--document", "nowhere.txt", "x"], "nowhere.txt: no such file"),
         (["ask", "--document", "notes", "x"], "notes: a folder, not a document"),

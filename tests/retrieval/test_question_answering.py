@@ -248,7 +248,7 @@ def test_the_instructions_are_read_once(index, lm, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"method": "guess"}, ConfigError, "extractive"), ({"max_new_tokens": 0}, ConfigError, "writes nothing"),
+        ({"method": "guess"}, ConfigError, "extractive"), ({"max_new_tokens": 0}, ConfigError, "must be at least 1"),
         ({"history": "x"}, TextError, "list of messages"), ({"history": [{}]}, TextError, "is not a text of the user"),
         ({"history": TURNS[1:]}, TextError, "is not a text of the user"), ({"colour": 1}, ConfigError, "colour"),
         ({"history": TURNS[:1]}, TextError, "ends with a question"), ({"k": 0}, ConfigError, "k=0"),

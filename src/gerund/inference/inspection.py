@@ -26,7 +26,7 @@ from gerund.settings.plan import Direction, ResolvedPlan, View
 # Maps grow with the square of the length.
 LONGEST = 512
 
-# Of several kinds, for whoever inspects a model and has no text at hand.
+# Default texts, of several kinds.
 EXAMPLE_TEXTS = (
     "The old man looked at the sea for a long time before he said that the boat would not come back that night.",
     "Germany beat Brazil by seven goals to one in the semi-final, which nobody in the stadium had thought possible.",
@@ -43,14 +43,10 @@ EXAMPLE_TEXTS = (
 class AttentionMap:
     """The attention of one layer in one pass.
 
-    Attributes:
-        layer: index of the layer, 0 at the bottom.
-        view: what the plan lets it see.
-        run: 0 for the layer itself; r for its r-th further run with the same weights (``inter-*``,
-            ``extra-*`` and ``extend-*`` plans).
-        weights: probabilities, float32 on the CPU: ``(heads, T, T)``, or ``(T, T)`` averaged over heads.
-        taken: ``(T - 1,)``, what each token but the last takes from all later ones, averaged over heads,
-            queries and texts.
+    ``view`` is its mask type. ``run`` is 0 for the layer itself, r for its r-th further run with the same weights
+    (``inter-*``, ``extra-*``, ``extend-*`` plans). ``weights`` are probabilities, float32 on the CPU, of the shape
+    ``(heads, T, T)``, or ``(T, T)`` averaged over heads. ``taken`` ``(T - 1,)`` is the attention that each token but
+    the last gets from all later ones, averaged over heads, queries and texts.
     """
 
     layer: int
@@ -61,14 +57,17 @@ class AttentionMap:
 
 
 def causal_plan(n_layers: int) -> ResolvedPlan:
-    """Return the plan of the untouched model."""
+    """Return the plan of the base model."""
     return ResolvedPlan((View(Direction.CAUSAL),) * n_layers)
 
 
 def attention_maps(
     model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, *, adapter: str | None = None
 ) -> list[AttentionMap]:
-    """Return every layer's attention for one text, in the order in which the layers ran."""
+    """Return the attention maps ``(heads, T, T)`` of one text, in the order in which the layers ran.
+
+    The model must be in evaluation mode. Raises ``UnsupportedModelError`` where the plan does not reach every layer.
+    """
     return _recorded(model, ids, plan, adapter, lambda weights: weights)
 
 
@@ -80,9 +79,10 @@ def mean_maps(
     size: int | None = None,
     adapter: str | None = None,
 ) -> list[AttentionMap]:
-    """Average attention over heads and texts, as in LBW's Figure 3.
+    """Average attention over heads and texts, as in LBW's Figure 3: a map ``(size, size)`` per layer and run.
 
-    Texts of different lengths are brought to one size first (see ``resample``).
+    Texts of different lengths are resampled to one size, by default their median length. ``plan`` None is for base
+    models that no plan reaches (see ``unplanned_maps``).
     """
     if not texts:
         raise TextError("there is no text to look at")
@@ -103,14 +103,12 @@ def mean_maps(
 
 @torch.no_grad()
 def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[AttentionMap]:
-    """Return the untouched model's maps of one text by transformers' own means.
+    """Return the base model's maps ``(heads, T, T)`` of one text by ``output_attentions`` of transformers.
 
-    For architectures that no plan reaches. The model attends in eager mode meanwhile, so no other thread may
-    use it.
+    For architectures that no plan reaches. The model is in eager mode while it runs, so no other thread may use it.
     """
     current = model.config._attn_implementation
-    # By the config alone: falcon cannot be switched otherwise, and in SDPA mode the attention that it gives
-    # away is not causal.
+    # By the config alone: falcon can't be switched otherwise, and its attention in SDPA mode is not causal.
     model.config._attn_implementation = "eager"
     try:
         output = model.base_model(_input_ids(model, ids), use_cache=False, output_attentions=True)
@@ -125,7 +123,10 @@ def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[Attention
 
 
 def sink_fraction(maps: Sequence[AttentionMap], token: int = 0) -> list[float]:
-    """Return the mean attention that one token takes from all later ones, over heads and queries."""
+    """Return the mean attention that a token gets from all later ones, over heads and queries, per map.
+
+    Token 0 is the first real token, the usual sink.
+    """
     if any(len(item.taken) <= token for item in maps):
         raise TextError(f"attention to token {token} shows in texts of at least {token + 2} tokens only")
     return [float(item.taken[token]) for item in maps]
@@ -142,9 +143,9 @@ def even_fraction(lengths: Sequence[int]) -> float:
 
 
 def resample(weights: Tensor, size: int) -> Tensor:
-    """Bring a map to ``size`` rows and columns: queries are averaged, keys are added up, rows keep their sum.
+    """Resample maps ``(..., T, T)`` to ``(..., size, size)``: queries are averaged, keys are summed.
 
-    The first token keeps its own row and column, so that a sink stays as strong as it is.
+    The first token keeps its own row and column, so that a sink keeps its strength.
     """
     length = weights.shape[-1]
     if length == size:
@@ -163,7 +164,7 @@ def resample(weights: Tensor, size: int) -> Tensor:
 
 
 def _add(mean: AttentionMap, item: AttentionMap, count: int) -> AttentionMap:
-    """Take the map of one more text into the mean of ``count`` texts."""
+    """Add the map of another text to the mean of ``count`` texts."""
     length = min(len(mean.taken), len(item.taken))
     return replace(
         mean,
@@ -218,19 +219,12 @@ def _input_ids(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class AttentionInspection:
-    """Mean attention maps of some texts.
-
-    Attributes:
-        ids: the texts' token ids, as they were read.
-        before: one map a layer of the untouched model.
-        after: the same under the runtime's plan, further runs of a layer included.
-        cut: how many texts were cut at the longest length.
-    """
+    """Mean attention maps of some texts."""
 
     ids: list[list[int]]
-    before: list[AttentionMap]
-    after: list[AttentionMap]
-    cut: int
+    before: list[AttentionMap]  # of the base model
+    after: list[AttentionMap]  # under the runtime's plan, further runs of a layer included
+    cut: int  # number of truncated texts
 
     @property
     def even(self) -> float:
@@ -239,9 +233,9 @@ class AttentionInspection:
 
 
 def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: int = LONGEST) -> AttentionInspection:
-    """Return where each layer attends on average, without the prompt.
+    """Return the mean attention maps of texts without a prompt, before and after the conversion.
 
-    Where no plan reaches the model it was loaded as causal, and both sides are the untouched model.
+    Texts are truncated to ``longest`` tokens. Where no plan reaches the model, both are those of the base model.
     """
     input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
     longest = min(longest, runtime.max_length or longest)
@@ -267,7 +261,7 @@ def _maps(runtime: EncoderRuntime, ids: list[list[int]]) -> tuple[list[Attention
 
 
 def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return each token as it is read, in twelve characters; a part of a character, by its name in the vocabulary."""
+    """Return each token's text, in twelve characters; a part of a character by its name in the vocabulary."""
     labels = []
     for token in ids:
         label = tokenizer.decode([token]).strip()

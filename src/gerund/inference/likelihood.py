@@ -29,21 +29,18 @@ from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.types import Rendered, TokenLogprob
 
-# Token ids, and the place of the first one that is scored.
+# Token ids, and the position of the first one that is scored.
 Scored = tuple[Sequence[int], int]
-# Runs a batch: last hidden states ``(B, T, D)``, and where each text begins ``(B,)``.
+# Runs a batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``.
 States = Callable[[Sequence[Tokens]], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class PairLogprobs:
-    """Log-probabilities of a text that was split in two.
+    """Log-probabilities of a text that was split in two, float32.
 
-    Attributes:
-        prefix: of the tokens of the prefix, float32; none unless they were asked for. Without a beginning token
-            the first one has nothing to be predicted from and is left out.
-        continuation: of the tokens of the continuation, float32, each after all that precedes it.
-        lost: how many tokens at the end of the continuation lay beyond the model's context and were not scored.
+    ``prefix`` is empty unless requested; without a BOS token it lacks the first token, which nothing predicts. ``lost``
+    counts the tokens at the end of the continuation that did not fit the model's context and were not scored.
     """
 
     prefix: np.ndarray
@@ -61,7 +58,11 @@ def sequence_logprobs(
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return log p(token | all earlier tokens) for the tokens of each sequence from a given place on."""
+    """Return log p(token | all earlier tokens) of each sequence from a given position (1 or later) on, float32.
+
+    The last token is only predicted, so a sequence may be one token longer than the model's context. ``read`` reads
+    something else from the head instead. ``states`` runs a batch; None reads every text on its own.
+    """
     runtime = causal_runtime(model, tokenizer)
     inputs = [_input(ids, first, index, runtime.max_length) for index, (ids, first) in enumerate(sequences)]
 
@@ -85,13 +86,13 @@ def continuation_logprobs(
 ) -> list[PairLogprobs]:
     """Return the log-probabilities of continuations after their prefixes.
 
-    Prefix and continuation are tokenised as the one text that they form (so the caller puts the space between
-    them) and split at the character where the continuation begins; a token that holds characters of both
-    belongs to the continuation. lm-evaluation-harness instead counts the tokens of the prefix alone and takes
-    as many away; the two agree wherever the prefix's tokens do not change by what follows.
+    Prefix and continuation are tokenized as one text (so the caller puts the space between them) and split at the
+    character where the continuation begins; a token with characters of both belongs to the continuation.
+    lm-evaluation-harness instead counts the tokens of the prefix alone; the two agree wherever the prefix's tokens do
+    not depend on what follows. After an empty prefix the continuation starts from the BOS token.
 
-    What is too long for the model's context loses tokens at the left end of its prefix, after the special
-    tokens that begin a text, and only then at the end of its continuation.
+    What is too long for the model's context loses tokens at the left end of its prefix, after the special tokens that
+    begin a text, and only then at the end of its continuation.
     """
     splits = _split_pairs(model, tokenizer, pairs)
     sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
@@ -112,10 +113,10 @@ def continuation_certainty(
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return how sure the model is at every token of continuations after their prefixes.
+    """Return how certain the model is at every token of continuations after their prefixes, float32.
 
-    The divergence of the even distribution over the vocabulary from the model's prediction, in nats: 0 where all
-    tokens are as likely as each other. What the token is plays no part.
+    The divergence of the uniform distribution over the vocabulary from the model's prediction, in nats: 0 where all
+    tokens are equally likely. The token itself does not matter.
     """
     sequences = [(item.ids, item.split) for item in _split_pairs(model, tokenizer, pairs)]
     return sequence_logprobs(
@@ -124,7 +125,7 @@ def continuation_certainty(
 
 
 def causal_runtime(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> EncoderRuntime:
-    """Return what runs batches through the untouched model."""
+    """Return the runtime of the base model with its causal mask."""
     demand_decoder_only(model, "say how probable a text is")
     plan = AttentionPlan("causal").resolve(len(decoder_layers(model)))
     return EncoderRuntime(model, tokenizer, EncoderConfig(), plan, sends_plan=False)
@@ -140,7 +141,10 @@ def token_logprobs(
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return the log-probabilities of the tokens that are asked for, each read off the state before it."""
+    """Return the log-probabilities of tokens, float32, each read from the state before it.
+
+    ``wanted`` returns for the index of a text the positions (1 or later) that are scored, and their tokens.
+    """
     head = TokenHead(runtime.model)
     read = read or TokenHead.logprobs
     results = [np.zeros(0, dtype=np.float32) for _ in texts]
@@ -167,7 +171,7 @@ def token_logprobs(
 
 @dataclass(frozen=True)
 class _Split:
-    """Token ids, where the text begins (1 or later), and where its continuation begins."""
+    """Token ids, the position at which the text begins (1 or later), and that of its continuation."""
 
     ids: list[int]
     text_from: int
@@ -176,7 +180,7 @@ class _Split:
 
 
 def _input(ids: Sequence[int], first: int, index: int, limit: int | None) -> Tokens | None:
-    """Return what the model reads of a sequence: all but the last token, which is only predicted."""
+    """Return a sequence without its last token, which is only predicted."""
     if first < 1:
         raise TextError(f"sequence {index} is scored from its first token, which nothing precedes")
     if limit is not None and len(ids) - 1 > limit:
@@ -200,7 +204,7 @@ def _split_pairs(
 
 
 def _joined(prefix: str, continuation: str) -> str:
-    """Return both as one text; behind a rendered prefix the control tokens of the continuation are text."""
+    """Join both; after a rendered prefix the control tokens of the continuation are plain text."""
     if not isinstance(prefix, Rendered):
         return prefix + continuation
     end = len(prefix) + len(continuation)
@@ -209,7 +213,7 @@ def _joined(prefix: str, continuation: str) -> str:
 
 
 def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> _Split:
-    """Split a text at a character, and cut it to the model's context."""
+    """Split a text at a character, and truncate it to the model's context."""
     before = tokens.specials_before
     ids = tokens.ids[: before + len(tokens.offsets)]  # some tokenizers close every text
     place = next(i for i, (start, end) in enumerate(tokens.offsets) if start >= boundary or end > boundary)
@@ -231,11 +235,7 @@ SpanMode = Literal["infill", "causal"]
 
 @dataclass(frozen=True)
 class SpannedText:
-    """A text and the spans of it that are measured.
-
-    Attributes:
-        text: the whole text.
-        spans: (first character, character after the last) of each, in order, with text between them.
+    """A text and the spans of it to score: (first character, end) of each, in order, with text between them.
 
     >>> SpannedText.between("He was at the", " gym", ". He ran.").spans
     ((13, 17),)
@@ -246,7 +246,7 @@ class SpannedText:
 
     @classmethod
     def between(cls, left: str, span: str, right: str) -> "SpannedText":
-        """Return one span with what stands on either side of it, spaces included."""
+        """Return one span with its left and right context, spaces included."""
         return cls(left + span + right, ((len(left), len(left) + len(span)),))
 
 
@@ -260,11 +260,13 @@ def span_logprobs(
     show: bool | None = None,
     adapter: str | None = None,
 ) -> list[list[np.ndarray]]:
-    """Return the log-probability of each token of each span.
+    """Return the log-probabilities of the tokens of each span, float32.
 
-    A text is tokenised whole. A token that holds any character of a span belongs to the span, so that nothing
-    of the span is left in its context. The output at each token's predecessor predicts it, also the first one of
-    a span, whose predecessor is the last token on its left.
+    ``infill`` uses MAGNET's hybrid mask (section 3.1), with the adapter: tokens of the context see all of the context,
+    tokens of a span see the context and their own span so far, never another span. ``causal`` uses the base model.
+
+    A token with any character of a span belongs to the span, so that nothing of the span is left in its context. The
+    output at each token's predecessor predicts it, also the first of a span.
     """
     one_of("mode of span log-probabilities", mode, ["infill", "causal"])
     for index, text in enumerate(texts):
@@ -287,7 +289,7 @@ def span_logprobs(
 
 
 def verified_hybrid(runtime: EncoderRuntime) -> ResolvedPlan:
-    """Return the hybrid plan for a model, after verifying once that it reaches every layer."""
+    """Return the hybrid plan for a model, after verifying once that it takes effect in every layer."""
     plan = AttentionPlan("hybrid").resolve(runtime.n_layers)
     attach(runtime.model)
     verify_once(runtime.model, plan)
@@ -296,7 +298,7 @@ def verified_hybrid(runtime: EncoderRuntime) -> ResolvedPlan:
 
 @dataclass(frozen=True)
 class _Spanned(Tokens):
-    """A text as the model reads it; ``span`` is 0 for a token of the context and s for one of span s."""
+    """A tokenized text; ``span`` is 0 for a token of the context and s for one of span s."""
 
     span: tuple[int, ...] = ()
 
@@ -327,7 +329,7 @@ def _causal(
     sequences = []
     for text in texts:
         places = [place for place, span in enumerate(text.span) if span]
-        # What stands on the right of the last span would be read for nothing.
+        # The text after the last span does not matter.
         sequences.append((text.ids[: places[-1] + 1], places[0]))
     whole = sequence_logprobs(runtime.model, runtime.tokenizer, sequences, batch_tokens=batch_tokens, show=show)
     return [
@@ -355,7 +357,7 @@ def _check_spans(text: SpannedText, index: int) -> None:
 
 
 def _spanned(tokens: Tokens, spans: tuple[tuple[int, int], ...], index: int, limit: int | None) -> _Spanned:
-    """Say which tokens belong to which span."""
+    """Label the tokens of each span."""
     if limit is not None and len(tokens) > limit:
         raise TextError(f"text {index} has {len(tokens)} tokens and the model's context ends at {limit}; shorten it")
     before = tokens.specials_before
@@ -380,7 +382,10 @@ NAN = float("nan")
 def prompt_logprobs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]], *, top: int = 0
 ) -> list[list[TokenLogprob]]:
-    """Return how likely the unmodified model finds each token of each prompt after those before it."""
+    """Return the log-probability of each token of each prompt, with the ``top`` most likely tokens at its position.
+
+    That of the first token is NaN: nothing precedes it.
+    """
 
     def read(head: TokenHead, states_ND: Tensor, tokens_N: Tensor) -> np.ndarray:
         return head.alternatives(states_ND, tokens_N, top)

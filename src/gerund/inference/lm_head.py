@@ -15,25 +15,25 @@ from transformers import PreTrainedModel
 
 from gerund.errors import ModelError
 
-# Logits in float32 that are held at once: 64 MB.
+# Float32 logits per pass: 64 MB.
 _LOGITS_AT_ONCE = 2**24
 _CHECK_LENGTH = 6
-# bfloat16 keeps eight bits, and a head may add its numbers up in another order for another number of rows.
+# bfloat16 has eight bits, and a head may sum in another order for another number of rows.
 _CHECK_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _CHECK_TOLERANCE_HALF = 3e-2
 
 
 class TokenHead:
-    """From last hidden states to the log-probabilities of tokens, by the model's own forward pass.
+    """From last hidden states to logits and log-probabilities, by the model's own forward pass.
 
-    Architectures scale or cap their logits in ways of their own, all of which stand in ``forward`` behind the
-    decoder. So ``forward`` runs with a stand-in for the decoder that returns states which are known already:
-    a few rows at a time, and only those that are asked for. No parameter is copied, the model is not touched.
+    Architectures scale or cap their logits in different ways, all of them in ``forward`` after the decoder. So
+    ``forward`` runs with a stand-in for the decoder that returns given states. No parameter is copied. Raises
+    ``ModelError`` where that gives other logits than the full model, which is checked once per model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = copy.copy(model)
-        # The copy shares everything; a table of modules of its own lets one of them be another.
+        # The copy shares everything but its table of modules, in which one is replaced.
         self._model._modules = {**model._modules, model.base_model_prefix: _StandIn(model.base_model)}
         if model not in _verified:
             self._verify(model)
@@ -41,54 +41,55 @@ class TokenHead:
 
     def logits(self, states_ND: Tensor) -> Tensor:
         """Return the logits ``(N, V)`` of last hidden states, as the model computes them; with gradients if enabled."""
-        # Of the class: hooks that belong to the whole model have nothing to do here.
+        # The forward of the class: hooks of the full model do not run here.
         output = type(self._model).forward(self._model, inputs_embeds=states_ND[None], use_cache=False)
         logits_NV: Tensor = output.logits[0]
         return logits_NV
 
-    @torch.no_grad()
     def logprobs(self, states_ND: Tensor, tokens_N: Tensor) -> np.ndarray:
         """Return the log-probability of each token after the state that predicts it, ``(N,)`` float32."""
-        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
-        parts = [
-            -functional.cross_entropy(self.logits(states_ND[start : start + rows]).float(), part_N, reduction="none")
-            for start, part_N in zip(range(0, len(tokens_N), rows), tokens_N.split(rows), strict=True)
-        ]
-        return torch.cat(parts).cpu().numpy()
 
-    @torch.no_grad()
+        def read(logits_NV: Tensor, part_N: Tensor) -> Tensor:
+            return -functional.cross_entropy(logits_NV, part_N, reduction="none")
+
+        return self._in_parts(states_ND, tokens_N, read)
+
     def certainty(self, states_ND: Tensor, tokens_N: Tensor) -> np.ndarray:
-        """Return the divergence of the even distribution from the prediction after each state, ``(N,)`` float32."""
-        del tokens_N
-        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
-        parts = []
-        for part_ND in states_ND.split(rows):
-            logprobs_NV = self.logits(part_ND).float().log_softmax(dim=-1)
-            parts.append(-logprobs_NV.mean(dim=-1) - math.log(logprobs_NV.shape[-1]))
-        return torch.cat(parts).cpu().numpy()
+        """Return the divergence of the uniform distribution from the prediction after each state, ``(N,)`` float32."""
 
-    @torch.no_grad()
+        def read(logits_NV: Tensor, _: Tensor) -> Tensor:
+            return -logits_NV.log_softmax(dim=-1).mean(dim=-1) - math.log(logits_NV.shape[-1])
+
+        return self._in_parts(states_ND, tokens_N, read)
+
     def alternatives(self, states_ND: Tensor, tokens_N: Tensor, count: int) -> np.ndarray:
-        """Return of each token its log-probability, then the ids of the most likely ones, then theirs, ``(N, 1 + 2k)``.
+        """Return per token its log-probability, the ``k`` most likely ids, and their log-probabilities ``(N, 1 + 2k)``.
 
-        Ids are whole numbers in float64, which holds all of them.
+        Ids are whole numbers in float64, which represents all of them exactly.
         """
-        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
-        parts = []
-        for part_ND, part_N in zip(states_ND.split(rows), tokens_N.split(rows), strict=True):
-            logprobs_NV = self.logits(part_ND).float().log_softmax(dim=-1)
+
+        def read(logits_NV: Tensor, part_N: Tensor) -> Tensor:
+            logprobs_NV = logits_NV.log_softmax(dim=-1)
             best = logprobs_NV.topk(min(count, logprobs_NV.shape[-1]), dim=-1)
             own_N1 = logprobs_NV.gather(1, part_N[:, None])
             # Not every device has float64.
-            parts.append(torch.cat([one.cpu().double() for one in (own_N1, best.indices, best.values)], dim=-1))
-        return torch.cat(parts).numpy()
+            return torch.cat([part.cpu().double() for part in (own_N1, best.indices, best.values)], dim=-1)
+
+        return self._in_parts(states_ND, tokens_N, read)
+
+    @torch.no_grad()
+    def _in_parts(self, states_ND: Tensor, tokens_N: Tensor, read: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
+        """Compute the float32 logits ``(N, V)`` of some rows at a time."""
+        rows = max(1, _LOGITS_AT_ONCE // self._model.config.get_text_config(decoder=True).vocab_size)
+        parts = zip(states_ND.split(rows), tokens_N.split(rows), strict=True)
+        return torch.cat([read(self.logits(part_ND).float(), part_N) for part_ND, part_N in parts]).cpu().numpy()
 
     @torch.no_grad()
     def _verify(self, model: PreTrainedModel) -> None:
         table = model.get_input_embeddings().weight
         ids = (torch.arange(_CHECK_LENGTH, device=table.device) * 7 + 3)[None] % len(table)
-        # A model in training drops parts at random; and autocast in older torch (2.8 among them) would remember the
-        # weights that it casts here, cut off from their gradients.
+        # A model in training has dropout; and autocast in older torch (2.8 among them) would cache the weights that it
+        # casts here, without their gradients.
         with _evaluating(model), torch.autocast(table.device.type, enabled=False):
             whole = model(ids, use_cache=False).logits[0].float()
             try:
@@ -100,13 +101,13 @@ class TokenHead:
             raise ModelError(_unheaded(model))
 
 
-# Reads one number off the head for each state and the token that it predicts, or a row of numbers.
+# Reads one number or row of numbers per state and the token that it predicts.
 Read = Callable[[TokenHead, Tensor, Tensor], np.ndarray]
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode until the block ends, and then those back that were not."""
+    """Put every module into evaluation mode until the block ends."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -124,20 +125,20 @@ def _unheaded(model: PreTrainedModel) -> str:
     )
 
 
-# Models whose head was found to run on its own.
+# Models whose head is known to run on its own.
 _verified: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class _StandIn(nn.Module):
-    """Stands where a decoder was, and returns what it is given as if it had computed it."""
+    """Replaces a decoder, and returns given states as if it had computed them."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
-        # Not as a module of its own: nothing of the decoder is to run here.
+        # Not as a submodule: nothing of the decoder must run here.
         self.__dict__["_own"] = decoder
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else a head reads off its decoder, such as a factor."""
+        """Return what else a head reads from its decoder, such as a factor."""
         return getattr(self.__dict__["_own"], name)
 
     def forward(self, *_args: Any, inputs_embeds: Tensor, **_kwargs: Any) -> "_Known":
@@ -146,18 +147,18 @@ class _StandIn(nn.Module):
 
     @property
     def decoder(self) -> nn.Module:
-        """The part of it that OPT and BART call."""
+        """The submodule that OPT and BART call."""
         return self
 
 
 class _Known:
-    """A decoder's output that has its last hidden states and nothing else."""
+    """A decoder's output with nothing but last hidden states."""
 
     def __init__(self, states_BTD: Tensor) -> None:
         self.last_hidden_state = states_BTD
 
     def __getattr__(self, name: str) -> None:
-        """Caches, attentions, routers: there are none."""
+        """Return None for caches, attentions and routers."""
 
     def __getitem__(self, index: int) -> Tensor:
         return (self.last_hidden_state,)[index]

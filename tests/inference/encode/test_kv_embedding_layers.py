@@ -164,5 +164,5 @@ def test_layers_are_those_of_the_lowest_dimension(tiny_folder) -> None:
     chosen = lm.rerouting_layers(texts)
     assert set(rerouted_layers(chosen, 4)) <= {1, 2, 3, 4}
     assert chosen == lm.rerouting_layers(texts)
-    with pytest.raises(gerund.DataError, match="say nothing of a dimension"):
+    with pytest.raises(gerund.DataError, match="too few to estimate a dimension"):
         lm.rerouting_layers(["a"])

@@ -93,7 +93,7 @@ def test_lengths_dimensions_and_shapes():
     assert lm.encode([]).shape == (0, 32)
     with pytest.raises(ConfigError, match="dimensions=33 is not between 1 and the model's 32"):
         lm.encode(TEXTS, dimensions=33)
-    with pytest.raises(ConfigError, match="batch_tokens=0"):
+    with pytest.raises(ConfigError, match="`batch_tokens` must be at least 1, got 0"):
         lm.encode(TEXTS, batch_tokens=0)
     for name in ("dimensions", "batch_tokens"):
         with pytest.raises(ConfigError, match=f"{name} is a whole number, not '32'"):

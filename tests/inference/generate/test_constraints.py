@@ -220,6 +220,6 @@ def test_impossible_limits(lm: LanguageModel, given: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize("given", [{"min_tokens": 2}, {"bad_words": "a"}, {"ignore_eos": True}])
 def test_a_search_among_continuations_takes_none(given: Any) -> None:
-    with pytest.raises(ConfigError, match="of no use beside rerank"):
+    with pytest.raises(ConfigError, match="can't be combined with `rerank`"):
         GenerationConfig.of(8, SAMPLED, given).refuse_with_rerank()
     assert Rerank().width  # the search itself knows none of them

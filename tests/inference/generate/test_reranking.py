@@ -201,11 +201,11 @@ def test_room_ends_with_the_context(lm):
 class TestBadInput:
     @pytest.mark.parametrize(("name", "value"), [("samples", 0), ("beams", 0), ("every", 0), ("samples", -1)])
     def test_nothing_to_rank(self, name, value):
-        with pytest.raises(ConfigError, match=f"{name}={value}"):
+        with pytest.raises(ConfigError, match=f"{name} must be at least 1, got {value}"):
             Rerank(**{name: value})
 
     def test_greedy_writes_the_same_again(self, lm):
-        with pytest.raises(ConfigError, match="nothing to rank; set a temperature above 0"):
+        with pytest.raises(ConfigError, match="nothing to rank"):
             run(lm, PROMPTS, Rerank(2), sampling=Sampling())
 
     def test_scores_that_are_no_numbers(self, lm):
@@ -217,7 +217,7 @@ class TestBadInput:
             run(lm, ["a" * 10_000], Rerank(2))
 
     def test_nothing_to_write(self, lm):
-        with pytest.raises(ConfigError, match="writes nothing"):
+        with pytest.raises(ConfigError, match="must be at least 1, got 0"):
             run(lm, PROMPTS, Rerank(2), max_new_tokens=0)
 
 

@@ -81,7 +81,7 @@ class TestPenalties:
         [searched] = lm.generate("the cat", 8, sampling, rerank=Rerank(1, scorer="overlap"))
         [plain] = lm.generate("the cat", 8, sampling)
         assert searched.token_ids == plain.token_ids
-        with pytest.raises(ConfigError, match="repetition_penalty is of no use beside rerank"):
+        with pytest.raises(ConfigError, match="`repetition_penalty` can't be combined with `rerank`"):
             lm.generate("a", 2, Sampling(temperature=1.0, repetition_penalty=2.0), rerank=Rerank(2, scorer="overlap"))
 
 
@@ -223,7 +223,7 @@ class TestForms:
             ({"schema": [1]}, "schema is a JSON schema"),
             ({"choice": []}, "choice is a list of texts"),
             ({"choice": ["a", ""]}, "choice is a list of texts"),
-            ({"choice": ["a"], "regex": "a"}, "regex and choice were given"),
+            ({"choice": ["a"], "regex": "a"}, "Pass only one of regex, choice"),
         ],
     )
     def test_impossible_ones(self, lm, options, words):
@@ -287,7 +287,7 @@ def test_impossible_samplings(settings, words):
     ("options", "words"),
     [({"n": 0}, "n=0"), ({"n": 10**6}, "n=1000000"), ({"n": 2}, "are all the same"), ({"logprobs": -1}, "logprobs=-1"),
      ({"logprobs": True}, "logprobs"), ({"samples": 2}, "unknown setting 'samples'"),
-     ({"logprobs": 1, "rerank": Rerank(1)}, "logprobs is of no use beside rerank")],
+     ({"logprobs": 1, "rerank": Rerank(1)}, "`logprobs` can't be combined with `rerank`")],
 )  # fmt: skip
 def test_impossible_options(lm, options, words):
     with pytest.raises(ConfigError, match=words):

@@ -180,7 +180,7 @@ def test_texts_that_cannot_be_kept():
         with pytest.raises(TextError, match=says):
             lm.encode_and_keep(text)
     lm.encode_and_keep("x" * 18)
-    with pytest.raises(ConfigError, match="writes nothing"):
+    with pytest.raises(ConfigError, match="must be at least 1, got 0"):
         lm.encode_and_keep(TEXT)[1].generate(0)
 
 

@@ -299,7 +299,7 @@ def _fill(siblings: list[LanguageModelSystem], prompt: str | None, texts: list[s
     name = " ".join([*(siblings[row].cache_key for row in rows), prompt_text])
     with caches[rows[0]].shard(name, new) as checkpoint:
         runtimes = [siblings[row].lm.runtime for row in rows]
-        for row, vectors in zip(rows, encode_each(runtimes, tokens, show=show, kept=checkpoint), strict=True):
+        for row, vectors in zip(rows, encode_each(runtimes, tokens, show=show, resume_from=checkpoint), strict=True):
             caches[row].put(siblings[row].cache_key, prompt_text, missing, vectors)
 
 

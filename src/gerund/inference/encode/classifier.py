@@ -11,7 +11,7 @@ from gerund.poolings import pool
 
 
 class TextClassifier(nn.Module):
-    """Labels of texts by their vectors; it is called as transformers' ``...ForSequenceClassification`` is."""
+    """Labels of texts from their vectors, with the interface of transformers' ``...ForSequenceClassification``."""
 
     def __init__(self, runtime: EncoderRuntime, num_labels: int, *, dropout: float = 0.1) -> None:
         super().__init__()
@@ -32,7 +32,10 @@ class TextClassifier(nn.Module):
         labels: Tensor | None = None,
         pooled: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``."""
+        """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``.
+
+        Tokens ``(B, T)`` are padded on the right; ``pooled`` ``(B, T)`` selects those to pool, all by default.
+        """
         real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         with active_adapter(self.adapter):
             hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)

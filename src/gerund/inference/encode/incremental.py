@@ -29,30 +29,24 @@ from gerund.inference.encode.runtime import (
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.tokens import InputFormat, Tokens, rotary_limit, tokenize
 
-# Texts of a batch at most, and how many times the usual number of tokens, most of which are not read again.
+# Texts per batch at most, and tokens as a multiple of the usual number, since most are not read again.
 _ROWS = 32
 _TIMES = 8
-# A beginning that all texts of a batch share is read by itself from so many tokens on.
+# A prefix that all texts of a batch share is read first if it has so many tokens.
 _WORTH_READING_FIRST = 16
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Texts that were read.
-
-    Attributes:
-        ids: their tokens.
-        states_BTD: their last hidden states.
-        layers: by layer keys and values ``(B, key heads, T, head_dim)``; what stands behind a text's tokens is noise.
-    """
+    """Texts that were read."""
 
     ids: list[list[int]]
-    states_BTD: Tensor
-    layers: list[tuple[Tensor, Tensor]]
+    states_BTD: Tensor  # last hidden states
+    layers: list[tuple[Tensor, Tensor]]  # keys and values ``(B, key heads, T, head_dim)``; noise after a text's tokens
 
 
 class IncrementalEncoder:
-    """An encoder that remembers the texts of its last call."""
+    """An encoder that caches the texts of its last call. Its plan must be causal; see ``can_encode_incrementally``."""
 
     def __init__(self, runtime: EncoderRuntime) -> None:
         self._runtime = runtime
@@ -60,7 +54,7 @@ class IncrementalEncoder:
         self._limit = rotary_limit(runtime.model.config)
 
     def encode(self, texts: Sequence[Tokens]) -> np.ndarray:
-        """Return the vectors ``(n, D)`` float32, not normalised, of texts."""
+        """Encode texts into vectors ``(n, D)`` float32, not normalized."""
         vectors = np.zeros((len(texts), self._runtime.width), dtype=np.float32)
 
         def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
@@ -71,13 +65,13 @@ class IncrementalEncoder:
         return vectors
 
     def room(self, longest: int) -> int:
-        """Return how many tokens a batch may have, where texts have up to ``longest`` of which few are new."""
+        """Return how many tokens a batch may have if texts have up to ``longest``, few of them new."""
         usual = default_batch_tokens(self._runtime.device.type, self._runtime.width)
         return max(1, min(_ROWS * longest, _TIMES * usual))
 
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Return last hidden states ``(B, T, D)`` of texts in one batch, and where each begins."""
+        """Return last hidden states ``(B, T, D)`` of one batch, and the position at which each text begins."""
         ids = [list(text.ids) for text in texts]
         longest = max(map(len, ids))
         if self._known is not None and self._is_long(max(map(len, self._known.ids))) != self._is_long(longest):
@@ -97,10 +91,10 @@ class IncrementalEncoder:
             ids_BS[row, : len(own)] = torch.tensor(own)
         before_BP = torch.arange(past) < count_B[:, None]
         real_BT = torch.cat([before_BP, place_S < fresh_B[:, None]], dim=1)
-        # Padding stands where the last token does: further on the model may have no position.
+        # Padding has the position of the last token: the model may have no further ones.
         position_BS = torch.minimum(count_B[:, None] + place_S, (count_B + fresh_B - 1)[:, None])
         states_BSD, cache = self._run(ids_BS, position_BS, real_BT, self._past(parents, past))
-        # Where each token's state and keys are to be found: in what was known, or in what was read now.
+        # The index of each token's state and keys: among the cached ones, or among the new ones after them.
         place_T = torch.arange(longest)
         index_BT = torch.where(place_T < count_B[:, None], place_T, past + place_T - count_B[:, None])
         index_BT = index_BT.clamp(max=past + width - 1).to(states_BSD.device)
@@ -112,17 +106,17 @@ class IncrementalEncoder:
         return states_BTD, torch.zeros(len(ids), dtype=torch.long, device=states_BTD.device)
 
     def _is_long(self, length: int) -> bool:
-        """Return whether a text is so long that the model turns its keys otherwise: a batch has only one kind."""
+        """Whether a text is so long that the model rotates its keys differently: a batch has only one kind."""
         return self._limit is not None and length > self._limit
 
     def _parents(self, ids: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-        """Return for each text the known one that it shares most of its beginning with, and how many tokens that is."""
+        """Return for each text the cached one with the longest common prefix, and its length."""
         parents, shared = [0] * len(ids), [0] * len(ids)
         for row, own in enumerate(ids if self._known is not None else ()):
             assert self._known is not None
             counts = [_common(own, other) for other in self._known.ids]
             parents[row] = int(np.argmax(counts))
-            # The last token is always read anew, so that there is something to read.
+            # The last token is always read again, so that there is something to read.
             shared[row] = min(counts[parents[row]], len(own) - 1)
         return parents, shared
 
@@ -147,16 +141,16 @@ class IncrementalEncoder:
 
 
 def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
-    """Whether a runtime can encode incrementally: its plan is causal, and the vectors equal those of whole texts."""
+    """Whether a runtime can encode incrementally: its plan is causal, and a trial gives the same vectors."""
     if runtime.config.reads_beside:
         return False
     if not runtime.plan.is_causal or runtime.plan.repeats_text or not takes_positions(runtime.model):
         return False
-    # Known and new tokens stand apart in the cache, and a window counts places there; a recurrent layer has none.
+    # Cached and new tokens are apart in the cache, where a window counts positions; a recurrent layer has no cache.
     if _has_windows(runtime.model.config.get_text_config(decoder=True)) or keeps_states(runtime.model):
         return False
     input_format = InputFormat(append_eos=runtime.config.append_eos)
-    # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
+    # Truncated here: a warning would be about texts that the user does not know.
     shorter, texts = (
         [
             replace(text, ids=text.ids[: runtime.max_length])
@@ -187,7 +181,7 @@ def _anew(runtime: EncoderRuntime, texts: Sequence[Tokens]) -> np.ndarray:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts share at their beginning.
+    """Return the length of the common prefix of two texts.
 
     >>> _common([5, 6, 7], [5, 6, 8, 9])
     2
@@ -198,7 +192,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 def _layers_of(cache: DynamicCache) -> list[PreallocatedLayer]:
     layers = [layer for layer in cache.layers if isinstance(layer, PreallocatedLayer)]
     if len(layers) < len(cache.layers):
-        raise TypeError("the cache is of another kind")
+        raise TypeError("the cache is not a preallocated one")
     return layers
 
 

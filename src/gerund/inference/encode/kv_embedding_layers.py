@@ -18,7 +18,7 @@ from gerund.errors import DataError
 from gerund.inference.encode.runtime import EncoderRuntime, in_batches
 from gerund.inference.tokens import Tokens
 
-# States of tokens whose neighbours are sought among each other; more change the third digit.
+# Number of states in the estimate; more change the third digit.
 _MOST_STATES = 2000
 _FEWEST_STATES = 50
 _ROUNDING = 1e-5
@@ -26,16 +26,16 @@ _WINDOW, _EARLY = 0.1, 0.2
 
 
 def intrinsic_dimension(states_ND: Tensor) -> float:
-    """Return the intrinsic dimension of points by their two nearest neighbours, the estimate of most likelihood.
+    """Return the maximum-likelihood intrinsic dimension of points, from their two nearest neighbors.
 
-    Points that lie on another one, but for rounding, are left out: a token that sees nothing but itself has one state.
+    Points that equal another one up to rounding are skipped: a token that sees nothing but itself has one state.
 
     >>> points = torch.rand(2000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> round(intrinsic_dimension(torch.cat([points, points @ torch.ones(3, 20, dtype=torch.float64)], dim=1)))
     3
     """
     own_ND = states_ND.double()
-    # The quick way by products loses what lies close together.
+    # The fast way by matrix products is inaccurate for points that are close together.
     apart_NN = torch.cdist(own_ND, own_ND, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     near_N2 = apart_NN.topk(2, largest=False)[0]
     near_N2 = near_N2[near_N2[:, 0] > _ROUNDING * own_ND.norm(dim=1).mean()]
@@ -44,10 +44,10 @@ def intrinsic_dimension(states_ND: Tensor) -> float:
 
 
 def layer_dimensions(runtime: EncoderRuntime, texts: Sequence[Tokens], *, show: bool | None = None) -> list[float]:
-    """Return the intrinsic dimension of tokens' states behind each layer."""
+    """Return the intrinsic dimension of tokens' states after each layer, from at most 2000 tokens of a sample."""
     total = sum(len(text) for text in texts)
     if total < _FEWEST_STATES:
-        raise DataError(f"{total} tokens say nothing of a dimension; give more texts")
+        raise DataError(f"{total} tokens are too few to estimate a dimension. Pass more texts.")
     step = max(1, total // _MOST_STATES)
     found: list[list[Tensor]] = [[] for _ in range(runtime.n_layers)]
 
@@ -71,10 +71,10 @@ def layer_dimensions(runtime: EncoderRuntime, texts: Sequence[Tokens], *, show: 
 
 
 def chosen_layers(dimensions: Sequence[float]) -> list[int]:
-    """Return the layers, from 1, in which to reroute: a tenth of them and one more.
+    """Return the layers to reroute, counted from 1: a tenth of them and one more.
 
-    Where the dimension falls and then rises, with one edge in five against it at most, these are the lowest layer and
-    those behind it; else the lowest ones behind the first fifth.
+    Where the dimension falls and then rises, except for at most one step in five, these are the lowest layer and those
+    after it; else the lowest ones after the first fifth.
 
     >>> chosen_layers([9, 7, 5, 4, 6, 7, 8, 9]), chosen_layers([2, 9, 5, 9, 4, 9, 6, 9])
     ([4, 5], [3, 5])

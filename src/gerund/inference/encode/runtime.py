@@ -48,33 +48,30 @@ from gerund.settings.templates import layer_numbers, rerouted_layers
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Tell whether a model can be told where in its text each token stands, 0 for the first; found out once a model.
-
-    Some are not told, some count from another number, and some have no use for it.
-    """
-    if model not in _told:
+    """Whether a model uses ``position_ids`` that count from 0; checked once per model by running it."""
+    if model not in _takes_positions:
         takes = "position_ids" in inspect.signature(model.base_model.forward).parameters
-        _told[model] = takes and not counts_rows(model) and _told_apart(model)
-    return _told[model]
+        _takes_positions[model] = takes and not counts_rows(model) and _uses_positions(model)
+    return _takes_positions[model]
 
 
-_told: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_takes_positions: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 @torch.no_grad()
-def _told_apart(model: PreTrainedModel) -> bool:
+def _uses_positions(model: PreTrainedModel) -> bool:
     embeddings = model.get_input_embeddings().weight
-    place_1T = torch.arange(4, device=embeddings.device)[None]
-    ids_1T = (place_1T * 7 + 3) % len(embeddings)
+    position_1T = torch.arange(4, device=embeddings.device)[None]
+    ids_1T = (position_1T * 7 + 3) % len(embeddings)
     training = model.training
     model.eval()
     try:
         own, counted, doubled = (
-            # Without a mask, places with gaps would be taken for several texts in one row.
+            # Without a mask, positions with gaps would be taken for several texts in one row.
             model.base_model(
-                ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False, **told
+                ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False, **positions
             ).last_hidden_state.float()
-            for told in ({}, {"position_ids": place_1T}, {"position_ids": 2 * place_1T})
+            for positions in ({}, {"position_ids": position_1T}, {"position_ids": 2 * position_1T})
         )
     finally:
         model.train(training)
@@ -82,13 +79,11 @@ def _told_apart(model: PreTrainedModel) -> bool:
     return float((own - counted).abs().max()) <= near < float("inf") and not torch.equal(own, doubled)
 
 
-_STREAMS = (
-    "the layers of this architecture hand several streams of states on: layers and prepend cannot be used with it"
-)
+_STREAMS = "This architecture has several residual streams: `layers` and `prepend` can't be used with it."
 
 
 class LayerMixing:
-    """One pass; ``after_layer`` is what ``BoundPlan.beside`` calls."""
+    """Layer mixing and Token Prepending in one pass; ``BoundPlan.beside`` calls ``after_layer``."""
 
     def __init__(self, n_layers: int, config: EncoderConfig) -> None:
         self._numbers = layer_numbers(config.layers, n_layers)
@@ -102,7 +97,7 @@ class LayerMixing:
         texts: Sequence[Tokens],
         begin_B: Tensor,
     ) -> dict[str, Tensor]:
-        """Return a model's inputs with embeddings in the place of ids, the placeholder's among them."""
+        """Return a model's inputs with embeddings instead of ids, that of the placeholder included."""
         device = begin_B.device
         self._row_B = torch.arange(len(texts), device=device)
         self._place_B = begin_B + torch.tensor([text.placeholder or 0 for text in texts], device=device)
@@ -113,7 +108,7 @@ class LayerMixing:
         return {"inputs_embeds": embedded_BTD, **others}
 
     def after_layer(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Note the states that are wanted, and write the next layer's input."""
+        """Add up the states to mix, and replace the placeholder in the next layer's input."""
         if index == 0 and 0 in self._numbers:
             self._add(input_of(args, kwargs))
         hidden_BTD = hidden_of(output)
@@ -148,14 +143,13 @@ def placeholder_embedding(width: int) -> Tensor:
     return torch.randn(width, generator=torch.Generator().manual_seed(0))
 
 
-# Numbers in the states of a batch. On a CPU more brings no speed, since the caches are full already, and costs
-# memory beside the weights; a GPU wants more.
+# State values per batch. On a CPU more brings no speed, since the caches are full already, and costs memory.
 _CPU_BATCH_NUMBERS = 1024 * 384
 _GPU_BATCH_TOKENS = 16384
 
 
 def default_batch_tokens(device: str, width: int) -> int:
-    """Return how many tokens a batch holds, padding included, when nobody says.
+    """Return the default number of tokens per batch, padding included.
 
     >>> [default_batch_tokens("cpu", width) for width in (64, 384, 4096)], default_batch_tokens("cuda", 4096)
     ([2048, 1024, 512], 16384)
@@ -167,35 +161,22 @@ def default_batch_tokens(device: str, width: int) -> int:
 
 @dataclass(frozen=True)
 class EncoderRuntime:
-    """A model made ready to be read as an encoder.
-
-    Attributes:
-        model: the language model.
-        tokenizer: its tokenizer; only its padding side and padding id are read here.
-        config: how it is read.
-        plan: the attention plan, resolved.
-        sends_plan: False for architectures that only the causal plan may be used with: then none is sent.
-        autocast: compute in this type while the weights keep theirs; None computes in theirs.
-        int8: whether linear layers multiply in 8 bits (``int8_matmul``); the rest computes as without it.
-        adapter: the name of the adapter that is active in every pass; None for the untouched model.
-        head: projects pooled states ``(B, D)``; None leaves them.
-        transform: what is done to vectors behind pooling and head; None for nothing.
-    """
+    """A model prepared to be used as an encoder."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase  # only its padding side and padding id are used here
     config: EncoderConfig
     plan: ResolvedPlan
-    sends_plan: bool = True
-    autocast: torch.dtype | None = None
-    int8: bool = False
-    adapter: str | None = None
-    head: ProjectionHead | None = None
-    transform: Transform | None = None
+    sends_plan: bool = True  # False for architectures that support only the causal plan
+    autocast: torch.dtype | None = None  # compute in this dtype; None computes in that of the weights
+    int8: bool = False  # linear layers multiply in 8 bits
+    adapter: str | None = None  # the adapter that is active in every pass; None for the base model
+    head: ProjectionHead | None = None  # projects pooled states ``(B, D)``
+    transform: Transform | None = None  # applied to vectors after pooling and head
 
     @property
     def device(self) -> torch.device:
-        """Where the model's input goes."""
+        """The device of the model's input."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
@@ -226,11 +207,7 @@ class EncoderRuntime:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def pool_from(self, tokens: Tokens) -> int:
-        """Return the first token that is pooled.
-
-        Without a prompt the special tokens before the text are pooled too, unless the plan hides them or
-        ``pool_bos`` says otherwise.
-        """
+        """Return the first pooled token: without a prompt that is BOS, unless ``pool_bos`` or the plan excludes it."""
         if self.config.pool_prompt:
             return 0
         if tokens.text_from > tokens.specials_before or self.config.pool_bos == "never":
@@ -239,7 +216,7 @@ class EncoderRuntime:
         return tokens.text_from if hides and self.config.pool_bos == "auto" else 0
 
     def pool_to(self, tokens: Tokens) -> int:
-        """Return the token behind the last one that is pooled: the end of a template is for the last token's state."""
+        """Return the end of the pooled tokens: the end of a template is used for the last token's state only."""
         reads_end = any(one.reads_end for one in pooling_parts(self.config.pooling))
         if tokens.behind is None or self.config.pool_prompt or reads_end:
             return len(tokens)
@@ -247,7 +224,7 @@ class EncoderRuntime:
 
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Run one batch."""
+        """Run one batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``."""
         batch = self.batch(texts)
         plan = BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None
         if not self.config.reads_beside:
@@ -268,7 +245,7 @@ class EncoderRuntime:
         """Put texts into one tensor, padded on the tokenizer's side."""
         lengths = [len(text) for text in texts]
         longest = max(lengths)
-        # Where positions are counted from the beginning of a row, nothing may stand before a text.
+        # Where positions count from the start of a row, padding must be on the right.
         left = self.tokenizer.padding_side == "left" and takes_positions(self.model)
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.full((len(texts), longest), pad, dtype=torch.long)
@@ -289,12 +266,12 @@ class EncoderRuntime:
         return Batch(inputs, real_BT, begin.to(self.device))
 
     def in_own_type(self) -> "EncoderRuntime":
-        """Return the same model, computing in the type of its weights."""
+        """Return the same model, computing in the dtype of its weights."""
         return replace(self, autocast=None, int8=False)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let this thread's passes be encoding until the block ends: with the adapter, in the types that are set."""
+        """Apply the adapter, autocast and int8 to this thread's passes until the block ends."""
         with ExitStack() as stack:
             stack.enter_context(active_adapter(self.adapter))
             if self.autocast is not None:
@@ -319,7 +296,10 @@ class EncoderRuntime:
 
 
 def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
-    """Return last hidden states ``(B, T, D)`` of texts that are padded on the right, with their gradients."""
+    """Return last hidden states ``(B, T, D)`` with gradients, of texts padded on the right.
+
+    ``plan`` None uses the causal mask, which right padding does not change, or the model's own encoder.
+    """
     if is_encoder_decoder(model):
         states_BTD: Tensor = encoder_of(model)(input_ids=input_ids_BT, attention_mask=real_BT.long()).last_hidden_state
         return states_BTD
@@ -330,17 +310,11 @@ def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor,
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts as one tensor.
+    """Texts as one tensor."""
 
-    Attributes:
-        inputs: what the model is called with.
-        real_BT: True for tokens, False for padding; None without padding.
-        begin: where each text begins ``(B,)``.
-    """
-
-    inputs: dict[str, Tensor]
-    real_BT: Tensor | None
-    begin: Tensor
+    inputs: dict[str, Tensor]  # of the model
+    real_BT: Tensor | None  # False for padding; None without padding
+    begin: Tensor  # the position at which each text begins ``(B,)``
 
 
 def encode(
@@ -350,16 +324,19 @@ def encode(
     batch_tokens: int | None = None,
     batch_size: int | None = None,
     show: bool | None = None,
-    kept: EncodingPass | None = None,
+    resume_from: EncodingPass | None = None,
 ) -> np.ndarray:
-    """Encode texts into vectors, not normalised."""
+    """Encode texts into vectors ``(n, D)`` float32, not normalized; None gives a zero vector.
+
+    ``batch_tokens`` counts padding. Finished batches are saved to ``resume_from``, and not run again.
+    """
     vectors = np.zeros((len(texts), runtime.width), dtype=np.float32)
-    done = frozenset() if kept is None else kept.restore(vectors)
+    done = frozenset() if resume_from is None else resume_from.restore(vectors)
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[rows] = pooled(runtime, batch, hidden_BTD, begin)
-        if kept is not None:
-            kept.save(rows, vectors[rows])
+        if resume_from is not None:
+            resume_from.save(rows, vectors[rows])
 
     states = runtime.states
     in_batches(runtime, texts, states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show, done=done)
@@ -374,7 +351,7 @@ def encode_tokens(
     batch_size: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Return the state of every token of each text, special tokens included, prompt and padding left out."""
+    """Return the states ``(n_tokens, D)`` float32 of each text, special tokens included, without prompt and padding."""
     states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
@@ -402,7 +379,7 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
-    """Yield the states ``(n_tokens, D)`` of each text of a batch, float32, prompt and padding left out."""
+    """Yield the states ``(n_tokens, D)`` float32 of each text of a batch, without prompt and padding."""
     for text, hidden_TD, start in zip(batch, hidden_BTD, begin.tolist(), strict=True):
         own_TD = hidden_TD[start : start + len(text)]
         behind = text.behind or (len(text), len(text))
@@ -410,7 +387,7 @@ def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> 
         yield torch.cat(kept).float().cpu().numpy()
 
 
-# What runs a batch: last hidden states, and where each text begins.
+# Runs a batch: last hidden states, and the position at which each text begins.
 States = Callable[[Sequence[Tokens]], tuple[Tensor, Tensor]]
 
 
@@ -426,11 +403,15 @@ def in_batches(
     label: str = "encoding",
     done: frozenset[int] = frozenset(),
 ) -> None:
-    """Run texts in batches of like length, dividing those that do not fit the memory."""
+    """Run texts in batches of similar length, dividing those that do not fit into memory.
+
+    ``keep`` gets the batch's indices in ``texts``, its texts, and the result of ``states``. A batch whose indices are
+    all ``done`` is skipped; batches are those of all texts, so the others are unchanged.
+    """
     if batch_tokens is not None and whole_number("batch_tokens", batch_tokens) < 1:
-        raise ConfigError(f"batch_tokens={batch_tokens} leaves no room for a text")
+        raise ConfigError(f"`batch_tokens` must be at least 1, got {batch_tokens}.")
     if batch_size is not None and whole_number("batch_size", batch_size) < 1:
-        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
+        raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
     present = [(index, text) for index, text in enumerate(texts) if text is not None]
     budget = batch_tokens or default_batch_tokens(runtime.device.type, runtime.state_width)
     limit, lengths = rotary_limit(runtime.model.config), [len(text) for _, text in present]
@@ -449,7 +430,7 @@ def in_batches(
 def _in_parts(
     states: States, items: list[tuple[int, Tokens]]
 ) -> Iterator[tuple[list[int], list[Tokens], Tensor, Tensor]]:
-    """Run a batch; when memory runs out, run it in two parts instead."""
+    """Run a batch, in two parts if memory runs out."""
     rows, texts = [index for index, _ in items], [text for _, text in items]
     try:
         hidden_BTD, begin = states(texts)
@@ -477,7 +458,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
 
 
-# Of several kinds and lengths, since rounding shows most where tokens are rare and texts are short.
+# Of several kinds and lengths: rounding matters most where tokens are rare and texts are short.
 SAMPLE_TEXTS = (
     "A cat sleeps.",
     "The central bank raised interest rates for the third time this year, to 4.25 per cent.",
@@ -486,16 +467,16 @@ SAMPLE_TEXTS = (
 )
 ENOUGH = 0.999
 ENOUGH_IN_INT8 = 0.98
-"""Whoever asks for 8 bits wants speed, and bears more. Below it, something else is wrong."""
+"""8 bits trade accuracy for speed. Below this, something else is wrong."""
 
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
-    """Return the smallest cosine between vectors computed in bfloat16 and in the weights' own type."""
+    """Return the smallest cosine between vectors computed in bfloat16 and in the dtype of the weights."""
     return _cosine(runtime, replace(runtime.in_own_type(), autocast=torch.bfloat16))
 
 
 def int8_cosine(runtime: EncoderRuntime) -> float:
-    """Return the smallest cosine between vectors computed in 8 bits and in the weights' own type."""
+    """Return the smallest cosine between vectors computed in 8 bits and in the dtype of the weights."""
     return _cosine(runtime, _in_int8(runtime))
 
 
@@ -503,7 +484,7 @@ def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
     own = runtime.config
     input_format = InputFormat(append_eos=own.append_eos, repeat_text=runtime.plan.repeats_text, empty="zeros")
     found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
-    # Cut here: for a context as short as that, a warning would be about texts that nobody gave.
+    # Truncated here: a warning would be about texts that the user does not know.
     tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in found]
     if not tokens:  # a vocabulary of another script
         return 0.0
@@ -511,24 +492,24 @@ def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
 
 
 def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
-    """Return the smallest cosine of two vectors of the same text."""
+    """Return the smallest cosine between the two vectors of a text."""
     norm_N = np.linalg.norm(one_ND, axis=1) * np.linalg.norm(other_ND, axis=1)
     return float(((one_ND * other_ND).sum(axis=1) / np.maximum(norm_N, 1e-12)).min())
 
 
 def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
-    """Return bfloat16 when the weights are float32 and the vectors hardly change, else None."""
+    """Return bfloat16 where the weights are float32 and the vectors hardly change, else None."""
     if runtime.model.dtype != torch.float32 or _fills_spans(runtime):
         return None
     return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
 
 
 def in_int8(runtime: EncoderRuntime, name: str) -> EncoderRuntime:
-    """Return what computes in 8 bits."""
+    """Return the model computing in 8 bits; raise ``ModelError`` where its vectors change too much."""
     if not _fills_spans(runtime) and not (value := int8_cosine(runtime)) >= ENOUGH_IN_INT8:
         raise ModelError(
-            f"{name} does not bear 8 bits: on a few texts the cosine to its own vectors falls to {value:.3f} (at least "
-            f"{ENOUGH_IN_INT8} is wanted); take another dtype"
+            f"{name} is not accurate in 8 bits: on sample texts the cosine falls to {value:.3f} (at least "
+            f"{ENOUGH_IN_INT8} is required). Use another dtype."
         )
     return _in_int8(runtime)
 

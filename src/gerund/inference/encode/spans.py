@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 def check_spans(spans: Any, texts: Sequence[str]) -> list[list[Span]]:
-    """Return the stretches of each text, refusing what is none."""
+    """Validate the spans of each text."""
     if not is_listing(spans) or len(spans) != len(texts):
         raise TextError("give a list of stretches for each text, such as [[(0, 5), (6, 20)]]")
     checked = []
@@ -32,10 +32,9 @@ def check_spans(spans: Any, texts: Sequence[str]) -> list[list[Span]]:
 
 
 def span_tokens(text: Tokens, spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """Return for each stretch its first token and the one behind its last, counted in ``text.ids``.
+    """Return the first token and the end of each span, counted in ``text.ids``.
 
-    A token belongs to each stretch that it has a character of. A stretch that was cut off, or that has no token, gets
-    twice the same number.
+    A token belongs to each span that it has a character of. A span that was truncated or has no token is empty.
 
     >>> text = Tokens([9, 5, 6, 7], text_from=1, specials_before=1, offsets=((0, 2), (2, 6), (6, 10)))
     >>> span_tokens(text, [(0, 2), (3, 10), (10, 12)])
@@ -58,9 +57,10 @@ def encode_spans(
     batch_tokens: int | None = None,
     show: bool | None = None,
 ) -> list[np.ndarray]:
-    """Encode texts once each, and pool every stretch from the states of its own tokens.
+    """Encode each text once, and pool every span from the states of its tokens: ``(spans, D)`` float32 per text.
 
-    Pooling, projection head and transform are the encoder's, so the vectors can be compared with those of whole texts.
+    Pooling, projection head and transform are the encoder's, so the vectors can be compared with those of full texts.
+    They are not normalized, and zeros for a span without tokens.
     """
     vectors = [np.zeros((len(own), runtime.width), dtype=np.float32) for own in spans]
 
@@ -77,7 +77,7 @@ def encode_spans(
 
 
 def _pooled(runtime: EncoderRuntime, text: Tokens, hidden_TD: Tensor, begin: int, spans: Sequence[Span]) -> np.ndarray:
-    """Pool stretches of one text's states: ``(S, D)`` float32."""
+    """Pool spans of one text's states: ``(S, D)`` float32."""
     longest = max(end - start for start, end in spans)
     place_L = torch.arange(longest, device=hidden_TD.device)
     first_S = torch.tensor([begin + start for start, _ in spans], device=hidden_TD.device)
@@ -96,7 +96,7 @@ WordPooling = Literal["mean", "first"]
 
 
 def check_words(sentences: Any) -> list[list[str]]:
-    """Return the sentences as lists of words, refusing whatever is not a list of words."""
+    """Validate sentences given as lists of words."""
     if not is_listing(sentences):
         kind = "a string" if isinstance(sentences, str) else type(sentences).__name__
         raise TextError(f"give lists of words, such as [['EU', 'rejects']], not {kind}")
@@ -115,7 +115,7 @@ def check_words(sentences: Any) -> list[list[str]]:
 
 
 def word_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Return for each word which tokens hold any of its characters.
+    """Return the tokens of each word, joined by single spaces in the text; none for a word that was truncated.
 
     >>> word_tokens(["EU", "rejects"], [(0, 2), (2, 6), (6, 10)])
     [[0], [1, 2]]
@@ -139,10 +139,7 @@ def word_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> lis
 
 
 def word_token_states(words: Sequence[str], tokens: Tokens, states_TD: np.ndarray) -> list[np.ndarray]:
-    """Return for each word the states ``(n_tokens, D)`` of its tokens; none for a word that was cut off.
-
-    A token that holds characters of several words is each of theirs.
-    """
+    """Return the states ``(n_tokens, D)`` of each word's tokens; a token may belong to several words."""
     places = word_tokens(words, tokens.offsets)
     return [states_TD[[tokens.specials_before + place for place in own]] for own in places]
 
@@ -150,7 +147,10 @@ def word_token_states(words: Sequence[str], tokens: Tokens, states_TD: np.ndarra
 def word_vectors(
     words: Sequence[str], tokens: Tokens, states_TD: np.ndarray, *, pooling: WordPooling = "mean", shift: bool = False
 ) -> np.ndarray:
-    """Turn token states into word vectors."""
+    """Turn token states into word vectors ``(n_words, D)`` float32; zeros for a word that was truncated.
+
+    ``shift`` reads the output *before* each token, which predicts it (MAGNET, section 3.2).
+    """
     one_of("word pooling", pooling, ["mean", "first"])
     back = int(flag("shift", shift))
     vectors = np.zeros((len(words), states_TD.shape[1]), dtype=np.float32)

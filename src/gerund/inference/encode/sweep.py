@@ -14,9 +14,9 @@ from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 
-# Numbers in the states of all plans of a batch: 256 MB in float32 on a CPU, 2 GB on a GPU.
-_CPU_NUMBERS = 1 << 26
-_GPU_NUMBERS = 1 << 29
+# State values per batch, of all plans: 256 MB in float32 on a CPU, 2 GB on a GPU.
+_CPU_VALUES = 1 << 26
+_GPU_VALUES = 1 << 29
 
 
 def encode_each(
@@ -24,15 +24,16 @@ def encode_each(
     texts: Sequence[Tokens | None],
     *,
     show: bool | None = None,
-    kept: ShardCheckpoint | None = None,
+    resume_from: ShardCheckpoint | None = None,
 ) -> np.ndarray:
-    """Encode texts under every runtime's plan and pooling, not normalised.
+    """Encode texts under every runtime's plan and pooling: ``(len(runtimes), n, D)`` float32, not normalized.
 
-    The runtimes share model, tokenizer, prompt and length; their plans and poolings differ.
+    The runtimes share model, tokenizer, prompt and length. Finished batches are saved to ``resume_from``.
     """
     vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
-    passes = [] if kept is None else [kept.encoding_pass(place, len(runtimes)) for place in range(len(runtimes))]
-    done = [one.restore(own) for one, own in zip(passes, vectors, strict=False)]
+    count = len(runtimes)
+    passes = [] if resume_from is None else [resume_from.encoding_pass(number, count) for number in range(count)]
+    done = [saved.restore(own) for saved, own in zip(passes, vectors, strict=False)]
 
     def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)
@@ -50,7 +51,7 @@ def encode_tokens_each(
     *,
     show: bool | None = None,
 ) -> None:
-    """Hand over the token states of every text under every runtime's plan."""
+    """Call ``keep`` with the indices of runtime and text, and the token states ``(n_tokens, D)`` float32."""
 
     def keep_batch(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         for row, states in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
@@ -69,9 +70,9 @@ def _sweep(
     first = runtimes[0]
     own_done = done or [frozenset[int]()] * len(runtimes)
     if any(runtime.model is not first.model for runtime in runtimes):
-        raise ConfigError("a sweep compares ways to read one model, not several models")
+        raise ConfigError("A sweep compares plans of one model, not several models.")
     if hands_on(decoder_layers(first.model)):
-        # What its layers hand each other is of one plan at a time.
+        # The state that its layers share belongs to one plan.
         for place, runtime in enumerate(runtimes):
             in_batches(runtime, texts, runtime.states, partial(keep, place), show=show, done=own_done[place])
         return
@@ -86,8 +87,8 @@ def _sweep(
             keep(place, rows, batch, hidden_BTD, begin)
 
     on_cpu = first.device.type == "cpu"
-    room = (_CPU_NUMBERS if on_cpu else _GPU_NUMBERS) // (len(plans) * first.width)
+    room = (_CPU_VALUES if on_cpu else _GPU_VALUES) // (len(plans) * first.width)
     budget = max(128, min(default_batch_tokens(first.device.type, first.width), room))
-    # A pass makes all of them.
+    # One pass runs all plans.
     whole = frozenset.intersection(*own_done)
     in_batches(first, texts, states, keep_each, batch_tokens=budget, show=show, done=whole)

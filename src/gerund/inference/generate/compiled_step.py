@@ -29,21 +29,21 @@ _LEAST_OF_A_CPU, _MOST_OF_A_CPU = 2, 6
 _MAKES_KERNELS = {
     "freezing": True,
     "max_autotune": True,
-    # Of what is tried and measured, nothing is told.
+    # Report nothing about autotuning.
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
 }
-# What products are made of. The template alone: torch's own kernels are measured against it with one number of rows,
-# and are far slower with others. But it has nothing for products of two tensors that are no weights.
+# Backends for matrix products. The template alone first: torch's own kernels would be compared with it for one number
+# of rows, and are far slower for others. But it can't multiply two tensors that are not weights.
 _BACKENDS = ("CPP", "CPP,ATEN")
 _P = ParamSpec("_P")
 _numbers = counted()
-# By the first weight of a model, what the function that torch has compiled last was compiled for, and the function.
+# By the first weight of a model: what its last compiled function was compiled for, and the function.
 _functions = WeakIdKeyDictionary()
 
 
 def rows_together(device: torch.device, count: int) -> tuple[int, int]:
-    """Return how many rows go through a compiled step together, at least and at most; more go in turn."""
+    """Return the least and greatest number of rows of a compiled step; more rows take several steps."""
     if device.type != "cpu":
         return count, count
     most = min(count, _MOST_OF_A_CPU)
@@ -51,9 +51,11 @@ def rows_together(device: torch.device, count: int) -> tuple[int, int]:
 
 
 def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> Callable[_P, Tensor]:
-    """Return a function that torch compiles when it is called; it is called without gradients.
+    """Return a function that torch compiles at its first call, without gradients.
 
-    Weights that are changed in place between two calls have it compiled anew: the code of a CPU holds their values.
+    Weights changed in place between two calls cause a recompilation: compiled code for a CPU contains their values.
+    ``shapes`` describes the step's tensors except for the dimensions marked by ``any_length``. Only those are checked
+    in a call: checking everything that a model consists of, as torch does, takes a fifth of a small model's step.
     """
     first = next(model.parameters())
     kind = first.dtype, first.device, torch.get_num_threads(), shapes
@@ -86,17 +88,17 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
 
 
 def _made(step: Callable[_P, Tensor], weight: Tensor, kind: Hashable) -> Callable[_P, Tensor]:
-    """Return a step that torch compiles, unless the last one that it compiled is of the same kind."""
+    """Return a compiled step; the last compiled function is reused if it is of the same kind."""
     assert isinstance(step, MethodType)
     before = _functions.get(weight)
     if before is None or before[0] != kind:
-        # Torch keeps what it compiles with the code of a function, and does not look whether weights are the same.
+        # Torch caches compiled code by function code, and does not check that the weights are the same.
         function, name = step.__func__, f"{step.__func__.__name__}_{next(_numbers)}"
         code = function.__code__.replace(co_name=name)
         own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
         before = _functions[weight] = kind, own
     with quiet_compiler():
-        # Not dynamic: other sizes are other code, but for those that ``any_length`` was said of.
+        # Not dynamic: other sizes are other code, except for dimensions marked by ``any_length``.
         made: Callable[_P, Tensor] = torch.compile(
             MethodType(before[1], step.__self__), dynamic=False, options={"guard_filter_fn": _lengths_only}
         )
@@ -104,13 +106,13 @@ def _made(step: Callable[_P, Tensor], weight: Tensor, kind: Hashable) -> Callabl
 
 
 def _lengths_only(guards: Sequence[Any]) -> list[bool]:
-    """Say which of the conditions of some code are looked at in each call."""
+    """Select the guards to check in each call."""
     return [guard.guard_type == "SHAPE_ENV" for guard in guards]
 
 
 @contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Leave out the warnings of what torch's compiler itself imports and calls, which nobody here can heed."""
+    """Suppress warnings of what torch's compiler itself imports and calls."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")
@@ -118,15 +120,16 @@ def quiet_compiler() -> Iterator[None]:
 
 
 def any_length(tensor: Tensor, dim: int) -> None:
-    """Have the code that is compiled next take any length of this dimension; before, it would serve one length only."""
+    """Compile the next code for any length of this dimension, instead of one length."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
 def without_hooks(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with the same tensors, without adapters and without the hooks of attention plans.
+    """Return a model with the same tensors, without adapters and attention-plan hooks; bit-identical.
 
-    It computes the same to the bit. Where a module's forward was replaced, as accelerate does, it is the model itself:
-    that forward would run the other tree's children.
+    A step is many small calls, so idle hooks and adapters cost a tenth of it; and a compiler can read the model in one
+    piece. Where a module's forward was replaced, as accelerate does, it is the model itself: that forward would run the
+    children of the original.
     """
     if any("forward" in vars(module) for module in model.modules()):
         return model

@@ -10,7 +10,7 @@ from gerund.errors import ConfigError, unknown_name
 from gerund.settings.aliases import Alias, names_of
 from gerund.settings.sampling import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or
 
-# Alternatives that are returned for a token at most; more are a slip.
+# More alternatives per token are likely a mistake.
 _MOST_LOGPROBS = 1000
 _FORMS = ("schema", "regex", "choice")
 _LIMITS = (
@@ -21,7 +21,7 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class Constraint:
-    """A form that the text has to have.
+    """A constraint on the generated text.
 
     Attributes:
         kind: ``schema``, ``regex`` or ``choice``.
@@ -51,9 +51,9 @@ def _schema_of(response_format: Any) -> Any:
 
 
 class GenerationKeywords(SamplingKeywords, total=False):
-    """What may be said of a generation beside ``max_new_tokens``; all of it has defaults.
+    """Options of generation besides ``max_new_tokens``; all have defaults.
 
-    The fields of ``Sampling`` are keywords too, in the place of ``sampling``.
+    The fields of ``Sampling`` are keywords too, instead of ``sampling``.
     """
 
     max_tokens: Annotated[int | None, Alias("max_new_tokens")]
@@ -64,22 +64,22 @@ class GenerationKeywords(SamplingKeywords, total=False):
     ``{"type": "json_object"}``."""
 
     n: int
-    """How many continuations of each prompt; above 1 they are sampled. 1."""
+    """Number of completions per prompt; above 1 they are sampled. 1."""
 
     stop: str | Sequence[str] | None
-    """Strings before which the text ends. They are looked for in the new text alone, across tokens. One that spells a
+    """Strings before which the text ends. They are searched in the new text only, across tokens. A string that spells a
     control token, such as ``<|im_end|>``, means that token."""
 
     logprobs: int | None
-    """Return the log-probability of each token, and so many of the most probable ones at its place; 0 for none of
-    those. None returns none at all."""
+    """Return the log-probability of each token, and of this many most likely alternatives; 0 for no alternatives.
+    None returns no log-probabilities."""
 
     schema: Any
     """The text is JSON that this JSON schema allows: a dict, its JSON, or a class of pydantic. ``{}`` allows any JSON.
     Needs llguidance: ``pip install 'gerund[structured]'``."""
 
     regex: str | None
-    """The whole text matches this regular expression, in the syntax of Rust's regex crate. Needs llguidance."""
+    """The full text matches this regular expression, in the syntax of Rust's regex crate. Needs llguidance."""
 
     choice: Sequence[str] | None
     """The text is one of these. Needs llguidance."""
@@ -110,7 +110,7 @@ _OPTIONS = names_of(GenerationKeywords)
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """One request but for its prompt; ``of`` makes one of what ``LanguageModel.generate`` takes.
+    """The settings of one generation request; ``of`` builds them from the arguments of ``LanguageModel.generate``.
 
     >>> GenerationConfig.of(20, Sampling(temperature=1.0, seed=1), {"n": 2, "stop": "END"}).stop
     ('END',)
@@ -118,18 +118,18 @@ class GenerationConfig:
     ('END',)
 
     Attributes:
-        max_new_tokens: how much to write at most.
+        max_new_tokens: tokens to generate at most.
         sampling: how tokens are chosen.
-        n: how many continuations of a prompt.
+        n: number of completions per prompt.
         stop: strings before which the text ends.
-        logprobs: how many alternatives are returned for each token; None for no log-probabilities.
-        constraint: the form that the text has to have.
-        min_tokens: tokens before which nothing but a complete form ends the text.
+        logprobs: number of alternatives per token; None for no log-probabilities.
+        constraint: schema, regex or choices that the text must match.
+        min_tokens: tokens before which only a complete ``constraint`` ends the text.
         stop_token_ids: tokens that end the text.
         bad_words: strings that never occur in the text.
         allowed_token_ids: the only tokens that may be generated; None for all.
-        ignore_eos: whether the model's end tokens end nothing.
-        include_stop_str_in_output: whether the text keeps what ended it.
+        ignore_eos: whether to generate past the model's end tokens.
+        include_stop_str_in_output: whether the text includes the stop string or token that ended it.
 
     Raises:
         ConfigError: a setting is impossible, or contradicts another.
@@ -172,7 +172,7 @@ class GenerationConfig:
             object.__setattr__(self, name, value)
 
     def _checked_limits(self) -> dict[str, Any]:
-        """Return the settings that limit which tokens follow and when the text ends, checked."""
+        """Validate the settings that limit tokens and stop conditions."""
         least = whole_number("min_tokens", self.min_tokens)
         if least < 0:
             raise ConfigError(f"min_tokens={least} is negative; 0 lets the text end anywhere")
@@ -239,15 +239,17 @@ class GenerationConfig:
         given |= {name: bool(getattr(self, name)) for name in _LIMITS}
         for name, value in given.items():
             if value:
-                more = "; the candidates of the result are all that competed" if name == "n" else ""
-                raise ConfigError(f"{name} is of no use beside rerank, which searches among whole continuations{more}")
+                more = " and lists all candidates" if name == "n" else ""
+                raise ConfigError(
+                    f"`{name}` can't be combined with `rerank`, which returns the best continuation{more}. Remove one."
+                )
 
 
 def require_new_tokens(max_new_tokens: int) -> int:
-    """Return how much to write at most, as Python's own number."""
+    """Validate ``max_new_tokens``."""
     count = whole_number("max_new_tokens", max_new_tokens)
     if count < 1:
-        raise ConfigError(f"max_new_tokens={count} writes nothing; give at least 1")
+        raise ConfigError(f"`max_new_tokens` must be at least 1, got {count}.")
     return count
 
 
@@ -256,7 +258,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
 
 
 def _strings(name: str, given: Any, empty: str) -> tuple[str, ...]:
-    """Return a text or several as a tuple; ``empty`` says what an empty one would do."""
+    """Return a string or several as a tuple; ``empty`` describes the effect of an empty one."""
     if given is None:
         return ()
     listed = [given] if isinstance(given, str) else list(given) if is_listing(given) else None
@@ -282,7 +284,7 @@ def _token_ids(name: str, given: Any) -> tuple[int, ...]:
 def _constraint(options: GenerationKeywords) -> Constraint | None:
     given = [name for name in _FORMS if options.get(name) is not None]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} were given, and a text has one form; give one of them")
+        raise ConfigError(f"Pass only one of {', '.join(given)}.")
     if not given:
         return None
     if given == ["schema"]:
@@ -311,7 +313,7 @@ def _schema_json(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         raise ConfigError(f"schema is a JSON schema, such as {{'type': 'object'}}, not {schema!r}")
     try:
-        # Keys are not sorted: their order is that of the object that is written.
+        # Keys are not sorted: the generated object has their order.
         return json.dumps(dict(schema), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"schema cannot be written as JSON: {error}") from error

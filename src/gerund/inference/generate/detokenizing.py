@@ -10,9 +10,9 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from gerund.models.library_calls import without_panics
 
-# Enough tokens of the prompt to decode what follows them as it would be read there.
+# Enough tokens of the prompt to decode what follows them as it reads there.
 TAIL = 6
-# Stands where a character has bytes that are still to come.
+# Decoded from a character whose other bytes are still to come.
 _PARTIAL = "\ufffd"
 
 
@@ -31,7 +31,7 @@ def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int],
 def text_behind(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool = False
 ) -> str:
-    """Decode ``ids`` as they read after the prompt: alone, many tokenizers would drop their first space."""
+    """Decode ``ids`` as they read after the prompt: on their own, many tokenizers would drop their first space."""
     tail = list(prompt[-TAIL:])
     before = decoded(tokenizer, tail, skip_special_tokens=skip_special_tokens)
     together = decoded(tokenizer, [*tail, *ids], skip_special_tokens=skip_special_tokens)
@@ -39,9 +39,10 @@ def text_behind(
 
 
 class TextTail:
-    """The text of tokens that come one by one, given out as soon as it is certain.
+    """Decode tokens one by one, and return text as soon as it is certain.
 
-    What might be the beginning of a stop string is held back until it is known to be one or not.
+    Text that may be the beginning of a stop string is held back. The text ends before the first complete stop string
+    (after it with ``includes_stop``), the longest of those that are complete at the same character.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class TextTail:
         self.stopped: str | None = None
 
     def put(self, token: int, *, may_stop: bool = True) -> str:
-        """Take a token and return what is certain now."""
+        """Append a token; return the new certain text. Without ``may_stop``, stop strings here are ignored."""
         self._ids.append(token)
         return self._take(last=False, may_stop=may_stop)
 
     def end(self) -> str:
-        """Return what was held back: nothing comes any more."""
+        """Return the text that was held back: there are no more tokens."""
         return self._take(last=True)
 
     def _take(self, *, last: bool, may_stop: bool = True) -> str:
@@ -90,7 +91,7 @@ class TextTail:
         return piece
 
     def _look_for_stop(self, known: int) -> None:
-        """End the text at the stop string that is complete first; up to ``known`` there is none."""
+        """End the text at the first complete stop string; up to ``known`` there is none."""
         found = []
         for one in self._stop:
             place = self.text.find(one, max(self._searched_from, known - len(one) + 1))
@@ -112,12 +113,12 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
-    """Return the bytes that a token spells, the space before a word included; none for one that there is not."""
+    """Return the bytes of a token, the space before a word included; none for unused ids."""
     return _spelled(tokenizer, token, tokenizer.added_tokens_decoder)
 
 
 def vocabulary_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> list[bytes]:
-    """Return ``token_bytes`` of the tokens 0 to ``size``; it takes up to a second, so the result is cached."""
+    """Return ``token_bytes`` of the first ``size`` tokens; it takes up to a second, so the result is cached."""
     with _lock:
         known = _vocabularies.get(tokenizer)
         if known is None or known[0] != (size, len(tokenizer)):
@@ -156,7 +157,7 @@ _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int],
 
 @cache
 def _bytes_by_letter() -> dict[str, int]:
-    """Return the bytes behind GPT-2's letters: printable ones stand for themselves, the others for 256 and more."""
+    """Return the bytes of GPT-2's letters: printable bytes are themselves, the others are letters from 256 on."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     rest = [byte for byte in range(256) if byte not in set(own)]
     letters = {chr(byte): byte for byte in own}

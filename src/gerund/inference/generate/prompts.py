@@ -25,7 +25,7 @@ from gerund.inference.tokens import check_unicode, context_length
 from gerund.models.architectures import is_encoder_decoder
 from gerund.types import Rendered
 
-# Letters for private use, of a plane in which nothing is printed: the marks, and then one a control token.
+# Private-use characters that are never printed: the marks, and one per control token.
 _PRIVATE = range(0x10_0000, 0x10_FFFD)
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _KEYS = ("role", "content", "name")
@@ -39,27 +39,20 @@ class Message(TypedDict):
 
 
 def is_message(value: Any) -> bool:
-    """Whether a value is meant as a message."""
+    """Whether a value is a message."""
     return isinstance(value, Mapping)
 
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """How a chat template renders a conversation.
+    """How a chat template renders a conversation."""
 
-    Attributes:
-        add_generation_prompt: end with what begins the next turn.
-        continue_final_message: end with the last message, whose text is to be continued.
-        variables: further variables of the template, such as ``{"enable_thinking": False}``.
-    """
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True  # end with the beginning of the next turn
+    continue_final_message: bool = False  # end with the last message, to continue its text
+    variables: Mapping[str, Any] = field(default_factory=dict)  # such as ``{"enable_thinking": False}``
 
 
 NEXT_TURN = TemplateOptions()
-"""Renders a conversation so that the model writes the next turn."""
 
 
 def render(
@@ -69,12 +62,15 @@ def render(
     *,
     parses_control: bool = False,
 ) -> Rendered:
-    """Return what a model continues to write the next turn of a conversation."""
+    """Render a conversation with the model's chat template.
+
+    ``parses_control`` lets control tokens in the messages steer the model, instead of being plain text.
+    """
     require_chat_template(tokenizer)
     checked = [_checked(number, message) for number, message in enumerate(messages)]
     tokens = _control_tokens(tokenizer)
     _check_variables(tokenizer, options.variables, tokens)
-    if parses_control or not any(one in text for one in tokens for message in checked for text in message.values()):
+    if parses_control or not any(token in text for token in tokens for message in checked for text in message.values()):
         return Rendered(_filled(tokenizer, checked, options))
     every = "".join(text for message in checked for text in message.values()) + str(tokenizer.chat_template)
     free = (chr(code) for code in _PRIVATE if chr(code) not in every)
@@ -88,21 +84,20 @@ def render(
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a model that was not trained to chat, before anybody types a message."""
+    """Raise ``ModelError`` for a model without a chat template."""
     if not tokenizer.chat_template:
         raise ModelError(
-            "this model has no chat template, so how it reads a conversation is not known; take one that was trained "
-            "to chat, or give a prompt as text"
+            "this model has no chat template. Load an instruction-tuned model, or pass a plain string to `generate()`."
         )
 
 
 def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what was said, a message a line: for scorers, which know no templates."""
+    """Return the messages, one per line: for scorers, which don't use templates."""
     return "\n".join(_checked(number, message)["content"] for number, message in enumerate(messages))
 
 
 def _checked(number: int, message: Any) -> dict[str, str]:
-    """Return a message with its content as one text."""
+    """Validate a message, and join its content."""
     if not isinstance(message, Mapping):
         raise TextError.about("message", number, f"has no role and content but is {message!r}")
     role = message.get("role")
@@ -138,7 +133,7 @@ def _content(number: int, content: Any) -> str:
 def _check_variables(
     tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], control_tokens: Sequence[str]
 ) -> None:
-    """Refuse variables that would replace what the template is given anyway, or let a control token in."""
+    """Raise ``ConfigError`` for variables that the template gets anyway, or that spell a control token."""
     if not variables:
         return
     taken = {"messages", *tokenizer.special_tokens_map, *signature(tokenizer.apply_chat_template).parameters}
@@ -177,13 +172,13 @@ def _filled(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], 
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return how control tokens are spelled, longest first."""
+    """Return the control tokens, longest first."""
     special = {added.content for added in tokenizer.added_tokens_decoder.values() if added.special}
     return sorted((token for token in {*special, *tokenizer.all_special_tokens} if token.strip()), key=len)[::-1]
 
 
 def _marked(text: str, start: str, end: str, letters: Mapping[str, str]) -> str:
-    """Put marks around a text, inside the white space that templates like to strip."""
+    """Put marks around a text, inside its outer white space, which many templates strip."""
     for token, letter in letters.items():
         text = text.replace(token, letter)
     core = text.strip()
@@ -194,7 +189,7 @@ def _marked(text: str, start: str, end: str, letters: Mapping[str, str]) -> str:
 
 
 def _unmarked(text: str, start: str, end: str, letters: Mapping[str, str]) -> Rendered:
-    """Take the marks out again and note where the messages stand."""
+    """Remove the marks, and return the messages between them as literal parts."""
     spelled = {letter: token for token, letter in letters.items()}
     pieces: list[str] = []
     literal: list[tuple[int, int]] = []
@@ -207,11 +202,11 @@ def _unmarked(text: str, start: str, end: str, letters: Mapping[str, str]) -> Re
                 literal.append((opened, length))
             opened = None
         else:
-            written = spelled.get(piece, piece)
+            text = spelled.get(piece, piece)
             if piece in spelled and opened is None:
-                literal.append((length, length + len(written)))
-            pieces.append(written)
-            length += len(written)
+                literal.append((length, length + len(text)))
+            pieces.append(text)
+            length += len(text)
     return Rendered("".join(pieces), literal=literal)
 
 
@@ -262,7 +257,7 @@ def _one(index: int, prompt: Any) -> Prompt:
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """Return what a list, an array or a tensor of numbers holds; None for what is none of them."""
+    """Return a list, array or tensor as a list; None for anything else."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return list(value) if is_listing(value) else None
@@ -273,7 +268,7 @@ def _is_id(value: Any) -> bool:
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: TemplateOptions = NEXT_TURN) -> str:
-    """Return what a prompt says, as a text for scorers of continuations; a conversation as its template renders it."""
+    """Return a prompt as text; a conversation as its template renders it."""
     if isinstance(prompt, str):
         return prompt
     if is_message(prompt[0]):
@@ -283,7 +278,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Te
 
 
 def plain_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
-    """Return what a prompt says, without any template."""
+    """Return a prompt as text, a conversation without its template."""
     if isinstance(prompt, str) or not is_message(prompt[0]):
         return str(prompt_text(tokenizer, prompt))
     return conversation_text(prompt)  # type: ignore[arg-type]
@@ -300,7 +295,11 @@ def prompt_ids(
     last: int | None = None,
     is_read_only: bool = False,
 ) -> list[int]:
-    """Return the token ids that generation continues."""
+    """Return the token ids that generation continues; errors call the prompt ``what``.
+
+    ``last`` truncates it to so many tokens at its end; None raises ``TextError`` for a prompt that is too long. With
+    ``is_read_only`` it may fill the model's context, as nothing is generated after it.
+    """
 
     def refused(reason: str) -> TextError:
         return TextError(f"{what} {reason}") if index is None else TextError.about(what, index, reason)
@@ -320,25 +319,25 @@ def prompt_ids(
         return _fitting(model, ids if last is None else ids[-last:], f"{len(ids)}", limit, too_long, 1 - is_read_only)
     text: str = prompt if isinstance(prompt, str) else render(tokenizer, prompt, template)  # type: ignore[arg-type]
     check_unicode(what, text, index)
-    [found] = encode_texts(tokenizer, [text], most=limit if last is None else None)
-    ids, end = found.ids, tokenizer.eos_token_id
+    [encoded] = encode_texts(tokenizer, [text], most=limit if last is None else None)
+    ids, end = encoded.ids, tokenizer.eos_token_id
     if is_encoder_decoder(model):
         if not text.strip():
             raise refused("is empty, and the encoder of this model needs a text to read")
-    elif len(ids) > 1 and found.after and ids[-1] == end and end != tokenizer.bos_token_id:
-        ids = ids[:-1]  # some tokenizers close every text; a prompt is to go on
+    elif len(ids) > 1 and encoded.after and ids[-1] == end and end != tokenizer.bos_token_id:
+        ids = ids[:-1]  # some tokenizers close every text
     if not ids:
         if tokenizer.bos_token_id is None:
             raise refused("is empty and this model has no beginning token to start from")
         ids = [tokenizer.bos_token_id]
-    count = f"{len(ids)}" if found.is_whole else f"at least {len(ids)}"
+    count = f"{len(ids)}" if encoded.is_whole else f"at least {len(ids)}"
     return _fitting(model, ids if last is None else ids[-last:], count, limit, too_long, 1 - is_read_only)
 
 
 def _fitting(
     model: PreTrainedModel, ids: list[int], count: str, limit: int | None, too_long: Any, least: int
 ) -> list[int]:
-    """Return a prompt after checking that ``least`` tokens can follow it."""
+    """Check that ``least`` tokens can follow a prompt."""
     if limit is None or len(ids) + least <= limit or (is_encoder_decoder(model) and len(ids) == limit):
         return ids
     if is_encoder_decoder(model):

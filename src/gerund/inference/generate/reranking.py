@@ -44,7 +44,7 @@ from gerund.types import Candidate, Ranked, Usage
 
 
 class BranchPass:
-    """Prompts in a KV cache, and continuations of them that grow token by token, all by as many tokens."""
+    """Prompts in a shared KV cache, and continuations of them of equal length that grow token by token."""
 
     def __init__(self, runtime: EncoderRuntime, prompts: Sequence[Sequence[int]]) -> None:
         self._runtime = runtime
@@ -60,9 +60,9 @@ class BranchPass:
         self._branches: DynamicCache = preallocated_cache()
 
     def advance(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Keep some rows, in this order and perhaps more than once, and write one token into each.
+        """Select rows, a row perhaps several times, and append one token to each; ``logprobs_BV`` is then what follows.
 
-        Rows of one prompt stay together, in the order of the prompts. ``logprobs_BV`` then has what follows each.
+        Rows of one prompt stay together, in the order of the prompts.
         """
         if list(rows) != list(range(len(self._next_B))):
             index = torch.tensor(list(rows))
@@ -77,7 +77,7 @@ class BranchPass:
 
 
 def can_branch(runtime: EncoderRuntime) -> bool:
-    """Whether a model gives with shared keys what it gives with a copy for every row; found out once for a model."""
+    """Whether a model gives the same with a shared KV cache as with a copy per row; checked once per model."""
     model = runtime.model
     if model not in _known:
         _known[model] = _tried(runtime)
@@ -103,15 +103,14 @@ def _tried(runtime: EncoderRuntime) -> bool:
     except (GerundError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
     own_BV, other_BV = (one.logprobs_BV for one in passes)
-    # All tokens together: the one that rounding hits worst says little. Measured on 20 architectures in bfloat16:
-    # rounding comes to 0.6 to 2.4% of the spread (21% where it changes a token's experts), a prompt that is not seen
-    # to 24% and more.
+    # The mean over all tokens: a single one may be rounded badly. Measured on 20 architectures in bfloat16: rounding is
+    # 0.6 to 2.4% of the spread (21% where it changes a token's experts), a prompt that is not seen 24% and more.
     difference = float((own_BV - other_BV).square().mean().sqrt() / other_BV.std(dim=-1).mean())
     return difference < (1e-3 if model.dtype == torch.float32 else 0.1)
 
 
 def _without_padding(layer: Any, row: int, length: int) -> Trunk:
-    """Return one text's keys and values ``(key heads, T, head_dim)``; padding stands on the left."""
+    """Return a row's keys and values ``(key heads, T, head_dim)`` without its left padding."""
     if not isinstance(layer, PreallocatedLayer):
         raise TypeError("the cache is of another kind")
     keys: Tensor = layer.keys[row, :, -length:]
@@ -121,35 +120,25 @@ def _without_padding(layer: Any, row: int, length: int) -> Trunk:
 _known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
-# Stands where a continuation that is finished had its random numbers, which are 5 kB.
+# Replaces the random generator of a finished continuation, which takes 5 kB.
 SPENT = torch.Generator()
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A continuation so far.
+    """A continuation so far, with its text and score once it was scored."""
 
-    Attributes:
-        tokens: its tokens, without an end token.
-        logprob: the sum of their log-probabilities under the untouched model, that of the end token included.
-        ended: whether the model ended it.
-        full: whether there is room for more.
-        generator: the random numbers that it goes on with, if it does.
-        text: its text, once it was scored.
-        score: what the scorer gave it.
-    """
-
-    tokens: tuple[int, ...]
-    logprob: float
-    ended: bool
-    full: bool
+    tokens: tuple[int, ...]  # without an end token
+    logprob: float  # the sum under the base model, that of the end token included
+    ended: bool  # by the model
+    full: bool  # no room for more tokens
     generator: torch.Generator
     text: str = ""
     score: float = 0.0
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it can be written on."""
+    def can_continue(self) -> bool:
+        """Whether it can be continued."""
         return not (self.ended or self.full)
 
     def as_candidate(self) -> Candidate:
@@ -169,25 +158,25 @@ class SearchedPrompt:
     room: int
     beams: list[Hypothesis]
     history: list[list[Candidate]]
-    written: int = 0  # tokens, of all continuations
+    n_tokens: int = 0  # of all continuations
 
     def result(self) -> Ranked:
-        """Return what is best now, with all that competed."""
+        """Return the best continuation, with all that competed."""
         kept = [beam.as_candidate() for beam in self.beams]
         best = kept[0]
         return Ranked(
             *(best.text, best.token_ids, best.score, best.finished, best.rank_score, kept, self.history),
-            usage=Usage(len(self.ids), self.written),
+            usage=Usage(len(self.ids), self.n_tokens),
         )
 
 
 def nothing(seed: int) -> Hypothesis:
-    """Return the empty continuation of a prompt, with the random numbers of plain generation."""
+    """Return the empty continuation of a prompt, with the random generator of plain generation."""
     return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(sample_seed(seed, 0)))
 
 
 def generator_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> torch.Generator:
-    """Return the random numbers of a sample: of the first one those of the beam itself."""
+    """Return the random generator of a sample; the first sample has that of the beam itself."""
     if key[-1]:
         return generator_for(seed, 0, *key)
     own = torch.Generator()
@@ -195,21 +184,21 @@ def generator_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> torc
     return own
 
 
-# Rows that are written at once; the continuations of one prompt always stay together.
+# Sequences per pass; the continuations of one prompt always stay together.
 _ROWS_AT_ONCE = 64
 
-# From so many continuations on, one copy of what was read of their prompt is faster than one for each.
+# From so many continuations on, one shared KV cache of their prompt is faster than one per continuation.
 _WORTH_SHARING = 4
 
-# Continuations that are written at once where they are ranked only when they are finished; with the default samples
-# there are far fewer. What is kept of a finished one is its tokens alone, so any number of them fits.
+# Continuations per pass where they are ranked only when they are finished; the default samples are far fewer.
+# Only the tokens of a finished one are stored, so any number of them fits.
 _PART = 256
 
 # Scores the continuations of some of the prompts: their numbers, and the texts so far of each.
 Judge = Callable[[Sequence[int], Sequence[Sequence[str]]], Sequence[Sequence[float]]]
 
 
-# What is written on in a round: the place of its prompt, what it is so far, its row of the cache, the key of its random
+# What is continued in a round: index of its prompt, the hypothesis, its row of the cache, and the key of its random
 # numbers: round, rank of the beam, number of the sample.
 _Start = tuple[int, Hypothesis, int, tuple[int, int, int]]
 
@@ -225,15 +214,16 @@ def search(
     sampling: Sampling,
     cancelled: Event | None = None,
 ) -> list[Ranked]:
-    """Continue each prompt by what scores best.
+    """Continue each prompt by what ``judge`` scores best; return one result per prompt.
 
-    The first round samples ``samples * beams`` continuations of the prompt, every later one ``samples`` of each that
-    was kept; one that has ended competes on as it is. Equal ones count once. The first sample of a continuation
-    goes on with its random numbers, so that one beam of one sample is plain sampling. Continuations that are ranked
-    only when they are finished are written some at a time, however many there are; others all at once.
+    The first round samples ``samples * beams`` continuations of the prompt, every later round ``samples`` of each beam;
+    an ended continuation keeps competing. Equal ones count once. The first sample of a continuation uses its random
+    numbers, so that one beam of one sample is plain sampling. Continuations that are ranked only when they are finished
+    are generated in parts of bounded size; others all together. A blank text is not scored and ranks last. A result
+    depends on its prompt and seed alone; its usage counts the tokens of all that competed.
     """
     results: dict[int, Ranked] = {}
-    for run in _started(model, tokenizer, prompts, judge, rerank, max_new_tokens, sampling, cancelled):
+    for run in _searches(model, tokenizer, prompts, judge, rerank, max_new_tokens, sampling, cancelled):
         for _ in run.rounds():
             pass
         results |= {prompt.number: prompt.result() for prompt in run.prompts}
@@ -251,37 +241,34 @@ def stream_search(
     sampling: Sampling,
     cancelled: Event | None = None,
 ) -> Iterator[Piece]:
-    """Continue one prompt as ``search`` does and yield its text as far as all that is kept agree on it.
-
-    The last piece has the result.
-    """
-    [run] = _started(model, tokenizer, [prompt], judge, rerank, max_new_tokens, sampling, cancelled)
+    """Continue one prompt as ``search`` does, yielding the text that all beams agree on; the result comes last."""
+    [run] = _searches(model, tokenizer, [prompt], judge, rerank, max_new_tokens, sampling, cancelled)
     [state] = run.prompts
-    given = ""
+    emitted = ""
     for _ in run.rounds():
         # A replacement character at the end is a letter whose other bytes are still to come.
-        settled = _common([beam.text for beam in state.beams]).rstrip("\ufffd")
-        if len(settled) > len(given):
-            yield Piece(0, settled[len(given) :])
-            given = settled
-    yield Piece(0, state.beams[0].text[len(given) :], result=state.result())
+        settled = _common_prefix([beam.text for beam in state.beams]).rstrip("\ufffd")
+        if len(settled) > len(emitted):
+            yield Piece(0, settled[len(emitted) :])
+            emitted = settled
+    yield Piece(0, state.beams[0].text[len(emitted) :], result=state.result())
 
 
 def require_sampling(rerank: Rerank, sampling: Sampling) -> None:
-    """Refuse to rank what is always the same."""
+    """Raise ``ConfigError`` where sampling can't give different continuations, or needs logits."""
     if sampling.is_greedy and rerank.width > 1:
         raise ConfigError(
-            "greedy continuations of one prompt are all the same, so there is nothing to rank; "
-            "set a temperature above 0, such as 1"
+            "Greedy continuations of one prompt are all the same, so there is nothing to rank. "
+            "Set a temperature above 0, such as 1."
         )
     if sampling.repetition_penalty != 1:
         raise ConfigError(
-            "repetition_penalty is of no use beside rerank, which reads probabilities and no logits; "
-            "take frequency_penalty or presence_penalty"
+            "`repetition_penalty` can't be combined with `rerank`, which uses probabilities instead of logits. Use "
+            "`frequency_penalty` or `presence_penalty`."
         )
 
 
-def _started(
+def _searches(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
@@ -291,7 +278,7 @@ def _started(
     sampling: Sampling,
     cancelled: Event | None,
 ) -> Iterator["_Search"]:
-    """Yield searches, each of a few prompts, after checking all of them."""
+    """Validate all prompts, then yield searches of a few prompts each."""
     max_new_tokens = require_new_tokens(max_new_tokens)
     require_sampling(rerank, sampling)
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
@@ -312,7 +299,7 @@ def _started(
 
 
 class _Search:
-    """The rounds of a few prompts at a time."""
+    """The search for the continuations of a few prompts."""
 
     def __init__(
         self,
@@ -340,8 +327,8 @@ class _Search:
         return SpanPass(runtime, [Context(own) for own in ids], sees_right=False)
 
     def rounds(self) -> Iterator[None]:
-        """Write until nothing goes on, pausing after each round."""
-        # Which row of the cache a beam was written in, for each prompt in the order of its beams that go on.
+        """Generate until all beams are finished, pausing after each round."""
+        # The cache row of each unfinished beam, by prompt.
         rows = [[place] for place in range(len(self.prompts))]
         turn = 0
         while any(rows):
@@ -352,17 +339,17 @@ class _Search:
             yield
 
     def _round(self, turn: int, rows: list[list[int]]) -> tuple[list[list[Hypothesis]], list[list[int | None]]]:
-        """Write one round; return each prompt's new hypotheses and the rows of those that may go on."""
+        """Generate one round; return each prompt's new hypotheses and the rows of those that may continue."""
         started: list[_Start] = []
         for place, prompt in enumerate(self.prompts):
-            going = [beam for beam in prompt.beams if beam.goes_on]
+            going = [beam for beam in prompt.beams if beam.can_continue]
             count = self.rerank.samples if turn else self.rerank.width
             for rank, (beam, row) in enumerate(zip(going, rows[place], strict=True)):
                 for sample in range(count):
                     started.append((place, beam, row, (turn, rank, sample)))
         written: list[list[Hypothesis]] = [[] for _ in self.prompts]
         last_row: list[list[int | None]] = [[] for _ in self.prompts]
-        # What goes on after a round needs the cache that it was written in, so that it cannot be written in parts.
+        # What continues after a round needs its cache, so such a round can't be divided.
         size = _PART if self.rerank.every is None else max(1, len(started))
         for begin in range(0, len(started), size):
             if begin:
@@ -373,7 +360,7 @@ class _Search:
     def _write_part(
         self, part: "list[_Start]", written: list[list[Hypothesis]], last_row: list[list[int | None]]
     ) -> None:
-        """Write some hypotheses of a round, from the cache as it is."""
+        """Generate some hypotheses of a round from the current cache."""
         growing: list[tuple[int, int]] = []  # prompt, and number among its hypotheses
         parents: list[int] = []
         for place, beam, row, key in part:
@@ -390,7 +377,7 @@ class _Search:
             going_on = [
                 (one, row)
                 for one, row in zip(growing, parents, strict=True)
-                if written[one[0]][one[1]].goes_on
+                if written[one[0]][one[1]].can_continue
             ]  # fmt: skip
             growing, parents = [one for one, _ in going_on], [row for _, row in going_on]
             if not growing:
@@ -399,7 +386,7 @@ class _Search:
             last_row[place][index] = row
 
     def _write(self, growing: list[tuple[int, int]], rows: list[int], written: list[list[Hypothesis]]) -> None:
-        """Add one token to each hypothesis."""
+        """Append one token to each hypothesis."""
         if self.cancelled.is_set():
             raise Cancelled
         logprobs_PV = self.cache.logprobs_BV[rows]
@@ -417,7 +404,7 @@ class _Search:
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
             before = written[place][index]
-            self.prompts[place].written += 1
+            self.prompts[place].n_tokens += 1
             ended = token in self.ends
             tokens = before.tokens if ended else (*before.tokens, token)
             full = not ended and len(tokens) >= self.prompts[place].room
@@ -447,15 +434,15 @@ class _Search:
                 written[place][index] = replace(written[place][index], text=text, score=score)
 
     def _keep(self, written: list[list[Hypothesis]], rows: list[list[int | None]]) -> list[list[int]]:
-        """Choose the beams of each prompt and carry those that go on over into the cache; return their rows."""
+        """Choose the beams of each prompt and select the unfinished ones in the cache; return their rows."""
         kept_rows: list[int] = []
         last: list[int] = []
         found: list[list[int]] = []
         for prompt, own, own_rows in zip(self.prompts, written, rows, strict=True):
-            if not own:  # nothing went on: its beams stay as they are
+            if not own:  # all its beams are finished
                 found.append([])
                 continue
-            ended = [(beam, None) for beam in prompt.beams if not beam.goes_on]
+            ended = [(beam, None) for beam in prompt.beams if not beam.can_continue]
             unique: dict[tuple[tuple[int, ...], bool], tuple[Hypothesis, int | None]] = {}
             for one, row in [*ended, *zip(own, own_rows, strict=True)]:
                 unique.setdefault((one.tokens, one.ended), (one, row))
@@ -472,13 +459,13 @@ class _Search:
         return found
 
 
-def _common(texts: Sequence[str]) -> str:
-    """Return what all texts begin with.
+def _common_prefix(texts: Sequence[str]) -> str:
+    """Return the longest common prefix of all texts.
 
-    >>> _common(["He left.", "He lied.", "He l"])
+    >>> _common_prefix(["He left.", "He lied.", "He l"])
     'He l'
     """
-    first, last = min(texts), max(texts)  # all others stand between these two
+    first, last = min(texts), max(texts)  # all others are between these two
     same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))
     return first[:same]
 

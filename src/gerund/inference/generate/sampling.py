@@ -21,14 +21,14 @@ from transformers import (
 from gerund.errors import ConfigError
 from gerund.settings.sampling import Sampling
 
-# Below it a temperature chooses as greedily as here, and what is divided by it would overflow.
+# A lower temperature would choose the same tokens, and overflow.
 _LOWEST_TEMPERATURE = 1e-6
-# Tokens among which a nucleus is looked for first, and then, before it is looked for among all.
+# The nucleus is searched among so many tokens first, and then among all.
 _LIKELIEST = (256, 2048)
 
 
 def filters_of(sampling: Sampling) -> list[LogitsProcessor]:
-    """Return the filters that the settings ask for, in their order; none for greedy."""
+    """Return the logits filters for the settings, in their order; none for greedy."""
     if sampling.is_greedy:
         return []
     filters: list[LogitsProcessor] = [TemperatureLogitsWarper(max(float(sampling.temperature), _LOWEST_TEMPERATURE))]
@@ -44,10 +44,10 @@ def filters_of(sampling: Sampling) -> list[LogitsProcessor]:
 
 
 class NucleusFilter(LogitsProcessor):
-    """Nucleus sampling (Holtzman et al. 2020), without sorting the whole vocabulary.
+    """Nucleus sampling (Holtzman et al. 2020), without sorting the full vocabulary.
 
-    A token stays where all likelier ones together have less than ``top_p``. The nucleus is nearly always among a few
-    hundred tokens, which are found faster than everything is sorted.
+    A token stays if all more likely tokens together have less than ``top_p``. The nucleus is nearly always among a few
+    hundred tokens, and finding those is faster than sorting everything.
     """
 
     def __init__(self, top_p: float) -> None:
@@ -59,7 +59,7 @@ class NucleusFilter(LogitsProcessor):
         probabilities_BV = scores.softmax(dim=-1)
         kept_BV = torch.zeros_like(scores, dtype=torch.bool)
         everything = scores.shape[-1]
-        rows = torch.arange(len(scores), device=scores.device)  # whose nucleus is still looked for
+        rows = torch.arange(len(scores), device=scores.device)  # whose nucleus is not found yet
         for count in (*(count for count in _LIKELIEST if count < everything), everything):
             best = probabilities_BV[rows].topk(count, dim=-1)
             before_RK = best.values.cumsum(dim=-1) - best.values
@@ -76,18 +76,18 @@ def chosen_tokens(scores_BV: Tensor, generators: Sequence[torch.Generator] | Non
     """Sample a token per row ``(B,)`` from the softmax of filtered scores; without generators take the most likely."""
     if generators is None:
         return scores_BV.argmax(dim=-1)
-    # Sums of float32 would lose what is unlikely beside what is likely; MPS has nothing longer.
+    # Sums in float32 would lose unlikely tokens; MPS has no float64.
     exact = torch.float32 if scores_BV.device.type == "mps" else torch.float64
     summed_BV = scores_BV.softmax(dim=-1).cumsum(dim=-1, dtype=exact)
     number_B1 = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
-    whole_B1 = summed_BV[:, -1:]
-    # A number that is rounded up to the whole would lead behind the last token.
-    place_B1 = (number_B1.to(whole_B1) * whole_B1).minimum(whole_B1.nextafter(torch.zeros_like(whole_B1)))
+    total_B1 = summed_BV[:, -1:]
+    # A number that is rounded up to the total would select no token.
+    place_B1 = (number_B1.to(total_B1) * total_B1).minimum(total_B1.nextafter(torch.zeros_like(total_B1)))
     return torch.searchsorted(summed_BV, place_B1, right=True)[:, 0]
 
 
 def penalised(sampling: Sampling, logits_V: Tensor, counts_V: Tensor, seen_V: Tensor | None = None) -> Tensor:
-    """Return logits after the bias and the penalties."""
+    """Apply bias and penalties to logits; ``counts_V`` counts generated tokens, ``seen_V`` includes the prompt."""
     scores_V = logits_V.clone()
     for token, bias in sampling.logit_bias.items():
         scores_V[token] += bias
@@ -99,13 +99,13 @@ def penalised(sampling: Sampling, logits_V: Tensor, counts_V: Tensor, seen_V: Te
 
 
 def counts_of(tokens: Sequence[int], like_V: Tensor) -> Tensor:
-    """Return how often each token of the vocabulary is in a text, as numbers like those of ``like_V``."""
+    """Count the tokens of a text, by token of the vocabulary, in the dtype of ``like_V``."""
     found = torch.tensor(tokens, dtype=torch.long, device=like_V.device)
     return torch.bincount(found, minlength=len(like_V)).to(like_V.dtype)
 
 
 def request_seeds(sampling: Sampling, count: int) -> list[int]:
-    """Return one seed for each of ``count`` prompts: the one that was given, its own, or a fresh one.
+    """Return a seed per prompt: the given seed, its own seed, or a fresh one.
 
     >>> request_seeds(Sampling(temperature=1.0, seed=7), 2), request_seeds(Sampling(temperature=1.0, seed=[3, 4]), 2)
     ([7, 7], [3, 4])
@@ -116,24 +116,18 @@ def request_seeds(sampling: Sampling, count: int) -> list[int]:
     if isinstance(seed, int):
         return [seed] * count
     if len(seed) != count:
-        raise ConfigError(f"{len(seed)} seeds were given for {count} prompts; give one for all, or one for each")
+        raise ConfigError(f"`seed` has {len(seed)} seeds for {count} prompts. Pass one seed, or one per prompt.")
     return list(seed)
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """Return the seed of one of several samples of a prompt.
-
-    Torch reads 32 bits of it, so that a longer one is mixed.
-    """
+    """Return the seed of a sample of a prompt. Torch uses 32 bits of a seed, so longer ones are hashed."""
     if not 0 <= seed < 2**32:
         seed = int(np.random.SeedSequence(seed % 2**64).generate_state(1)[0])
     return (seed * 1_000_003 + sample) % 2**63
 
 
 def generator_for(*key: int) -> torch.Generator:
-    """Return the generator of one row, told apart from all others by ``key``, which holds the seed.
-
-    Torch reads only 32 bits of a seed, so that numbers are mixed here.
-    """
+    """Return a random generator for ``key``, which contains the seed; hashed, as torch uses 32 bits of a seed."""
     mixed = np.random.SeedSequence([number % 2**64 for number in key]).generate_state(1)[0]
     return torch.Generator().manual_seed(int(mixed))

@@ -14,7 +14,7 @@ from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.transformers_loop import Cancelled
 from gerund.types import Generation
 
-# Work that hands out pieces until it is done or the event is set.
+# Emits pieces until it is done or the event is set.
 Work = Callable[[Emit, threading.Event], None]
 Result = TypeVar("Result")
 
@@ -22,13 +22,13 @@ _END = None
 
 
 class TextStream(Iterator[str]):
-    """A text in pieces, as they come.
+    """The pieces of a text while it is generated.
 
     >>> with gerund.load().stream("The old man", 200) as stream:
-    ...     first = next(stream)  # and nothing of the rest is written
+    ...     first = next(stream)  # and the rest is not generated
 
     Attributes:
-        result: the whole continuation, once the last piece has come.
+        result: the complete continuation, after the last piece.
     """
 
     def __init__(self, work: Work) -> None:
@@ -45,15 +45,15 @@ class TextStream(Iterator[str]):
         raise StopIteration
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield what comes with log-probabilities and the results, in the place of texts alone."""
+        """Yield pieces with log-probabilities and results instead of strings."""
         for piece in self._pieces:
             self.result = piece.result or self.result
             yield piece
 
     def close(self) -> None:
-        """Stop the model, and wait until it has stopped; from another thread than the one that reads, do not wait."""
+        """Stop the model, and wait until it has stopped; a thread that does not read the stream does not wait."""
         self._stop.set()
-        # Where another thread waits for the next piece, that one finds the end.
+        # Another thread that waits for the next piece gets the end of the stream.
         with suppress(ValueError):
             self._pieces.close()
 
@@ -68,33 +68,33 @@ class TextStream(Iterator[str]):
 
 
 def _read(work: Work, stop: threading.Event) -> Any:
-    """Yield what the work hands out, which begins when the first piece is asked for."""
-    found: queue.Queue[Piece | BaseException | None] = queue.Queue()
+    """Yield the pieces of work that starts when the first one is requested."""
+    pieces: queue.Queue[Piece | BaseException | None] = queue.Queue()
     if stop.is_set():
         return
-    thread = _start(work, found.put, stop)
+    thread = _start(work, pieces.put, stop)
     try:
-        while (one := found.get()) is not _END:
-            if isinstance(one, BaseException):
-                raise one
-            yield one
+        while (item := pieces.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
     finally:
         stop.set()
         thread.join()
 
 
 class AsyncTextStream(AsyncIterator[str]):
-    """A text in pieces, for ``async for``; the other of ``TextStream``.
+    """The pieces of a text while it is generated, for ``async for``.
 
     Attributes:
-        result: the whole continuation, once the last piece has come.
+        result: the complete continuation, after the last piece.
     """
 
     def __init__(self, work: Work) -> None:
         self.result: Generation | None = None
         self._work = work
         self._stop = threading.Event()
-        self._found: asyncio.Queue[Piece | BaseException | None] | None = None
+        self._pieces: asyncio.Queue[Piece | BaseException | None] | None = None
         self._is_over = False
 
     async def __anext__(self) -> str:
@@ -104,36 +104,36 @@ class AsyncTextStream(AsyncIterator[str]):
         raise StopAsyncIteration
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield what comes with log-probabilities and the results, in the place of texts alone."""
+        """Yield pieces with log-probabilities and results instead of strings."""
         while (piece := await self._piece()) is not None:
             yield piece
 
     async def _piece(self) -> Piece | None:
-        """Return what comes next; None where nothing does."""
+        """Return the next piece; None at the end."""
         if self._is_over:
             return None
         try:
-            one = await self._next()
-            if isinstance(one, BaseException):
-                raise one
+            item = await self._next()
+            if isinstance(item, BaseException):
+                raise item
         except BaseException:
             await self.aclose()
             raise
-        if one is _END:
+        if item is _END:
             self._is_over = True
         else:
-            self.result = one.result or self.result
-        return one
+            self.result = item.result or self.result
+        return item
 
     async def _next(self) -> Piece | BaseException | None:
-        if self._found is None:
-            self._found = asyncio.Queue()
-            loop, found = asyncio.get_running_loop(), self._found
-            _start(self._work, lambda one: _hand_over(loop, found, one), self._stop)
-        return await self._found.get()
+        if self._pieces is None:
+            self._pieces = asyncio.Queue()
+            loop, pieces = asyncio.get_running_loop(), self._pieces
+            _start(self._work, lambda item: _hand_over(loop, pieces, item), self._stop)
+        return await self._pieces.get()
 
     async def aclose(self) -> None:
-        """Stop the model, which ends within a token."""
+        """Stop the model within one token."""
         self._is_over = True
         self._stop.set()
 
@@ -147,9 +147,9 @@ class AsyncTextStream(AsyncIterator[str]):
         self._stop.set()
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, found: "asyncio.Queue[Any]", one: Any) -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, pieces: "asyncio.Queue[Any]", item: Any) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(found.put_nowait, one)
+        loop.call_soon_threadsafe(pieces.put_nowait, item)
 
 
 def _start(work: Work, put: Callable[[Any], None], stop: threading.Event) -> threading.Thread:
@@ -169,7 +169,7 @@ def _start(work: Work, put: Callable[[Any], None], stop: threading.Event) -> thr
 
 
 async def in_thread(work: Callable[[threading.Event], Result]) -> Result:
-    """Await work that runs in a thread; where the task is cancelled, it ends within a token."""
+    """Await work in a thread; cancelling the task sets its event and so stops it within one token."""
     stop = threading.Event()
     try:
         return await asyncio.to_thread(work, stop)

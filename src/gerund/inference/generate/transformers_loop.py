@@ -23,25 +23,25 @@ from transformers import (
 from gerund.attention.cache_names import CACHE
 from gerund.inference.generate.kv_cache import cache_for
 
-# What is taken of a model's own generation config: which tokens begin, end and fill texts, and how its cache is kept.
-# All else would change logits or end texts, since transformers fills in from there what a call does not say.
-_KEPT = (
+# The settings used from a model's own generation config: special tokens, and how its cache works. All others would
+# change logits or end texts: they are transformers' defaults for what a call omits.
+_USED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
     *("use_cache", "cache_implementation", "cache_config"),
 )
-# What transformers keeps on a model from one call to the next: a compiled pass, for caches of a fixed size on a GPU.
-_LEARNED = ("_compiled_call", "_last_compile_config", "_previous_max_cache_length")
+# What transformers caches on a model between calls: a compiled pass, for caches of a fixed size on a GPU.
+_CACHED = ("_compiled_call", "_last_compile_config", "_previous_max_cache_length")
 
 
 class CancelFlag(Protocol):
-    """What is asked after each token whether to end, as a ``threading.Event`` is."""
+    """Tells after each token whether to stop, as a ``threading.Event`` does."""
 
     def is_set(self) -> bool:
-        """Return whether to end."""
+        """Return whether to stop."""
 
 
 class Cancelled(Exception):  # noqa: N818 - nothing went wrong
-    """Nobody waits for the text any more."""
+    """The caller no longer waits for the text."""
 
 
 @torch.no_grad()
@@ -56,13 +56,17 @@ def transformers_loop(
     decode: Callable[..., Tensor] | None = None,
     ignore_eos: bool = False,
 ) -> None:
-    """Continue prompts, all in one batch."""
+    """Continue prompts in one batch, up to ``room`` tokens each.
+
+    ``choose`` gets the logits ``(B, V)`` and leaves only the tokens that it chose; ``stop`` tells which rows are done.
+    ``decode`` replaces transformers' own loop (``custom_generate``). With ``ignore_eos`` end tokens end nothing.
+    """
     width = max(len(ids) for ids in prompts)
     ends = end_ids(model, tokenizer)
     pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
     ids = torch.full((len(prompts), width), pad, dtype=torch.long)
     real = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):  # generation continues at the right: padding goes left
+    for row, prompt in enumerate(prompts):  # padding goes left, as generation continues at the right
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         real[row, width - len(prompt) :] = 1
     settings = GenerationConfig(
@@ -71,7 +75,7 @@ def transformers_loop(
         max_new_tokens=room,
         pad_token_id=pad,
         eos_token_id=None if ignore_eos else ends or None,
-        use_cache=None if decode is None else False,  # a loop of one's own brings its own cache
+        use_cache=None if decode is None else False,  # a custom loop has its own cache
     )
     cache = cache_for(model) if decode is None else None
     plain = _plain(model, ignore_eos=ignore_eos)
@@ -84,24 +88,24 @@ def transformers_loop(
         custom_generate=decode,
         **({} if cache is None else {CACHE: cache}),
     )
-    vars(model).update({name: value for name, value in vars(plain).items() if name in _LEARNED})
+    vars(model).update({name: value for name, value in vars(plain).items() if name in _CACHED})
 
 
 def _plain(model: PreTrainedModel, *, ignore_eos: bool) -> PreTrainedModel:
-    """Return the model, with the same weights, whose generation config asks for nothing."""
-    own, plain = model.generation_config, copy.copy(model)
+    """Return the same model with an empty generation config."""
+    usual, plain = model.generation_config, copy.copy(model)
     plain.generation_config = GenerationConfig()
-    for name in _KEPT:
+    for name in _USED:
         if ignore_eos and name == "eos_token_id":
             continue
-        if (value := getattr(own, name, None)) is not None:
+        if (value := getattr(usual, name, None)) is not None:
             setattr(plain.generation_config, name, value)
     return plain
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that end a text."""
-    own = model.generation_config.eos_token_id
-    ends = list(own) if isinstance(own, (list, tuple)) else [own]
+    configured = model.generation_config.eos_token_id
+    ends = list(configured) if isinstance(configured, (list, tuple)) else [configured]
     ends.append(tokenizer.eos_token_id)
     return list(dict.fromkeys(end for end in ends if end is not None))

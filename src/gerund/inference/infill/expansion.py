@@ -22,39 +22,33 @@ from gerund.text_analysis import word_spans
 from gerund.types import Infill
 
 FRACTION = 0.3
-"""Fraction of a query's words that is masked."""
+"""Fraction of a query's words to mask."""
 
 MAX_TOKENS = 8
-"""Tokens of a gap at most: queries are short."""
+"""Tokens per blank at most: queries are short."""
 
-# Prompts that are filled for each expansion that is asked for: fillings repeat each other, and the query.
+# Prompts per requested expansion: fillings repeat each other, and the query.
 _TRIES = 4
-# What half of a character is decoded to.
+# Decoded from half of a character.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
-# Fills the gaps of a text.
+# Fills the blanks of a text.
 Fill = Callable[[str, Sampling], Infill]
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query, and which of its words stay.
-
-    Attributes:
-        text: the query.
-        words: where its words stand, from left to right.
-        kept: which of them are never masked.
-    """
+    """A query, and the words of it that are never masked."""
 
     text: str
-    words: list[tuple[int, int]]
-    kept: frozenset[int]
+    words: list[tuple[int, int]]  # characters of each word, from left to right
+    kept: frozenset[int]  # indices of words
 
     @classmethod
     def of(cls, text: str, keep: Sequence[str] = ()) -> "Query":
-        """Find a query's words, and those that are to be kept, wherever they stand; capitals make no difference.
+        """Find a query's words, and all occurrences of the words or phrases to keep, ignoring case.
 
-        Words are compared in their normal form; ``words`` are places in the text as it is.
+        Words are compared in their normal form; ``words`` are characters of the original text.
         """
         aligned = Alignment(text)
         forms = _word_forms(aligned.text)
@@ -66,17 +60,17 @@ class Query:
             if not places:
                 raise TextError(f"{phrase!r} is to be kept and is not in the query {text!r}")
             kept |= places
-        # A character such as a fraction may be several words, and is masked or kept as a whole.
+        # A character such as a fraction may be several words, which are masked or kept together.
         spans = [aligned.original(start, end) for start, end in word_spans(aligned.text)]
         words = list(dict.fromkeys(spans))
         return cls(text, words, frozenset(words.index(spans[place]) for place in kept))
 
     def masked(self, rng: np.random.Generator, *, fraction: float = FRACTION, blank: str, begins: bool = True) -> str:
-        """Return an auto prompt: the query with a blank in the place of some of its words.
+        """Return an auto prompt: the query with some words replaced by blanks.
 
-        So many words are masked as the fraction comes to, rounded, at least one; never those that are kept, and never
-        all. Masked words with nothing but white space between them share a blank. Where no word may be masked, the
-        blank is put before the query or behind it.
+        The number of masked words is the fraction, rounded, at least one; never the kept words, and never all. Adjacent
+        masked words share a blank. Where no word may be masked, the blank is put before or after the query. With
+        ``begins`` False no blank is at the beginning.
 
         >>> query = Query.of("How high is a welding platform?", ["platform"])
         >>> query.masked(np.random.default_rng(0), fraction=0.5, blank="[blank]")
@@ -110,11 +104,11 @@ def expand(
     sampling: Sampling,
     begins: bool = True,
 ) -> list[str]:
-    """Return other ways to ask: the query with some of its words written anew.
+    """Return up to ``count`` expansions: the query with some of its words replaced, the most likely filling first.
 
-    A query that has blanks is an artificial prompt and is filled as it is; any other is masked at random, anew for each
-    filling. What says the same as the query or an earlier expansion, in normal form, capitals and white space
-    apart, is left out, and what has grown together with a word beside a mask, or holds half of a character.
+    A query with blanks is an artificial prompt and is filled as is; any other is masked at random for each filling,
+    with masks that depend on the sampling seed. Skipped are texts that equal the query or an earlier expansion, in
+    normal form and ignoring case and white space, spans that continue a word, and halves of characters.
     """
     masked = validate_expansion(query, count, keep=keep, fraction=fraction, blank=blank)
     found: dict[str, tuple[float, str]] = {}
@@ -124,7 +118,7 @@ def expand(
         filled = fill(prompt, own)
         text = " ".join(filled.text.split())
         scores = [score for span, score in zip(filled.spans, filled.scores, strict=True) if span.strip()]
-        # As it was filled: which hyphens divide a word is known by the line ends behind them.
+        # Normalized before white space: line ends show which hyphens divide a word.
         folded = _folded(filled.text)
         whole = _stand_whole(prompt.split(blank), filled.text) and _BROKEN not in text
         if scores and whole and folded != known:
@@ -140,10 +134,7 @@ def expand(
 def validate_expansion(
     query: str, count: int, *, keep: Sequence[str] = (), fraction: float = FRACTION, blank: str
 ) -> Query | None:
-    """Return the query whose words are masked; None for one that has blanks of its own.
-
-    The arguments are those of ``expand``, whose first step this is.
-    """
+    """Validate the arguments of ``expand``; return the query to mask, or None for one with blanks."""
     if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
         raise ConfigError(f"count is a whole number from 1 to {MOST_AT_ONCE}, not {count!r}")
     demand_number("fraction", fraction)
@@ -162,7 +153,7 @@ def validate_expansion(
 def _prompts(
     query: str, mask: Callable[[np.random.Generator], str] | None, count: int, sampling: Sampling
 ) -> Iterator[tuple[str, Sampling]]:
-    """Yield texts with gaps, and how each is filled: every one with a seed of its own."""
+    """Yield texts with blanks, and sampling settings with a different seed for each."""
     [seed] = request_seeds(sampling, 1)
     rng = np.random.default_rng(seed)
     if mask is None and sampling.is_greedy:
@@ -175,7 +166,7 @@ def _prompts(
 
 
 def _listed(keep: Any) -> list[str]:
-    """Return what is to be kept as a list; a text, which is a sequence of letters, is meant as a whole."""
+    """Return the phrases to keep as a list."""
     if isinstance(keep, str):
         return [keep]
     listed = list(keep) if is_listing(keep) else [keep]
@@ -185,12 +176,12 @@ def _listed(keep: Any) -> list[str]:
 
 
 def _word_forms(text: str) -> list[str]:
-    """Return the words of a normal form as they are compared."""
+    """Return the words of a text in normal form, case-folded."""
     return [text[start:end].casefold() for start, end in word_spans(text)]
 
 
 def _places_of(wanted: Sequence[str], words: Sequence[str]) -> set[int]:
-    """Return the places of the words that are wanted, wherever they stand one behind the other."""
+    """Return the indices of the words of all occurrences of a phrase."""
     if not wanted:
         return set()
     starts = [place for place in range(len(words)) if words[place : place + len(wanted)] == wanted]
@@ -198,7 +189,7 @@ def _places_of(wanted: Sequence[str], words: Sequence[str]) -> set[int]:
 
 
 def _stand_whole(pieces: Sequence[str], text: str) -> bool:
-    """Tell whether all words around the gaps are words of the filled text, in their order.
+    """Whether all words around the blanks are words of the filled text, in their order.
 
     >>> _stand_whole(["dry ", " walls"], "dry old walls"), _stand_whole(["dry ", " walls"], "dryer walls")
     (True, False)

@@ -39,8 +39,7 @@ _SPACE_MARKS = ("\u0120", "\u2581")
 class BlankedText:
     """The n + 1 pieces around the n blanks of a text, of which only the outer two may be empty.
 
-    Spaces before a blank are taken away: the model writes them. White space behind a blank belongs to the piece
-    there.
+    Spaces before a blank are removed: the model generates them. White space after a blank belongs to the next piece.
 
     >>> BlankedText.of("He ran [blank] home.", "[blank]").pieces
     ('He ran', ' home.')
@@ -48,10 +47,10 @@ class BlankedText:
 
     pieces: tuple[str, ...]
     spaced: tuple[bool, ...] = ()
-    """For each gap, whether spaces before it were taken away."""
+    """For each blank, whether spaces before it were removed."""
 
     @classmethod
-    def of(cls, text: Any, blank: Any) -> "BlankedText":
+    def of(cls, text: Any, blank: Any, spaces: str = _SPACES) -> "BlankedText":
         """Split a text at its blanks."""
         if not isinstance(text, str):
             raise TextError(f"the text to fill is a string, not {type(text).__name__}")
@@ -67,63 +66,60 @@ class BlankedText:
         for number, piece in enumerate(pieces[1:-1], start=1):
             if not piece.strip():
                 raise TextError(f"blanks {number} and {number + 1} have nothing between them; make them one")
-        bare = [piece.rstrip(_SPACES) for piece in pieces[:-1]]
+        bare = [piece.rstrip(spaces) for piece in pieces[:-1]]
         spaced = tuple(own != piece for own, piece in zip(bare, pieces, strict=False))
         return cls((*bare, pieces[-1]), spaced)
 
     @property
     def gaps(self) -> int:
-        """How many gaps there are."""
+        """Number of blanks."""
         return len(self.pieces) - 1
 
     def word_before(self, gap: int) -> bool:
-        """Tell whether a word and a space stand before a gap, so that its filling must not grow together with it."""
+        """Whether a word and a space precede a blank, so that its span must not continue that word."""
         return self.spaced[gap] and self.pieces[gap][-1:].isalnum()
 
     def trimmed(self, gap: int, span: str) -> str:
-        """Return a span without spaces at its end where the piece behind the gap begins with white space."""
+        """Remove spaces from the end of a span where the next piece begins with white space."""
         return span.rstrip() if self.pieces[gap + 1][:1].isspace() else span
 
     def joined(self, spans: Sequence[str]) -> str:
-        """Return the whole text with its gaps filled."""
+        """Return the text with its blanks filled."""
         return self.pieces[0] + "".join(span + piece for span, piece in zip(spans, self.pieces[1:], strict=True))
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-        """Return the tokens of every piece but the first, as they are inside a text.
-
-        White space that ends the whole text is left out: it says nothing about a gap.
-        """
+        """Return the tokens of every piece but the first, as they are inside a text, without white space at its end."""
         *inner, last = self.pieces[1:]
         return [ids_inside(tokenizer, piece) for piece in [*inner, last.rstrip()]]
 
 
 def continuing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that would go on a word before them: they begin with a letter or digit and no space.
+    """Return the tokens that would continue a word before them: they begin with a letter or digit and no space.
 
-    A tokenizer none of whose tokens begins with a space writes spaces in another way, and has none of these.
+    A tokenizer none of whose tokens begins with a space encodes spaces in another way, and has none of these.
     """
     tokens = tokenizer.get_vocab()
     if not any(token.startswith(_SPACE_MARKS) for token in tokens):
         return []
-    # Of a byte-level token only its decoder knows the letters; a part of a letter stays one.
+    # Only the decoder of a byte-level tokenizer knows a token's letters.
     decoder = tokenizer.backend_tokenizer.decoder
     bare = ((token, index) for token, index in tokens.items() if not token.startswith(_SPACE_MARKS))
     return [index for token, index in bare if (decoder.decode([token]) if decoder else token)[:1].isalnum()]
 
 
 Method = InfillMethod
-_WRITTEN_HERE = ("infill", "left-only")
+_SEARCHED = ("infill", "left-only")
 
 BLANK = "[blank]"
-# MAGNET, appendix F: long gaps are better filled 32 tokens at a time.
+# MAGNET, appendix F: long blanks are better filled 32 tokens at a time.
 CHUNK = 32
-# Tokens behind a gap that are scored with its filling.
+# Tokens after a blank that are scored with its span.
 FOLLOWING = 16
 _SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 def untrained_to_fill(name: str) -> str:
-    """Return what to say where a model fills gaps that, as far as is known, was never trained to."""
+    """Return the warning for a model that is not known to be trained to infill."""
     return (
         f"{name} is not known to be trained to fill gaps, so what it writes may make no sense; use a model or an "
         "adapter that is, or the method line-by-line"
@@ -132,25 +128,15 @@ def untrained_to_fill(name: str) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """How fillings are looked for.
+    """How to search for spans."""
 
-    Attributes:
-        lengths: candidate lengths of a gap in tokens, ascending.
-        sampling: how tokens are chosen.
-        beams: how many spans of each length are followed at a time; 1 for none.
-        samples: how many spans of each length are sampled.
-        sees_right: False to read the left side only, causally.
-        chunk: how many tokens are written before they become context.
-        until_end: the model ends a span itself, and the longest length is only where it is cut off.
-    """
-
-    lengths: Sequence[int]
+    lengths: Sequence[int]  # candidates, in tokens, ascending
     sampling: Sampling
-    beams: int = 1
-    samples: int = 1
-    sees_right: bool = True
-    chunk: int = CHUNK
-    until_end: bool = False
+    beams: int = 1  # per length
+    samples: int = 1  # per length
+    sees_right: bool = True  # False reads the left context only, causally
+    chunk: int = CHUNK  # tokens that are generated before they become context
+    until_end: bool = False  # the model ends a span itself; the longest length only truncates it
 
 
 def infill(
@@ -168,11 +154,11 @@ def infill(
     shots: int = 0,
     adapter: str | None = None,
 ) -> Infill:
-    """Fill the gaps of a text; see ``LanguageModel.infill``."""
+    """Fill the blanks of a text; see ``LanguageModel.infill``."""
     sampling = sampling_or(sampling)
     text_ = BlankedText.of(text, blank)
     search = planned(method, lengths, max_tokens, sampling, beams=beams, samples=samples, shots=shots)
-    if method not in _WRITTEN_HERE:
+    if method not in _SEARCHED:
         prompting = {"method": method, "shots": shots, "max_tokens": max_tokens, "sampling": sampling}
         return _prompted(model, tokenizer, text.split(blank), text_, prompting)
     return fill(model, tokenizer, text_, search, strict=lengths is not None, adapter=adapter)
@@ -187,12 +173,12 @@ def fill(
     strict: bool = True,
     adapter: str | None = None,
 ) -> Infill:
-    """Fill the gaps from left to right.
+    """Fill the blanks from left to right.
 
-    Each gap is filled with what stands on its left, earlier fillings included, and all pieces on its right as
-    context. Later gaps are still empty: nothing is shown of them, but the pieces behind them stand where they would
-    if every later gap had the middle one of the candidate lengths, as in MAGNET's training, where a span is hidden
-    from other spans and keeps its room.
+    The context of a blank is everything on its left, earlier spans included, and all pieces on its right. Later blanks
+    are still empty; the pieces after them have the positions that they would have if every later blank had the median
+    candidate length, as in MAGNET's training, where a span is hidden from other spans and keeps its positions.
+    ``strict`` demands that every candidate length fits the model's context, rather than one.
     """
     runtime = causal_runtime(model, tokenizer)
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
@@ -209,7 +195,7 @@ def fill(
     scores: list[float] = []
     for gap in range(text.gaps):
         not_first = continuing_ids(tokenizer) if text.word_before(gap) else []
-        # What stands behind the last gap is read by nothing here, so it takes no room either.
+        # Nothing reads the piece after the last blank here, so it takes no context.
         own = search if search.sees_right else _with_room(search, left, pieces[gap:-1], runtime.max_length, strict)
         path, score = _best(runtime, left, pieces[gap:], own, gap, not_first)
         span = continuation_text(tokenizer, left, list(path.tokens))
@@ -225,7 +211,7 @@ def fill(
 def _with_room(
     search: Search, left: Sequence[int], between: Sequence[Sequence[int]], limit: int | None, strict: bool
 ) -> Search:
-    """Return a search of the left side alone with the lengths that leave room for the gaps and pieces still to come."""
+    """Return a left-only search with the lengths that leave room for the later blanks and pieces."""
     total, gaps = len(left) + sum(len(piece) for piece in between), len(between) + 1
     lengths = search.lengths
     if search.until_end and limit is not None:
@@ -243,16 +229,16 @@ def planned(
     samples: int = 1,
     shots: int = 0,
 ) -> Search:
-    """Return how fillings are looked for; the arguments are those of ``infill``."""
+    """Validate the arguments of ``infill``; return how to search."""
     one_of("way to infill", method, INFILL_METHODS)
-    if method in _WRITTEN_HERE and sampling.has_penalties:
+    if method in _SEARCHED and sampling.has_penalties:
         raise ConfigError("penalties and logit_bias are for texts that are continued; gaps are filled without them")
     candidates = candidate_lengths(lengths, max_tokens)
     search = Search(candidates, sampling, beams, samples, sees_right=method == "infill")
     if method == "left-only" and lengths is None:
         search = replace(search, lengths=candidates[-1:], until_end=True)
     _check_search(search)
-    if method in _WRITTEN_HERE:
+    if method in _SEARCHED:
         if type(shots) is not int or shots != 0:
             raise ConfigError(f"shots={shots!r} belongs to the methods that prompt, not to {method!r}")
         return search
@@ -265,7 +251,7 @@ def planned(
 
 
 def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> list[int]:
-    """Return the lengths of a gap that are tried, ascending.
+    """Return the candidate lengths of a blank, ascending.
 
     >>> candidate_lengths(None, 10), candidate_lengths([5, 3, 5], 1), candidate_lengths(40, 1)
     ([1, 2, 3, 4, 6, 8, 10], [3, 5], [40])
@@ -289,12 +275,12 @@ def _best(
     gap: int,
     not_first: Sequence[int],
 ) -> tuple[Path, float]:
-    """Return the best filling of a gap between ``left`` and ``pieces``, and its score.
+    """Return the best span between ``left`` and ``pieces``, and its score.
 
-    Of each length the filling with the highest score is kept. Which length is best, the text behind the gap tells: the
-    tokens of a long span are easy to predict one after the other, so a mean with them in it would nearly always take
-    the longest. Where only the left side is seen, the text behind chooses nothing: a filling is kept by its own tokens,
-    and a length by how probable it is that the model ends its text there.
+    The best span of each length has the highest score; the text after the blank decides between lengths: the tokens of
+    a long span are easy to predict one after the other, so a mean that includes them would nearly always choose the
+    longest. A left-only search ignores the text after the blank: its spans are compared by their own tokens, and
+    lengths by how likely the model is to end its text there.
     """
     room = median_low(search.lengths)
     right = [token for piece in pieces for token in piece] if search.sees_right else []
@@ -322,12 +308,12 @@ def _best(
         paths,
         choose,
         sees_right=search.sees_right,
-        # Read causally, a span is its own left context anyway.
+        # Under the causal mask a span is its own left context anyway.
         chunk=search.chunk if search.sees_right else max(search.lengths),
         rows_each=search.beams,
     )
     following = pieces[0][:FOLLOWING]
-    if runtime.max_length is not None:  # of a text that only its left side was counted of, what has a place
+    if runtime.max_length is not None:  # a left-only search counted only its left context
         following = following[: max(0, runtime.max_length - len(left) - max(len(path.tokens) for path in written))]
     behind = _behind(runtime, left, [path.tokens for path in written], following)
     scores = [
@@ -335,7 +321,7 @@ def _best(
         for path, after in zip(written, behind, strict=True)
     ]
     own = scores if search.sees_right else [path.mean for path in written]
-    # A text written to its end chose its length itself; else the best of every length is kept, and then a length.
+    # A span that the model ended chose its length itself; else the best span of each length, then the best length.
     best_of: dict[int, int] = {}
     for index, path in enumerate(written):
         length = 0 if search.until_end else path.length
@@ -353,7 +339,7 @@ def _best(
 def _behind(
     runtime: EncoderRuntime, left: Sequence[int], spans: Sequence[Sequence[int]], following: Sequence[int]
 ) -> list[float]:
-    """Return how well ``following`` follows the left side and each span: its log-probability under the causal model."""
+    """Return the log-probability of ``following`` after the left context and each span, under the causal model."""
     if not following:
         return [0.0] * len(spans)
     sequences = [([*left, *tokens, *following], len(left) + len(tokens)) for tokens in spans]
@@ -364,7 +350,7 @@ def _behind(
 def _endings(
     runtime: EncoderRuntime, left: Sequence[int], spans: Sequence[Sequence[int]], ends: Sequence[int]
 ) -> list[float]:
-    """Return how probable it is that the causal model ends its text after each span; its length if it knows no end."""
+    """Return the probability that the causal model ends its text after each span; its length without end tokens."""
     if len(spans) == 1 or not ends:
         return [float(len(tokens)) for tokens in spans]
     sequences = [([*left, *tokens, end], len(left) + len(tokens)) for tokens in spans for end in ends]
@@ -374,7 +360,7 @@ def _endings(
 
 
 def _offsets(pieces: Sequence[Sequence[int]], room: int) -> list[int]:
-    """Return where the tokens of pieces stand when every gap between two of them has ``room`` tokens.
+    """Return the positions of the tokens of pieces when every blank between two of them has ``room`` tokens.
 
     >>> _offsets([[7, 7], [8], [9]], 5)
     [0, 1, 7, 13]
@@ -384,7 +370,7 @@ def _offsets(pieces: Sequence[Sequence[int]], room: int) -> list[int]:
 
 
 def banned_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that no span may have: special ones, those that end a text, and those without a text."""
+    """Return the tokens that no span may contain: special tokens, end tokens, and unused rows of the vocabulary."""
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     vocabulary = model.get_output_embeddings().weight.shape[0]
     unused = range(len(tokenizer), vocabulary)
@@ -392,7 +378,7 @@ def banned_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def _that_fit(lengths: Sequence[int], total: int, gaps: int, limit: int | None, strict: bool) -> list[int]:
-    """Return the lengths for which the text fits the model's context with every gap that long."""
+    """Return the lengths for which the text fits the model's context with every blank that long."""
     fitting = [length for length in lengths if limit is None or total + gaps * length <= limit]
     if not fitting or (strict and len(fitting) < len(lengths)):
         longest = max(lengths) if strict else min(lengths)
@@ -410,7 +396,7 @@ def _prompted(
     text: BlankedText,
     settings: dict[str, Any],
 ) -> Infill:
-    """Fill by prompting; scored as ``left-only`` is, by the untouched causal model."""
+    """Fill by prompting; scored like ``left-only``, by the base model."""
     from gerund.inference.infill import prompting
 
     found = prompting.fill(model, tokenizer, pieces, **settings)
@@ -420,7 +406,7 @@ def _prompted(
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
     runtime = causal_runtime(model, tokenizer)
     for gap, (answer, following) in enumerate(zip(found, text.ids(tokenizer), strict=True)):
-        # An answer has no space of its own: it gets the one that stood before the blank.
+        # An answer gets the space that preceded the blank.
         span = pieces[gap][len(text.pieces[gap]) :] + answer.strip() if answer.strip() else ""
         spans.append(text.trimmed(gap, span))
         own = ids_inside(tokenizer, spans[-1])
@@ -454,7 +440,7 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def each(fill: Callable[[str], Infill], texts: str | Sequence[str]) -> Any:
-    """Return what ``fill`` gives for a text, or a list of it for several; an error says which of them it is about."""
+    """Fill a text, or a list of texts; an error names the text that it is about."""
     if not is_listing(texts) or isinstance(texts, str):
         return fill(texts)  # type: ignore[arg-type]
     found = []

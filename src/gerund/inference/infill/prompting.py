@@ -22,63 +22,47 @@ from gerund.text_analysis import segments
 
 PROMPT_METHODS = ("blank", "contextual", "prefix-suffix", "line-by-line")
 
-STORIES: tuple[tuple[tuple[str, str, str, str, str], int], ...] = (
-    (
-        (
-            "Nora wanted to bake bread for the first time.",
-            "She mixed flour, water and salt and put the dough in the oven.",
-            "An hour later it was as flat and hard as a plate.",
-            "Her neighbour looked at it and asked where the yeast was.",
-            "The next loaf rose so high that it touched the top of the oven.",
-        ),
-        2,
-    ),
-    (
-        (
-            "Sam's bus was late again on Monday.",
-            "He decided to walk to school through the park.",
-            "Halfway there he met a lost dog with a red collar.",
-            "He called the number on the collar and waited with it.",
-            "The owner was so glad that she drove him the rest of the way.",
-        ),
-        1,
-    ),
-    (
-        (
-            "Our old piano had not been played for years.",
-            "Last spring my sister began to take lessons.",
-            "At first only three of the keys made a clean sound.",
-            "A tuner came and worked on it for a whole afternoon.",
-            "Now there is music in the house every evening.",
-        ),
-        3,
-    ),
-    (
-        (
-            "Ivan planted a row of tomatoes behind the shed.",
-            "Every morning something had eaten a few of the leaves.",
-            "One night he stayed up with a lamp to see who it was.",
-            "A family of snails came slowly out of the wall.",
-            "He carried them to the far end of the meadow in a bucket.",
-        ),
-        1,
-    ),
-    (
-        (
-            "Mei had saved for a ticket to the concert since winter.",
-            "On the day of the concert she left it on the kitchen table.",
-            "She only noticed when she stood at the gate.",
-            "Her brother rode across the city on his bicycle to bring it.",
-            "They listened to the last songs together from outside the fence.",
-        ),
-        2,
-    ),
+# Solved examples: five stories of five sentences; the missing one is marked.
+_STORIES = """\
+Nora wanted to bake bread for the first time.
+She mixed flour, water and salt and put the dough in the oven.
+> An hour later it was as flat and hard as a plate.
+Her neighbour looked at it and asked where the yeast was.
+The next loaf rose so high that it touched the top of the oven.
+
+Sam's bus was late again on Monday.
+> He decided to walk to school through the park.
+Halfway there he met a lost dog with a red collar.
+He called the number on the collar and waited with it.
+The owner was so glad that she drove him the rest of the way.
+
+Our old piano had not been played for years.
+Last spring my sister began to take lessons.
+At first only three of the keys made a clean sound.
+> A tuner came and worked on it for a whole afternoon.
+Now there is music in the house every evening.
+
+Ivan planted a row of tomatoes behind the shed.
+> Every morning something had eaten a few of the leaves.
+One night he stayed up with a lamp to see who it was.
+A family of snails came slowly out of the wall.
+He carried them to the far end of the meadow in a bucket.
+
+Mei had saved for a ticket to the concert since winter.
+On the day of the concert she left it on the kitchen table.
+> She only noticed when she stood at the gate.
+Her brother rode across the city on his bicycle to bring it.
+They listened to the last songs together from outside the fence.
+"""
+STORIES = tuple(
+    (tuple(line.removeprefix("> ") for line in lines), next(i for i, line in enumerate(lines) if line[0] == ">"))
+    for lines in (story.splitlines() for story in _STORIES.split("\n\n"))
 )
-"""Five stories of five sentences, and which sentence is missing in the solved example (from 0)."""
+"""The sentences of each solved example, and the index of the missing one."""
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _CLOSING = {'"': '"', "“": "”", "«": "»", "„": "“"}
-# Each gap has a seed of its own: with one for all, two prompts would share their random numbers.
+# Each blank has its own seed: otherwise two prompts would share their random numbers.
 _NEXT_SEED = 1_000_000_007
 
 
@@ -92,10 +76,11 @@ def fill(
     max_tokens: int,
     sampling: Sampling,
 ) -> list[str]:
-    """Ask the model for what is missing between pieces of a text.
+    """Prompt the model for the missing text between the pieces of a text; return an answer per blank.
 
-    Gaps are filled from left to right, and each answer becomes context of the next. Later gaps are left out of the
-    context, and are shown as missing lines by ``line-by-line``.
+    Blanks are filled from left to right, and each answer becomes context of the next. Later blanks are omitted from the
+    context; ``line-by-line`` shows them as missing lines. An answer is the first sentence of the continuation's first
+    line, without quotes and white space around it; empty when the model generated nothing.
     """
     check_prompting(method, shots, max_tokens)
     texts = check_texts(pieces)
@@ -107,17 +92,17 @@ def fill(
     before = texts[0]
     [seed] = request_seeds(sampling, 1)
     for number in range(len(texts) - 1):
-        asked = prompt(before, texts[number + 1 :], method, shots)
-        _check_room(model, tokenizer, asked, number, method, shots, max_tokens)
+        question = prompt(before, texts[number + 1 :], method, shots)
+        _check_room(model, tokenizer, question, number, method, shots, max_tokens)
         own = sampling if sampling.seed is None else replace(sampling, seed=seed + number * _NEXT_SEED)
-        [result] = generate(model, tokenizer, [asked], GenerationConfig(max_tokens, own), batch_size=1)
+        [result] = generate(model, tokenizer, [question], GenerationConfig(max_tokens, own), batch_size=1)
         answers.append(answer(result.text))
         before = _joined(before, answers[-1]) + texts[number + 1]
     return answers
 
 
 def prompt(before: str, behind: Sequence[str], method: str, shots: int) -> str:
-    """Return what the model is asked."""
+    """Return the prompt for the blank between ``before`` and ``behind[0]``, after ``shots`` solved examples."""
     ask = {
         "blank": _blank,
         "contextual": _contextual,
@@ -195,28 +180,28 @@ def _line_by_line(before: str, behind: Sequence[str]) -> str:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences of a text; a line break ends one too."""
+    """Return the sentences of a text; a line break ends a sentence."""
     lines = [line for line in text.splitlines() if line.strip()]
     return [sentence.strip() for line in lines for sentence in segments(line) if sentence.strip()]
 
 
 def _joined(before: str, text: str) -> str:
-    """Put a text behind another, with a space between them where there is no white space."""
+    """Join two texts, with a space between them where there is no white space."""
     return before + text if not before or not text or before[-1].isspace() else f"{before} {text}"
 
 
 def _flat(text: str) -> str:
-    """Return a text as one line: line breaks divide the parts of a prompt."""
+    """Return a text as one line: line breaks separate the parts of a prompt."""
     return " ".join(text.split())
 
 
 def _ended(text: str) -> str:
-    """Put the template's period behind a text, unless it ends with one already."""
+    """Append the template's period to a text, unless it ends with one already."""
     return text if text.rstrip("\"'”’)").endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def check_prompting(method: str, shots: int, max_tokens: int) -> None:
-    """Refuse settings that no prompt can be made with."""
+    """Raise ``ConfigError`` for an unknown method, an impossible number, or examples for a method that takes none."""
     if method not in PROMPT_METHODS:
         raise unknown_name("prompt for infilling", method, PROMPT_METHODS)
     if type(shots) is not int or not 0 <= shots <= len(STORIES):
@@ -230,15 +215,15 @@ def check_prompting(method: str, shots: int, max_tokens: int) -> None:
 def _check_room(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: str,
+    question: str,
     number: int,
     method: str,
     shots: int,
     max_tokens: int,
 ) -> None:
-    check_unicode("the text", asked)
+    check_unicode("the text", question)
     limit = context_length(model.config, tokenizer)
-    length = len(text_ids(tokenizer, asked))
+    length = len(text_ids(tokenizer, question))
     if limit is not None and length + max_tokens > limit:
         examples = f" with {shots} solved examples" if shots else ""
         raise TextError(

@@ -29,24 +29,21 @@ from gerund.settings.sampling import Sampling
 
 @dataclass(frozen=True)
 class Context:
-    """What stands on both sides of a gap.
+    """The text on both sides of a blank."""
 
-    Attributes:
-        left: token ids before the gap, at least one; they stand at positions 0, 1, 2, ...
-        right: token ids behind it.
-        right_at: the position of each token of ``right``, which fixes the length of the gap, and of later gaps.
-    """
-
-    left: Sequence[int]
+    left: Sequence[int]  # at least one token; positions 0, 1, 2, ...
     right: Sequence[int] = ()
-    right_at: Sequence[int] = ()
+    right_at: Sequence[int] = ()  # positions of ``right``, which fix the length of this blank, and of later ones
 
     def __len__(self) -> int:
         return len(self.left) + len(self.right)
 
 
 class SpanPass:
-    """Contexts in a KV cache, each with the span that is being written into its gap."""
+    """Contexts in a KV cache, one per row, each with the span that is being generated.
+
+    ``sees_right`` uses MAGNET's hybrid mask; False the causal model, which has no right context.
+    """
 
     def __init__(self, runtime: EncoderRuntime, contexts: Sequence[Context], *, sees_right: bool) -> None:
         if keeps_states(runtime.model):
@@ -67,7 +64,7 @@ class SpanPass:
                 f"this {runtime.model.config.model_type} model takes no position_ids, so the right side of a gap "
                 "cannot be put where it belongs; take the method left-only"
             )
-        self.cache = preallocated_cache()  # it keeps what lies behind a window, as the row order is not the text's
+        self.cache = preallocated_cache()  # of all tokens, as their order is not that of the text
         ids_BT, position_BT, real_BT = _rows(contexts, runtime.tokenizer.pad_token_id or 0)
         self._real_BT = None if bool(real_BT.all()) else real_BT.to(runtime.device)
         self._next_B = torch.tensor([len(context.left) for context in contexts])
@@ -75,10 +72,7 @@ class SpanPass:
         self.logprobs_BV = self._run(ids_BT, position_BT)
 
     def advance(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Keep some rows, in this order and perhaps more than once, and write one token into each.
-
-        ``logprobs_BV`` then has what follows each of them.
-        """
+        """Select rows, one perhaps several times, and append a token to each; ``logprobs_BV`` is then what follows."""
         if list(rows) != list(range(len(self._next_B))):
             index = torch.tensor(list(rows))
             self.cache.batch_select_indices(index)
@@ -107,7 +101,10 @@ class SpanPass:
         plan: BoundPlan | None,
         real_BT: Tensor | None = None,
     ) -> Tensor:
-        """Return the log-probabilities ``(B, V)`` of what follows each row, float32."""
+        """Extend a cache; return the log-probabilities ``(B, V)`` of what follows each row, float32.
+
+        ``plan`` None uses the causal mask; ``real_BT`` then tells cached and new tokens from padding.
+        """
         runtime = self._runtime
         extra: dict[str, Any] = {}
         if self._takes_positions:
@@ -129,7 +126,7 @@ class SpanPass:
 
 
 def _rows(contexts: Sequence[Context], pad: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, positions and which tokens are real, ``(B, T)`` each, padded on the left."""
+    """Return ids, positions and a mask of real tokens, ``(B, T)`` each, padded on the left."""
     longest = max(len(context) for context in contexts)
     ids_BT = torch.full((len(contexts), longest), pad)
     position_BT = torch.zeros_like(ids_BT)
@@ -143,27 +140,19 @@ def _rows(contexts: Sequence[Context], pad: int) -> tuple[Tensor, Tensor, Tensor
     return ids_BT, position_BT, real_BT
 
 
-# Cached tokens of all rows that are written at once. A row alone is always written.
+# Cached tokens of all rows of a pass. A single row may have more.
 _TOKENS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
 class Path:
-    """A span that is being written.
+    """A span that is being generated."""
 
-    Attributes:
-        length: how many tokens it will have.
-        sample: which of the spans of that length it is.
-        tokens: its tokens so far.
-        logprob: the sum of their log-probabilities under the model as it is, without filters.
-        end: the log-probability of the token by which the model ended it; None where its length ended it.
-    """
-
-    length: int
-    sample: int = 0
+    length: int  # tokens that it will have
+    sample: int = 0  # its number among the spans of that length
     tokens: tuple[int, ...] = ()
-    logprob: float = 0.0
-    end: float | None = None
+    logprob: float = 0.0  # the sum over its tokens, without filters
+    end: float | None = None  # of the token by which the model ended it; None where its length ended it
 
     @property
     def mean(self) -> float:
@@ -175,16 +164,15 @@ class Path:
         return replace(self, tokens=(*self.tokens, token), logprob=self.logprob + logprob)
 
 
-# What follows each path: for every path that goes on, which of the given ones it grew from, and itself. The given ones
-# have as many tokens as each other.
+# Extends paths of equal length by a token: returns every new path with the index of the one that it extends.
 Choose = Callable[[Sequence[Path], Tensor], list[tuple[int, Path]]]
 
 
 def sampled(sampling: Sampling, banned: Sequence[int], place: int, *, not_first: Sequence[int] = ()) -> Choose:
-    """Return what takes one token a path: the most probable one, or a sample.
+    """Return a greedy or sampling ``Choose``.
 
-    The samples of a path depend on the seed, ``place``, its length and its number, and on nothing that is written
-    beside it.
+    The samples of a path depend on the seed, the number of its blank (``place``), its length and its number alone. No
+    span contains ``banned`` tokens or begins with ``not_first``.
     """
     filters = filters_of(sampling)
     [seed] = request_seeds(sampling, 1)
@@ -210,10 +198,7 @@ def sampled(sampling: Sampling, banned: Sequence[int], place: int, *, not_first:
 
 
 def beamed(beams: int, banned: Sequence[int], *, not_first: Sequence[int] = ()) -> Choose:
-    """Return what keeps the ``beams`` most probable spans of each length after every token.
-
-    Spans of one length are compared with each other only, so no correction for length is needed.
-    """
+    """Return a beam search over the spans of each length; spans of other lengths do not compete."""
 
     def choose(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
         scores_PV = _without(logprobs_PV, banned, () if paths[0].tokens else not_first)
@@ -235,7 +220,7 @@ def beamed(beams: int, banned: Sequence[int], *, not_first: Sequence[int] = ()) 
 
 
 def ended(choose: Choose, ends: Sequence[int]) -> Choose:
-    """Return ``choose`` with spans that end before their length, where it takes one of the tokens that end a text."""
+    """Return a ``Choose`` that ends a span early where ``choose`` takes an end token."""
 
     def choose_or_end(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
         chosen = []
@@ -259,7 +244,11 @@ def write(
     chunk: int,
     rows_each: int = 1,
 ) -> list[Path]:
-    """Write spans until each has its length."""
+    """Generate spans to their lengths; return them, shorter ones first.
+
+    ``context`` returns the context of a blank of some length after the tokens that are on the left already. After every
+    ``chunk`` tokens, these become context. A path may grow into ``rows_each`` rows.
+    """
     finished: list[Path] = []
     for group in _groups(paths, lambda path: rows_each * (len(context(path.length, ())) + path.length)):
         growing = group
@@ -279,8 +268,8 @@ def _write_chunk(
     sees_right: bool,
     chunk: int,
 ) -> list[Path]:
-    """Return the paths with up to ``chunk`` tokens more. All have as many tokens as each other."""
-    # Samples of one length begin with one context, which is read once.
+    """Extend paths of equal length by up to ``chunk`` tokens."""
+    # Samples of one length share one context, which is read once.
     starts = list(dict.fromkeys((path.length, path.tokens) for path in paths))
     row_of = {start: row for row, start in enumerate(starts)}
     span_pass = SpanPass(runtime, [context(*start) for start in starts], sees_right=sees_right)
@@ -307,7 +296,7 @@ def _without(logprobs_PV: Tensor, *banned: Sequence[int]) -> Tensor:
 
 
 def _groups(paths: Sequence[Path], cost: Callable[[Path], int]) -> Iterator[list[Path]]:
-    """Yield paths in groups that fit the memory; those of one length stay together, as beams must."""
+    """Yield paths in groups of bounded size; those of one length stay together, as beams must."""
     group: list[Path] = []
     used = 0
     for length in sorted({path.length for path in paths}):
