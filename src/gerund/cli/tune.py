@@ -93,7 +93,7 @@ def command(
         gerund tune ./model --data ./data --tasks retrieval --fusion -o fused --save ./encoder
     """
     from gerund.cli.eval import ProgressReporter, demand_data, report_folder
-    from gerund.evaluation.search_space import PLANS, demand_settings, plans_named
+    from gerund.evaluation.search_space import PLANS, plans_named, require_settings
     from gerund.jobs.files import require_new_folder
     from gerund.models.sources import find
 
@@ -107,7 +107,7 @@ def command(
     names, more = plans_named(_names(plans)) or PLANS, [] if methods == "none" else _names(methods)
     if texts and "transforms" not in more:
         more.append("transforms")
-    demand_settings(names, _names(pooling), more, texts, budget)
+    require_settings(names, _names(pooling), more, texts, budget)
     demand_data(data)
     lock = report_folder(output)
     find(spec.model)
@@ -118,9 +118,9 @@ def command(
         _tune_fusion(spec, chosen, config, output, save, lock, as_json=as_json)
         return
     from gerund.entry import load
-    from gerund.evaluation.tuning import demand_tasks, tune
+    from gerund.evaluation.tuning import require_tunable_tasks, tune
 
-    demand_tasks(chosen)
+    require_tunable_tasks(chosen)
     lm = load(spec)
     from gerund.reporting.tuning import adapter_sentence, write_tuning
 
@@ -218,10 +218,10 @@ def _tune_fusion(
     """Choose the weight of the vectors, and write it down."""
     from gerund.cli.eval import ProgressReporter
     from gerund.entry import load
-    from gerund.evaluation.tuning import demand_rankings, tune_fusion
+    from gerund.evaluation.tuning import require_retrieval_tasks, tune_fusion
     from gerund.reporting.tuning import write_fusion
 
-    demand_rankings(tasks)
+    require_retrieval_tasks(tasks)
     lm = load(spec)
     with lock:
         done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())

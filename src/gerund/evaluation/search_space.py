@@ -60,7 +60,7 @@ def plans_named(names: Sequence[str]) -> list[str]:
     return [said["name"] for said in found]
 
 
-def demand_settings(
+def require_settings(
     plans: Sequence[str],
     poolings: Sequence[str] = (),
     methods: Sequence[str] = (),

@@ -17,9 +17,9 @@ from gerund.evaluation.search_space import (
     ONE_K,
     PLANS,
     TWO_K,
-    demand_settings,
     method_configs,
     plans_named,
+    require_settings,
     spread,
 )
 from gerund.evaluation.systems.base import EmbeddingCache
@@ -176,8 +176,8 @@ def tune(
         UnsupportedModelError: the model can be read by none of the plans.
     """
     plans = plans_named(plans)
-    demand_settings(plans, poolings, methods, sample, budget)
-    demand_tasks(tasks)
+    require_settings(plans, poolings, methods, sample, budget)
+    require_tunable_tasks(tasks)
     configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
     done = Tuned(lm.n_layers, budget, sample=sample)
     kinds = [] if is_encoder_decoder(lm.model) else [kind_of(layer) for layer in decoder_layers(lm.model)]
@@ -194,7 +194,7 @@ def tune(
     return done
 
 
-def demand_tasks(tasks: Sequence[Task]) -> None:
+def require_tunable_tasks(tasks: Sequence[Task]) -> None:
     """Refuse tasks on which nothing can be chosen."""
     fixed = [task.name for task in tasks if not task.reads_plan or not task.higher_is_better]
     if not tasks or fixed:
@@ -410,7 +410,7 @@ class TunedFusion:
         return min(self.trials, key=lambda trial: (-trial.mean, abs(trial.weight - 0.5)))
 
 
-def demand_rankings(tasks: Sequence[Task]) -> None:
+def require_retrieval_tasks(tasks: Sequence[Task]) -> None:
     """Refuse tasks in which nothing is ranked by words and vectors."""
     others = [task.name for task in tasks if task.kind != KIND]
     if others or not tasks:
@@ -426,7 +426,7 @@ def tune_fusion(
     reporter: ProgressReporter | None = None,
 ) -> TunedFusion:
     """Choose the weight of a model's vectors in hybrid search by the mean score over tasks."""
-    demand_rankings(tasks)
+    require_retrieval_tasks(tasks)
     cache = EmbeddingCache() if folder is None else cache_in(folder)
     dense = language_model_system("model", lm, cache)
     systems = {weight: HybridSystem(dense, Fusion(weight=weight)) for weight in WEIGHTS}
