@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.training.corpus import teachers
 from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_known, teacher_vectors
 from gerund.training.estimate import estimate
-from gerund.training.losses import distillation as static_vectors
+from gerund.training.objectives import distill
 from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
@@ -109,7 +109,7 @@ def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, words
     settings["steps"], settings["save_steps"] = 8, 4
     settings["objectives"][0] |= {"layers": [1], "token_vectors": words > 0, "word_vectors": words}
     whole = run("whole")
-    with patch.object(static_vectors, "fit_head", wraps=static_vectors.fit_head) as fit:
+    with patch.object(distill, "fit_head", wraps=distill.fit_head) as fit:
         run("cut", "steps=4")
         (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
         fitted = fit.call_count
