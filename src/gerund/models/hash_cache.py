@@ -21,6 +21,7 @@ import transformers
 from transformers import PreTrainedModel
 
 import gerund.attention
+import gerund.settings
 from gerund.errors import GerundError
 from gerund.jobs.disk_cache import user_cache
 from gerund.jobs.files import write_atomic
@@ -78,7 +79,9 @@ def probe_key(weights: str, model: PreTrainedModel, plan: ResolvedPlan, *, adapt
     """
     weight = model.get_input_embeddings().weight
     try:
-        code = [Path(inspect.getfile(type(model))), *sorted(Path(gerund.attention.__file__).parent.glob("*.py"))]
+        code = [Path(inspect.getfile(type(model)))]
+        for package in (gerund.attention, gerund.settings):
+            code += sorted(Path(package.__file__).parent.glob("*.py"))
         files = [f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in code]
     except (OSError, TypeError):
         return None
