@@ -81,7 +81,7 @@ def probe_key(weights: str, model: PreTrainedModel, plan: ResolvedPlan, *, adapt
     try:
         code = [Path(inspect.getfile(type(model)))]
         for package in (gerund.attention, gerund.settings):
-            code += sorted(Path(package.__file__).parent.glob("*.py"))
+            code += sorted(Path(str(package.__file__)).parent.glob("*.py"))
         files = [f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in code]
     except (OSError, TypeError):
         return None
