@@ -203,4 +203,4 @@ if __name__ == "__main__":
         f"of {N_TEXTS} rows are kept in ",
         (AT_ONCE, NEVER),
     )
-    check(place / "eval", eval_command(data_folder), cached, "run the same command again to go on", (AT_ONCE,))
+    check(place / "eval", eval_command(data_folder), cached, "run the same command again to continue", (AT_ONCE,))

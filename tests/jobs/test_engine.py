@@ -76,7 +76,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from gerund.errors import ResourceError\n"
-        "from gerund.jobs.engine import LocalEngine, mapped\n"
+        "from gerund.jobs.engine import LocalEngine, map_shards\n"
         "try:\n    print(list(map_shards(LocalEngine(2), abs, [-1, -2, -3])))\n"
         "except ResourceError as error:\n    print(error)\n"
     )
