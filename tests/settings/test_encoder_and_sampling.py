@@ -48,6 +48,17 @@ def test_settings_of_the_wrong_kind(kind, settings, said):
         kind(**settings)
 
 
+def test_a_prompt_that_is_no_unicode_is_named():
+    with pytest.raises(ConfigError, match="the prompt 'query' is not valid Unicode"):
+        gerund.EncoderConfig(prompts={"document": "fine", "query": "\ud800"})
+
+
+def test_a_length_without_a_limit():
+    # What tokenizers say that have no limit.
+    assert gerund.EncoderConfig(max_length=10**30).max_length == 10**30
+    assert gerund.Sampling(1.0, top_k=2**40).top_k == 2**40
+
+
 def test_numbers_of_numpy_are_numbers():
     sampling = gerund.Sampling(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.9), seed=np.int64(7))
     assert (type(sampling.top_k), type(sampling.seed)) == (int, int)

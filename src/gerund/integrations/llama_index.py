@@ -269,7 +269,7 @@ class GerundRerank(BaseNodePostprocessor):
 
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
     top_n: int | None = Field(default=3, description="Number of nodes to keep; None for all that have a text.")
-    by: str | None = Field(default=None, description="vectors, own or likelihood; see lm.rerank.")
+    by: str | None = Field(default=None, description="vectors, model or likelihood; see lm.rerank.")
 
     def __init__(self, lm: Model = None, **settings: Any) -> None:
         super().__init__(lm=model_of(lm), **settings)

@@ -38,6 +38,7 @@ R = TypeVar("R")
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
 MOST = 2**31 - 1
+"""Largest number of layers or tokens that a plan takes."""
 _UNIONS = (Union, UnionType)
 _LIMITS = {"ge": "at least", "le": "at most", "gt": "above", "lt": "below"}
 _IN_WORDS = {
@@ -92,6 +93,11 @@ def _named_text(value: Any) -> Any:
     return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
 
 
+def _texts(_: str, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        demand_unicode(f"the prompt {name!r}", text)
+
+
 def named(check: Callable[[str], Any]) -> AfterValidator:
     """Return a validator from a function that refuses texts that name nothing."""
 
@@ -108,12 +114,14 @@ def named(check: Callable[[str], Any]) -> AfterValidator:
 Whole = Annotated[int, BeforeValidator(checked(_whole))]
 """A whole number, also one of numpy's."""
 Layers = Annotated[Whole, Field(ge=0, le=MOST)]
-Count = Annotated[Whole, Field(ge=1, le=MOST)]
+Count = Annotated[Whole, Field(ge=1)]  # unlimited: tokenizers without a limit say 10**30
 Number = Annotated[float, BeforeValidator(checked(_number))]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Text = Annotated[str, AfterValidator(checked(_text))]
 Texts = Annotated[
-    Mapping[str, Text], BeforeValidator(lambda value: dict(value) if isinstance(value, Mapping) else value)
+    Mapping[str, str],
+    BeforeValidator(lambda value: dict(value) if isinstance(value, Mapping) else value),
+    AfterValidator(checked(_texts)),
 ]
 Name = Annotated[str, BeforeValidator(_named_text)]
 AdapterName = Annotated[str, BeforeValidator(lambda value: NO_ADAPTER if value is False else _named_text(value))]

@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Generic, Literal, Never
+from typing import Annotated, Any, Generic, Literal, Never
+
+from pydantic import Field
 
 from gerund.errors import ConfigError, unknown_name
-from gerund.settings.fields import Auto, Count, Layers, Unset, check, documented, setting
+from gerund.settings.fields import MOST, Auto, Count, Layers, Unset, check, documented, setting
 
 
 class Direction(StrEnum):
@@ -159,7 +161,7 @@ class PlanSettings(Generic[Auto, Unset]):
     k0: Layers | Auto | Unset = setting(
         None, "For mask0+bidir: number of the k converted layers that hide the first token."
     )
-    sink_tokens: Count | Unset = setting(
+    sink_tokens: Annotated[Count, Field(le=MOST)] | Unset = setting(
         1,
         "Number of first tokens that a mask0 plan hides from all later ones; m of them is the paper's MASKm "
         "(appendix F).",
