@@ -151,9 +151,12 @@ def _options_of(settings: type, *names: str, before: str = "") -> list[inspect.P
 
 def sampling(*names: str) -> Group:
     """Return options for settings of ``Sampling``; the command gets a dict of those that are given."""
-    options = {one.name: one for one in _options_of(Sampling, *names)}
+    options, helps = {one.name: one for one in _options_of(Sampling, *names)}, help_of(settings_of(Sampling))
+    if "temperature" in options:
+        text = f"{helps['temperature']} [default: 0, or 1 with --top-p and the like]"
+        options["temperature"] = option("temperature", float | None, text)
     if "logit_bias" in options:
-        text = f"ID=NUMBER, may be repeated. {help_of(settings_of(Sampling))['logit_bias']}"
+        text = f"ID=NUMBER, may be repeated. {helps['logit_bias']}"
         options["logit_bias"] = option("logit_bias", list[str] | None, text)
     return Group(list(options.values()), _given)
 
