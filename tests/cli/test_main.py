@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from gerund.cli.main import application
 from tests.cli.helpers import no_loading, run_cli
 
 
@@ -327,3 +329,22 @@ def test_settings_that_cannot_be(command: str, kind: str, tiny_folder: Path, tmp
     sentence = ran.err.splitlines()[-1] if ran.err else ran.out
     assert len(sentence) <= 320
     assert "Traceback" not in ran.err + ran.out
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "text"),
+    [
+        ("search", "--model", "the index's own"),
+        ("index", "--model", "for a new index the bundled model"),
+        ("index", "--transform", "truncate-128 keeps"),
+        ("export", "--dtype", "Type of the weights"),
+        ("infill", "--adapter", "active while the model infills"),
+        ("generate", "--temperature", "[default: 0, or 1 with --top-p"),
+        ("generate", "--samples", "[default: 20]"),
+        ("generate", "--column", "[default: prompt]"),
+    ],
+)
+def test_help_says_what_an_option_means_to_this_command(command: str, option: str, text: str) -> None:
+    parameters = get_command(application(command)).commands[command].params
+    [found] = [one for one in parameters if option in one.opts]
+    assert text in str(getattr(found, "help", ""))

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
 
 
-@options.takes(spec=options.model("MODEL", *options.MACHINE, MODEL=options.DEFAULT_MODEL), limits=options.read_limits())
+@options.takes(
+    spec=options.model(
+        "MODEL",
+        *options.MACHINE,
+        MODEL=options.DEFAULT_MODEL,
+        helps={
+            "dtype": "auto, float32, bfloat16 or float16, to measure in.",
+            "device": "auto, cpu, cuda, cuda:1, ..., to make pairs and measure on; training takes a GPU if there is "
+            "one.",
+        },
+    ),
+    limits=options.read_limits(),
+)
 def command(
     texts: Annotated[
         list[Path],

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 
 @options.takes(
-    spec=options.model("model", *options.MACHINE),
+    spec=options.model(
+        "model",
+        *options.MACHINE,
+        helps={
+            "model": "Another name of the index's model, or the model that reads the document. [default: the index's "
+            "own, or the bundled model]"
+        },
+    ),
     sampling=options.sampling("temperature", "top_p", "seed"),
     search=options.search(),
     limits=options.read_limits(),

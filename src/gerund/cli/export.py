@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
 
 
-@options.takes(spec=options.model("MODEL", *options.ENCODER, "dtype"))
+@options.takes(
+    spec=options.model(
+        "MODEL",
+        *options.ENCODER,
+        "dtype",
+        helps={"dtype": "Type of the weights: auto, the checkpoint's own; float32, bfloat16 or float16."},
+    )
+)
 def command(
     output: options.Output,
     format: Annotated[

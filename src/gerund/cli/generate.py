@@ -46,7 +46,7 @@ def command(
     *,
     spec: "ModelSpec",
     file: options.Texts = None,
-    column: options.Column = None,
+    column: Annotated[str | None, typer.Option(help="Column with the prompts. [default: prompt]")] = None,
     format: options.Format = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate. [default: 64, or 8 a gap with --expand]")

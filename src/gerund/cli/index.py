@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 # Rows of a file that are told of.
 _REASONS = 5
 
+_HELPS = {
+    "model": "A folder, GGUF file, short name (see gerund models) or hub id. [default: the index's own; for a new "
+    "index the bundled model]",
+    "transform": "truncate-128 keeps the first 128 dimensions of each vector; a fitted one belongs to a saved model.",
+}
+
 
 @options.takes(
-    spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE),
+    spec=options.model(
+        *("model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE), helps=_HELPS
+    ),
     limits=options.read_limits(),
     where=options.machines(),
 )

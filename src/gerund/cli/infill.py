@@ -16,7 +16,12 @@ _BLANK = "[blank]"
 
 
 @options.takes(
-    spec=options.model("model", "adapter", *options.MACHINE),
+    spec=options.model(
+        "model",
+        "adapter",
+        *options.MACHINE,
+        helps={"adapter": "PEFT folder, active while the model infills; none: without the model's own adapter."},
+    ),
     sampling=options.sampling("temperature", "top_p", "top_k", "typical_p", "seed"),
 )
 def command(

@@ -7,7 +7,7 @@ Knows: options and what they make together. Does not know: what a command does.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -57,7 +57,7 @@ Texts = Annotated[
         help="File of texts: .txt (one per line), .jsonl, .csv, .tsv, .parquet, or - for standard input.",
     ),
 ]
-Column = Annotated[str | None, typer.Option(help="Column with the texts. [default: text, or prompt]")]
+Column = Annotated[str | None, typer.Option(help="Column with the texts. [default: text]")]
 Format = Annotated[str | None, typer.Option(help="txt, jsonl, csv, tsv or parquet. [default: by the file's ending]")]
 Work = Annotated[
     Path | None,
@@ -116,12 +116,13 @@ def cli_type(annotation: Any) -> Any:
     return next((kind for kind in (bool, int, float) if kind in kinds), str)
 
 
-def model(*names: str, **defaults: str | None) -> Group:
+def model(*names: str, helps: Mapping[str, str] | None = None, **defaults: str | None) -> Group:
     """Return options that make a ``ModelSpec``.
 
     Args:
         names: in ``OPTIONS``; ``MODEL`` for an argument that names the model, instead of the option ``model``.
             Without either, the command says itself which models are meant, and the spec is how each of them is used.
+        helps: other help texts than the declared ones, where an option means less or something else to a command.
         defaults: other defaults than the declared ones (and none for ``MODEL``).
     """
 
@@ -133,9 +134,8 @@ def model(*names: str, **defaults: str | None) -> Group:
         default = None if name == "model" else defaults.get(name, field.default)
         flags = ("--model", "-m") if name == "model" else ()
         kind = cli_type(field.annotation)
-        return option(
-            name, kind if default is not None else kind | None, model_spec.HELP[name], *flags, default=default
-        )
+        help_ = (helps or {}).get(name, model_spec.HELP[name])
+        return option(name, kind if default is not None else kind | None, help_, *flags, default=default)
 
     def make(values: dict[str, Any]) -> model_spec.ModelSpec:
         return model_spec.ModelSpec.of(values.pop("model", None), **values)
@@ -144,9 +144,15 @@ def model(*names: str, **defaults: str | None) -> Group:
 
 
 def _options_of(settings: type, *names: str, before: str = "") -> list[inspect.Parameter]:
-    """Return options for settings of a config, without a default: what is not given is left to the config."""
-    kinds, helps = settings_of(settings), help_of(settings_of(settings))
-    return [option(name, cli_type(kinds[name][0]) | None, f"{before}{helps[name]}") for name in names]
+    """Return options for settings of a config; what is not given is left to the config, whose defaults are shown."""
+    made = []
+    for name in names:
+        kind, declared = settings_of(settings)[name]
+        text = declared.metadata["help"]
+        text = f"{before}{text[0].lower()}{text[1:]}" if before else text
+        shown = f" [default: {declared.default}]" if isinstance(declared.default, int | float) else ""
+        made.append(option(name, cli_type(kind) | None, f"{text}{shown}"))
+    return made
 
 
 def sampling(*names: str) -> Group:
@@ -301,10 +307,10 @@ class Machines:
 
 def machines(*, with_model: bool = True) -> Group:
     """Return options for where bulk work runs; ``with_model``: each process loads the model."""
-    workers = "each with the model. [default: this one" if with_model else "[default: one per core"
+    workers = ", each with the model. [default: this one" if with_model else ". [default: one per core"
     options = [
         option("engine", str, "Where the work runs: local (this machine) or ray.", default="local"),
-        option("workers", int | None, f"Processes, {workers}, or all of a cluster]", "--workers", "-j"),
+        option("workers", int | None, f"Processes{workers}, or all of a cluster]", "--workers", "-j"),
         option(
             "address",
             str | None,

@@ -33,9 +33,8 @@ def command(
     scorer: Annotated[
         str | None,
         typer.Option(
-            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, own, default (the "
-            "bundled model's), or a scorer's folder or hub id. "
-            "[default: the model's own, else pmi]"
+            help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, model (the model's "
+            "own), default (the bundled model's), or a scorer's folder or hub id. [default: the model's own, else pmi]"
         ),
     ] = None,
     file: Annotated[

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from gerund.settings.model_spec import ModelSpec
 
 
-@options.takes(spec=options.model("model", *options.MACHINE), how=options.search())
+@options.takes(
+    spec=options.model(
+        "model",
+        *options.MACHINE,
+        helps={"model": "Another name of the model that the index was made with. [default: the index's own]"},
+    ),
+    how=options.search(),
+)
 def command(
     where: Annotated[
         str,
