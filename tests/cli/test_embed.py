@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,9 +17,11 @@ import pytest
 import torch
 
 import gerund
+from gerund.cli.embed import Encoding, _workers
 from gerund.data.embedding import job
 from gerund.data.embedding.files import read_embeddings
 from gerund.errors import ResourceError
+from gerund.jobs.engine import LocalEngine
 from gerund.quantization import quantize, ranges_of
 from tests.cli.helpers import no_loading, run_cli
 
@@ -370,3 +373,10 @@ def test_engines_that_cannot_be(source, tmp_path, options, message):
     with no_loading():
         assert message in run_cli("embed", source, "-o", tmp_path / "out.parquet", *options).mistake
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_workers_are_told_how_many_passes_a_text_takes(bundled) -> None:
+    """Without templates there is one; none would count no row of an interrupted job as saved."""
+    for lm, passes in ((bundled, 1), (bundled.with_encoder(replace(bundled.encoder, template="metaeol")), 8)):
+        made = _workers(LocalEngine(2), lm, lm.spec, 1, Encoding({"prompt": None}, False))
+        assert made.passes == passes

@@ -176,10 +176,11 @@ def _workers(
     machines: "JobEngine", lm: "LanguageModel", spec: "ModelSpec", threads: int, encoding: "Encoding"
 ) -> "EncodingWorkers":
     from gerund.data.embedding.job import EncodingWorkers
+    from gerund.inference.encode.texts import template_tokens
     from gerund.worker_model import WorkerModel
 
     model = WorkerModel.of(lm, spec, threads=threads)
-    passes = len(lm.encoder.templates)  # a template may read a text twice
+    passes = len(template_tokens(lm.runtime, ["a"], encoding.settings["prompt"]))  # one for each template
     return EncodingWorkers(machines, EncodingWorker(model, encoding), model.gpus, model.threads, passes)
 
 
