@@ -49,7 +49,9 @@ class ModelSettings(Generic[Model, Given, Unset]):
     """
 
     model: Name | Model | Unset = setting(
-        DEFAULT_MODEL, "A folder, GGUF file, short name (see gerund models) or hub id; default: the bundled model."
+        DEFAULT_MODEL,
+        "A folder, GGUF file, short name (see gerund models) or hub id; default: the index's model where there is an "
+        "index, else the bundled model.",
     )
     revision: str | None = setting(None, "Version of a model on the hub: a branch, tag or commit.")
     adapter: AdapterName | Given | None = setting(
