@@ -222,7 +222,7 @@ def test_a_real_model(stories_folder):
         (["MODEL", "--attention", "sideways"], "valid are: causal"),
         (["MODEL", "--k", "9"], "k=9"),
         (["MODEL", "--dtype", "int4"], "dtype"),
-        (["MODEL", "--dtype", "int8"], "8 bits are checked beside it"),
+        (["MODEL", "--dtype", "int8"], "int8 is checked as well"),
         (["MODEL", "--device", "abacus"], "abacus"),
         (["BERT"], "bert"),
     ],

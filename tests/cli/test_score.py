@@ -126,7 +126,7 @@ class TestGenerate:
             (["--every", 3], "--every belongs to --rerank SCORER"),
             (["--rerank", "pmi", "--samples", 0], "samples must be at least 1, got 0"),
             (["--rerank", "pmy"], "unknown scorer 'pmy'"),
-            (["--rerank", "pmi", "--temperature", 0], "nothing to rank; set a temperature above 0, such as 1"),
+            (["--rerank", "pmi", "--temperature", 0], "nothing to rank. Set a temperature above 0, such as 1"),
         ],
     )
     def test_mistakes(self, tiny_folder, options, message):

@@ -167,11 +167,13 @@ def refuse(*_):
 socket.socket.connect = refuse
 from pathlib import Path
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks import classification, clustering, pair_classification, reranking, retrieval, sts
+from gerund.evaluation.tasks.classification import Classification, Clustering
+from gerund.evaluation.tasks.retrieval import Reranking, Retrieval
+from gerund.evaluation.tasks.similarity import PairClassification, Sts
 from tests.evaluation.tables import random_table
 folder = Path(sys.argv[1])
-modules = [sts, pair_classification, clustering, classification, retrieval, reranking]
-for [task] in [module.find(folder) for module in modules]:
+kinds = [Sts, PairClassification, Clustering, Classification, Retrieval, Reranking]
+for [task] in [kind.find(folder) for kind in kinds]:
     texts = [*task.texts(EvaluationConfig()), "", *map(str, range(20))]
     print(task.name, task.run(random_table(texts), EvaluationConfig()).value)
 """

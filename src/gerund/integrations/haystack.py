@@ -189,7 +189,7 @@ class GerundChatGenerator(_WithModel):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the component as Haystack stores it."""
-        stored = super().to_dict()
+        stored = _WithModel.to_dict(self)  # not super(): @component makes a new class of this one
         callback = None if self.streaming_callback is None else serialize_callable(self.streaming_callback)
         stored["init_parameters"]["streaming_callback"] = callback
         return stored
@@ -200,7 +200,8 @@ class GerundChatGenerator(_WithModel):
         given = dict(data.get("init_parameters", {}))
         if given.get("streaming_callback"):
             given["streaming_callback"] = deserialize_callable(given["streaming_callback"])
-        return super().from_dict({**data, "init_parameters": given})
+        component_: Self = _WithModel.from_dict.__func__(cls, {**data, "init_parameters": given})  # type: ignore[attr-defined]
+        return component_
 
     @component.output_types(replies=list[ChatMessage])
     def run(

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
@@ -66,6 +65,8 @@ def ready_for_threads() -> None:
     A forked process makes the pool anew at the first use, and two first uses at once fail ("Invalid thread pool").
     Setting the number of threads that is set is a use.
     """
+    import torch
+
     torch.set_num_threads(torch.get_num_threads())
 
 

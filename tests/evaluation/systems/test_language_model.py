@@ -42,7 +42,7 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
     if not cached:
         for one in systems:
             one.cache = None
-    encoders = [one for one in systems if isinstance(one, Encoder) and hasattr(one, "elsewhere")]
+    encoders = [one for one in systems if isinstance(one, Encoder) and hasattr(one, "worker_encode")]
     assert len(encoders) == 2
     engine = Engine(1)
     with encoded_by(engine, systems):

@@ -223,7 +223,7 @@ class TestForms:
             ({"schema": [1]}, "schema is a JSON schema"),
             ({"choice": []}, "choice is a list of texts"),
             ({"choice": ["a", ""]}, "choice is a list of texts"),
-            ({"choice": ["a"], "regex": "a"}, "Pass only one of regex, choice"),
+            ({"choice": ["a"], "regex": "a"}, "Pass only one of `regex`, `choice`"),
         ],
     )
     def test_impossible_ones(self, lm, options, words):

@@ -205,7 +205,7 @@ def test_echo():
 def test_an_adapter(tiny_folder, tmp_path):
     adapter = make_adapter(tiny_folder, tmp_path / "lora")
     lm = gerund.load(tiny_folder, attention="causal", adapter=adapter, dtype="float32")
-    with pytest.raises(ConfigError, match="encodes with an adapter and writes without it"):
+    with pytest.raises(ConfigError, match="encodes with an adapter and generates without it"):
         lm.encode_and_keep(TEXT)
     lm.export(tmp_path / "merged", "merged")
     merged = gerund.load(tmp_path / "merged", dtype="float32")

@@ -284,7 +284,7 @@ def _token_ids(name: str, given: Any) -> tuple[int, ...]:
 def _constraint(options: GenerationKeywords) -> Constraint | None:
     given = [name for name in _FORMS if options.get(name) is not None]
     if len(given) > 1:
-        raise ConfigError(f"Pass only one of {', '.join(given)}.")
+        raise ConfigError(f"Pass only one of {', '.join(f'`{name}`' for name in given)}.")
     if not given:
         return None
     if given == ["schema"]:
