@@ -49,7 +49,7 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
         found = [[one.encode(TEXTS, prompt=prompt, normalize=True) for prompt in (None, "Q: ")] for one in encoders]
     assert engine.pools == 2
     for one, vectors in zip(encoders, found, strict=True):
-        assert one.elsewhere is None
+        assert one.worker_encode is None
         for prompt, own in zip((None, "Q: "), vectors, strict=True):
             wanted = one.lm.encode(TEXTS, prompt=prompt, normalize=True, empty="zeros")
             np.testing.assert_allclose(own, wanted, atol=1e-6)
