@@ -374,7 +374,7 @@ def test_last_states_that_are_projected_to_another_size(tmp_path):
     expected = unit(model.base_model(ids).last_hidden_state[0].mean(0).detach().numpy())
     assert lm.dimensions == 16
     assert lm.encode(["the cat"])[0] == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(UnsupportedModelError, match="`layers` and `prepend` can.t be used with it"):
+    with pytest.raises(UnsupportedModelError, match=r"`layers` and `prepend` can.t be used with it"):
         gerund.load(folder, attention="causal", layers="1").encode(["the cat"])
 
 
