@@ -1,4 +1,4 @@
-"""The names by which transformers passes the KV cache, which depend on its version."""
+"""Argument names of the key-value cache across transformers versions."""
 
 from collections.abc import Mapping
 from dataclasses import fields

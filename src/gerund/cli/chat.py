@@ -1,4 +1,4 @@
-"""``gerund chat``: talk with a model that was trained to chat; on a terminal, through a pipe, or from a file."""
+"""``gerund chat``: chat with an instruction-tuned model, interactively, from a pipe or from a JSON file."""
 
 import json
 import sys

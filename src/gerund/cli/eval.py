@@ -1,4 +1,4 @@
-"""``gerund eval``: measure models, plans and BM25 on tasks, and write a report."""
+"""``gerund eval``: evaluate models, attention plans and BM25 on tasks, and write a report."""
 
 from contextlib import nullcontext
 from dataclasses import replace

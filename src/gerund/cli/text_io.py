@@ -1,4 +1,4 @@
-"""Texts in and results out, for the commands that take one text or many from a file.
+"""Read input texts (argument, standard input or ``--file``) and write results; seeds per text, warnings on stderr.
 
 Knows: the command line's text, standard input, JSON lines. Does not know: what is done with the texts.
 """

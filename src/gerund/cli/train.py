@@ -1,4 +1,4 @@
-"""``gerund train``: carry out a recipe."""
+"""``gerund train``: train a model from a recipe."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Parse YAML safely, to a bounded depth; every fault is a ``yaml.YAMLError``.
+"""Parse YAML safely, with a nesting limit; every error is a ``yaml.YAMLError``.
 
 PyYAML passes on what a value's own constructor raises: an impossible date, a number of thousands of digits.
 """

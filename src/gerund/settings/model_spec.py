@@ -1,4 +1,4 @@
-"""``ModelSpec``: which model, and how it is used, as one value that can be stored, sent and compared.
+"""``ModelSpec``: an immutable model specification as JSON; its parser, and the keywords of ``gerund.load``.
 
 ``gerund.load``, the command line, recipes, evaluation and workers make one and hand it on. What it leaves out
 (``None``) is the model's own: what its ``gerund.json`` says, or else the library's default.

@@ -1,4 +1,4 @@
-"""A transformers ``Trainer`` that runs gerund's objectives, writes complete checkpoints, and resumes exactly.
+"""``transformers.Trainer`` for gerund's objectives: whole or sharded checkpoints, exact resume, non-finite checks.
 
 The Trainer's loop, optimizer states, random states and distribution are used unchanged; what it calls accumulation is
 done inside a step, each objective in parts of its own size.

@@ -1,4 +1,4 @@
-"""Mine pairs from a corpus of any size, part by part; an interrupted run resumes where it stopped.
+"""Mine sentence pairs within documents, for a corpus of any size: sharded, resumable, byte-identical output.
 
 Where one shard ends and the next begins depends on the documents alone, and a part depends on its shard and the
 settings alone. So the output is the same to the byte for any number of processes and interruptions. In memory there

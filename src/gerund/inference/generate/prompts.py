@@ -1,4 +1,4 @@
-"""Prompts as token ids: texts, token ids, and conversations rendered by the model's chat template.
+"""Convert prompts (text, token ids or chat messages) to token ids; control tokens in messages stay plain text.
 
 A template writes control tokens such as ``<|im_start|>``; what a user typed must not. So where a message spells one,
 the texts of the messages go through the template between marks, and come out as the literal parts of a ``Rendered``

@@ -1,4 +1,4 @@
-"""Reproducible sampling: every sequence has its own random generator.
+"""Token sampling: logits filters, penalties, and one seeded random generator per sequence.
 
 The generator gives one number per token; the token is the first up to which the probabilities sum to more than it.
 Fresh seeds come from the operating system, so no global random state is read or changed.

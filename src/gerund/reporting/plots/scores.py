@@ -1,4 +1,4 @@
-"""Plot scores: bars, trade-off scatter, curves over k, and MAUVE divergence curves."""
+"""Plot scores: bars per task, encoding against generation, scores by converted layers (k, k0), MAUVE curves."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +241,6 @@ def _box_at(axis: Any, point: TradePoint, size: tuple[float, float] | None = Non
 
 Curve = Sequence[tuple[int, float]]
 
-_NAME_LENGTH = 30
 _DIVERGENCE_NAME_LENGTH = 34
 _MOST_TICKS = 14
 

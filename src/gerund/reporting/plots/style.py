@@ -1,4 +1,4 @@
-"""Colors, markers, axes and legends of all plots, and figures as the bytes of a file.
+"""Shared plot style (colors, markers, axes, legends), and rendering figures to PNG, SVG or PDF bytes.
 
 Figures are never made by pyplot, so that matplotlib's global state isn't changed.
 """

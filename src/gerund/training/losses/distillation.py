@@ -1,4 +1,4 @@
-"""Distillation losses (cosine, squared error, similarities of a batch), and token vectors fitted to a teacher's.
+"""Distillation losses (cosine, squared error, similarity KL), and least-squares token and word vectors of a teacher.
 
 Shapes: B texts of this process, K of all processes, N entries (a row of the table in a text), R rows of the table, E
 numbers of a vector.

@@ -1,4 +1,4 @@
-"""Train contrastive objectives: InfoNCE on pairs and triples from files, or on texts with themselves (SimCSE).
+"""Contrastive objectives: InfoNCE on pairs and triplets from files, and unsupervised SimCSE.
 
 A batch has the groups ``query``, ``positive`` and, with hard negatives, ``negative``. A query's negatives are
 the positives of all other queries and all hard negatives, those of other processes included; a text that is the
