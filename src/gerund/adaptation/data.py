@@ -36,7 +36,6 @@ from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.jobs.files import atomic_file
 from gerund.normalization import normalized
 from gerund.progress import progress
-from gerund.retrieval.chunking import cut
 from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings, find_files
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.formats import Section
@@ -490,6 +489,8 @@ def chunking_for(lm: "LanguageModel", language: str) -> Chunking:
 
 def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig) -> Iterator[tuple[str, str]]:
     """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
+    from gerund.retrieval.chunking import cut  # with transformers; files are looked at before that
+
     common, chunking = common_titles(documents), chunking_for(lm, options.language)
     for document in documents:
         made = query_and_rest(document, common, options)
