@@ -126,10 +126,11 @@ class Infill:
     """A text whose blanks were filled.
 
     Attributes:
-        text: the full text. spans: the filling of each blank, with its spaces. token_ids: the token ids of each span.
+        text: the full text.
+        spans: the filling of each blank, with its spaces.
+        token_ids: the token ids of each span.
         scores: for each blank the mean log-probability (nats per token) of the span and of the first tokens after it,
-        by
-            which its length was chosen.
+            by which its length was chosen.
         lengths: number of tokens of each span.
     """
 

@@ -46,8 +46,8 @@ def test_files_are_looked_at_first(tmp_path: Path) -> None:
         ("rerank", "-f", "blank.jsonl"): "blank.jsonl, line 1: the query is empty",
         ("rerank", "a", "b", "--by", "magic"): "unknown measure of relevance 'magic'",
         ("serve", "--index", "nowhere"): "nowhere: no such index; gerund index PATHS -o nowhere makes one",
-        ("serve", "--index", "notes"): "notes is no index: it holds a.txt; an index is a folder of its own",
-        ("search", "notes", "x"): "notes is no index: it holds a.txt; an index is a folder of its own",
+        ("serve", "--index", "notes"): "notes is not an index: it contains a.txt; an index is a folder of its own",
+        ("search", "notes", "x"): "notes is not an index: it contains a.txt; an index is a folder of its own",
     }
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([list(words) for words in wanted])],
