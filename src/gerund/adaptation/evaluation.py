@@ -129,7 +129,7 @@ def scores_of(ranked: Sequence[str], relevant: Sequence[str]) -> tuple[float, fl
 
 
 MODE_NAMES: Mapping[Mode, str] = {"words": "words (BM25)", "vectors": "vectors", "hybrid": "words and vectors"}
-"""What the ways to search are called."""
+"""Names of the search modes, as reports print them."""
 
 
 Outcome = Literal["helped", "hurt", "no matter", "unknown"]

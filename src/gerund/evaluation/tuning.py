@@ -373,7 +373,7 @@ def most_k(plan: str, n_layers: int) -> int:
 
 KIND = "retrieval"
 WEIGHTS = tuple(place / 10 for place in range(11))
-"""From words alone to vectors alone."""
+"""Fusion weights to try, from keywords alone to vectors alone."""
 
 
 @dataclass(frozen=True)

@@ -356,7 +356,7 @@ _BREAK, _INSIDE, _START = 0, 1, 2
 _BASE = 0x9E3779B97F4A7C15  # odd, so that no place of a word is lost
 _LONGEST = 64
 _SPACES = ("Ġ", "▁")
-"""What byte-level and SentencePiece vocabularies write for the space before a token."""
+"""Markers of a leading space in byte-level and SentencePiece vocabularies."""
 _LEVELS = 127
 
 

@@ -1,1 +1,1 @@
-"""What only reproduces tables of the five papers: data makers, tasks and studies."""
+"""Reproduction of the five papers' tables: data makers, evaluation tasks and prompts."""

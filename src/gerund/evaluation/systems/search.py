@@ -29,9 +29,9 @@ HYBRID = "hybrid"
 INDEX = "index"
 RRF = "rrf"
 DEPTH = 1000
-"""How many documents of each ranking count in hybrid search."""
+"""Depth of each ranking that hybrid search fuses, in documents."""
 RERANKED = 20
-"""How many of the first hits of an index are re-ranked."""
+"""Number of an index's top hits that are re-ranked."""
 
 _WHOLE, _LATE, _RERANK = "whole", "late", "rerank"
 _PARTS = (*MODES, _WHOLE, _LATE, _RERANK, *PRECISIONS[1:])
