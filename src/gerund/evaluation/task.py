@@ -19,6 +19,7 @@ from gerund.evaluation.data_files import (
     check_labels,
     corpora_in,
     labelled_splits,
+    named_files,
     read_labelled,
 )
 from gerund.evaluation.systems.base import Generates
@@ -176,6 +177,12 @@ class Task(ABC):
         """Return the tasks of this kind whose data are in a folder."""
         del folder
         return []
+
+    @classmethod
+    def of_named_files(cls, folder: Path) -> "list[Task]":
+        """Return a task for every file in the folder of this kind's data, called by the file's name."""
+        files = named_files(folder / cls.data_folder)
+        return [cls(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
 
     @classmethod
     def known_names(cls) -> list[str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.data_files import LabelledTexts, check_labels, named_files, read_labelled
+from gerund.evaluation.data_files import LabelledTexts, check_labels, read_labelled
 from gerund.evaluation.mteb import LocalTask, mteb_seed, run_local, score_of
 from gerund.evaluation.systems.base import Encoder, Encodes
 from gerund.evaluation.task import EvaluationConfig, Examples, LabelledTask, Score, Side, Task, sampled
@@ -191,8 +191,7 @@ class Clustering(Task):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every ``clustering/NAME.jsonl``."""
-        files = named_files(folder / cls.data_folder)
-        return [cls(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
+        return cls.of_named_files(folder)
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure."""

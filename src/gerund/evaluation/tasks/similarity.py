@@ -101,8 +101,7 @@ class PairClassification(Task):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every ``pairs/NAME.jsonl``."""
-        files = named_files(folder / cls.data_folder)
-        return [cls(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
+        return cls.of_named_files(folder)
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure."""
