@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from gerund.errors import ModelError, ResourceError
+from gerund.gguf_file import MAGIC
 from gerund.models import catalog, sources
-from gerund.models.catalog import MAGIC, HubSource, LocalModel, NamedModel, PackageSource, fetch, named_model
+from gerund.models.catalog import HubSource, LocalModel, NamedModel, PackageSource, fetch, named_model
 from gerund.models.loading import read_config
 from gerund.models.sources import find
 from tests.cli.helpers import run_cli

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import gerund
+from gerund import gguf_file
 from gerund.errors import ModelError
+from gerund.gguf_file import GgufFile, read_file
 from gerund.models import gguf_files
 from gerund.models.encoder_settings import StoredSettings
-from gerund.models.gguf_files import read_file, read_tokenizer
+from gerund.models.gguf_files import read_tokenizer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from tests.tiny import save_tiny
@@ -70,7 +72,7 @@ def test_saved_and_opened_again(tmp_path: Path, tiny_file: Path) -> None:
 def split(file: Path, folder: Path) -> list[Path]:
     """Write a file as two, as llama.cpp does it: only the first has metadata."""
     data = file.read_bytes()
-    reader = gguf_files._Reader(memoryview(data))
+    reader = gguf_file._Reader(memoryview(data))
     version, tensors, values = reader.numbers("<IQQ")
     begin = reader.place
     for _ in range(values):
@@ -78,11 +80,11 @@ def split(file: Path, folder: Path) -> list[Path]:
         reader.value(reader.number("<I"))
     table = reader.place
     for _ in range(tensors):
-        gguf_files._tensor(reader, file)
-    head = gguf_files.MAGIC + struct.pack("<IQQ", version, tensors, 0) + data[table : reader.place]
+        gguf_file._tensor(reader, file)
+    head = gguf_file.MAGIC + struct.pack("<IQQ", version, tensors, 0) + data[table : reader.place]
     paths = [folder / f"tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
-    paths[0].write_bytes(gguf_files.MAGIC + struct.pack("<IQQ", version, 0, values) + data[begin:table])
-    paths[1].write_bytes(head + bytes(-len(head) % 32) + data[gguf_files._header(file)[2] :])
+    paths[0].write_bytes(gguf_file.MAGIC + struct.pack("<IQQ", version, 0, values) + data[begin:table])
+    paths[1].write_bytes(head + bytes(-len(head) % 32) + data[gguf_file._header(file)[2] :])
     return paths
 
 
@@ -111,7 +113,7 @@ def test_what_an_embedding_file_says(tiny_file: Path) -> None:
 
     def settings(**values: object) -> object:
         metadata = {**file.metadata, **{f"llama.{name.replace('__', '.')}": value for name, value in values.items()}}
-        return gguf_files.encoder_settings(gguf_files.GgufFile(file.path, metadata, file.tensors))
+        return gguf_files.encoder_settings(GgufFile(file.path, metadata, file.tensors))
 
     assert settings() is None
     spec = settings(pooling_type=3)
@@ -206,9 +208,9 @@ def test_values_that_no_model_has(
 def test_settings_of_another_type_are_refused(tiny_file: Path) -> None:
     file = read_file(tiny_file)
 
-    def changed(**values: object) -> gguf_files.GgufFile:
+    def changed(**values: object) -> GgufFile:
         named = {f"llama.{key.replace('__', '.')}": value for key, value in values.items()}
-        return gguf_files.GgufFile(file.path, {**file.metadata, **named}, file.tensors)
+        return GgufFile(file.path, {**file.metadata, **named}, file.tensors)
 
     for values in ({"rope__freq_base": "x"}, {"rope__freq_base": [1.0]}, {"rope__scaling__factor": True}):
         with pytest.raises(ModelError, match="not a number"):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gerund.errors import ModelError
-from gerund.models import catalog
-from gerund.models.catalog import find_local, gguf_in, is_gguf, local_models, parts_of
+from gerund.gguf_file import MAGIC, is_gguf, parts_of
+from gerund.models.catalog import find_local, gguf_in, local_models
 from gerund.models.sources import find
 
 HEX = "a" * 64
@@ -16,7 +16,7 @@ HEX = "a" * 64
 
 def put(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(catalog.MAGIC + bytes(20))
+    path.write_bytes(MAGIC + bytes(20))
     return path
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gerund.errors import ModelError, unknown_name
+from gerund.gguf_file import SUFFIX, is_first_part, is_gguf
 from gerund.jobs.disk_cache import user_cache
 from gerund.jobs.files import atomic_folder
 from gerund.progress import progress
@@ -241,9 +242,6 @@ def _check(path: Path, sha256: str, where: str) -> None:
         raise ModelError(f"the weights from {where} have another checksum than they should; nothing was kept")
 
 
-MAGIC = b"GGUF"
-SUFFIX = ".gguf"
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _VISION = "mmproj"  # prefix of llama.cpp's image encoders, which are next to the model
 
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
@@ -251,43 +249,14 @@ _OLLAMA_TENSOR = "application/vnd.ollama.image.tensor"
 _OLLAMA_DEFAULTS = ("registry.ollama.ai", "library", "latest")
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a file is a GGUF file, by its first bytes."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
 def gguf_in(folder: Path) -> Path | None:
     """Return the GGUF file of a folder with one model (possibly split into several files); None without any."""
-    models = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file() and _is_first(path)]
+    models = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file() and is_first_part(path)]
     models = [path for path in models if not path.name.startswith(_VISION)]
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:10]) + (", ..." if len(models) > 10 else "")
         raise ModelError(f"{folder} holds {len(models)} GGUF models; give the path of one: {names}")
     return models[0] if models else None
-
-
-def _is_first(path: Path) -> bool:
-    split = _SPLIT.fullmatch(path.name)
-    return split is None or int(split["number"]) == 1
-
-
-def parts_of(path: Path) -> list[Path]:
-    """Return all files of a split model, or the file itself."""
-    split = _SPLIT.fullmatch(path.name)
-    if split is None or not 0 < int(split["number"]) <= int(split["count"]):
-        return [path]
-    count = int(split["count"])
-    parts = [path.with_name(f"{split['stem']}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
-    missing = next((part.name for part in parts if not part.is_file()), None)
-    if missing is not None:
-        raise ModelError(f"cannot load {path}: the model is split into {count} files, and {missing} is missing")
-    return parts
 
 
 @dataclass(frozen=True)
@@ -408,13 +377,13 @@ def _hub_cache() -> Iterator[LocalModel]:
             yield from (
                 LocalModel(f"hf:{repository}/{path.relative_to(snapshot)}", path)
                 for path in sorted(snapshot.rglob(f"*{SUFFIX}"))
-                if _is_first(path) and is_gguf(path)
+                if is_first_part(path) and is_gguf(path)
             )
 
 
 def _files(folder: Path, store: str, pattern: str) -> Iterator[LocalModel]:
     for path in sorted(folder.glob(pattern)) if os.path.isdir(folder) else ():  # noqa: PTH112 - as in _ollama
-        if _is_first(path) and is_gguf(path) and not path.name.startswith(_VISION):
+        if is_first_part(path) and is_gguf(path) and not path.name.startswith(_VISION):
             yield LocalModel(f"{store}:{path.relative_to(folder)}", path)
 
 

@@ -30,6 +30,7 @@ from gerund.attention import matmul_attention
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.checks import place, read_json
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
+from gerund.gguf_file import read_file
 from gerund.models import gguf_files
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.architectures import (
@@ -169,7 +170,7 @@ def _read_gguf(
     path: Path, dtype: torch.dtype | None, config: PreTrainedConfig, *, weights: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model and the tokenizer in a GGUF file; its weights are unpacked."""
-    file = gguf_files.read_file(path)
+    file = read_file(path)
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = guarded(f"cannot load {path}", AutoModelForCausalLM.from_config, config)
     if weights:
@@ -212,7 +213,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def read_config(source: Source) -> PreTrainedConfig:
     """Read the config of a model."""
     if source.gguf is not None:
-        return gguf_files.read_config(gguf_files.read_file(source.gguf))
+        return gguf_files.read_config(read_file(source.gguf))
     what = source.unreadable
     options = source.hub_options
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)

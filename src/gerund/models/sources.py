@@ -11,7 +11,8 @@ from typing import Any
 
 from gerund.checks import place
 from gerund.errors import ConfigError, ModelError
-from gerund.models.catalog import NAMED, find_local, gguf_in, is_gguf
+from gerund.gguf_file import is_gguf
+from gerund.models.catalog import NAMED, find_local, gguf_in
 from gerund.models.folder_files import demand_readable_files
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.settings.encoder import DEFAULT_MODEL

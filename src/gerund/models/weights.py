@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 
 from gerund.checks import read_json
 from gerund.errors import DataError, ModelError
-from gerund.models.catalog import parts_of
+from gerund.gguf_file import parts_of
 from gerund.models.library_calls import guarded
 from gerund.models.sources import Source
 
