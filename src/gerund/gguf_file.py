@@ -76,20 +76,24 @@ class Tensors:
     files: Mapping[str, Path]
     starts: Mapping[Path, int]  # offset of the data of each file
 
+    def stored(self, name: str) -> np.ndarray:
+        """Return a tensor's bytes as rows (N, bytes of a row), mapped from the file."""
+        info, path = self.infos[name], self.files[name]
+        start = self.starts[path] + info.offset
+        data = np.memmap(path, mode="r", dtype=np.uint8)
+        return data[start : start + info.nbytes].reshape(prod(info.shape[:-1]), -1)
+
     def read(self, name: str) -> np.ndarray:
         """Return a tensor, unpacked, as float32."""
         import gguf
 
-        info, path = self.infos[name], self.files[name]
-        data = np.memmap(path, mode="r", dtype=np.uint8)
-        start = self.starts[path] + info.offset
-        blocks = np.array(data[start : start + info.nbytes])
+        info = self.infos[name]
+        rows = np.array(self.stored(name))
         kind = gguf.GGMLQuantizationType(info.ggml_type)
         if kind == gguf.GGMLQuantizationType.F32:
-            return blocks.view(np.float32).reshape(info.shape)
+            return rows.view(np.float32).reshape(info.shape)
         if kind == gguf.GGMLQuantizationType.F16:
-            return blocks.view(np.float16).reshape(info.shape).astype(np.float32)
-        rows = blocks.reshape(prod(info.shape[:-1]), -1)
+            return rows.view(np.float16).reshape(info.shape).astype(np.float32)
         return gguf.quants.dequantize(rows, kind).reshape(info.shape)
 
 

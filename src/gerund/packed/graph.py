@@ -1,0 +1,337 @@
+"""Build the ONNX graph of a decoder: masks, positions and the cache are inputs, and so is where logits are wanted.
+
+Inputs: ``embedded`` (B, T, D); per kind of rotary positions ``cos_i`` and ``sin_i`` (B, T, R); per layer ``mask_l``
+(B, 1, T, S), added to the products of queries and keys, and ``keys_l`` and ``values_l`` (B, KV, S, H), the cache;
+``write`` (B,), the slot of the cache that the first of the T tokens takes; ``picked`` (N,), where logits are wanted, as
+places in B * T. Outputs: ``logits`` (N, V), ``states`` (B, T, D), ``hidden_l`` and the cache as ``new_keys_l`` and
+``new_values_l``. The cache is written with ``TensorScatter``, which copies nothing where a cache's input and output are
+bound to the same memory.
+
+Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV heads of keys and values, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from gerund.errors import ModelError
+from gerund.packed.blocks import Blocks, stacked
+from gerund.packed.shape import NetworkShape
+
+MICROSOFT = "com.microsoft"
+_OPSETS = {"": 24, MICROSOFT: 1}
+_IR_VERSION = 11
+_ALIGNMENT = 4096  # of weights in their file, so that they can be mapped
+
+
+class Weights(Protocol):
+    """Weights by the names that the graph has for them."""
+
+    def matrix(self, name: str, layer: int | None = None) -> Blocks | np.ndarray:
+        """Return a matrix (outputs, inputs)."""
+        ...
+
+    def vector(self, name: str, layer: int | None = None) -> np.ndarray | None:
+        """Return a norm's weights or a bias; None if the model has none."""
+        ...
+
+
+@dataclass
+class GraphBuilder:
+    """Nodes, inputs, outputs and weights of a graph to be."""
+
+    accuracy: int = 4
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    sums: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def node(
+        self, operator: str, inputs: Sequence[str], name: str, *more: str, domain: str = "", **details: Any
+    ) -> str:
+        """Add a node and return its first output."""
+        self.nodes.append(helper.make_node(operator, list(inputs), [name, *more], name=name, domain=domain, **details))
+        return name
+
+    def constant(self, name: str, value: Any, dtype: Any = None) -> str:
+        """Add weights or a constant once."""
+        if name not in self.constants:
+            self.constants[name] = np.ascontiguousarray(value, dtype)
+        return name
+
+    def integers(self, *values: int) -> str:
+        """Add a vector of integers."""
+        return self.constant("int_" + "_".join(map(str, values)), values, np.int64)
+
+    def input(self, name: str, shape: Sequence[str | int], kind: int = TensorProto.FLOAT) -> str:
+        """Add an input of the graph."""
+        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def output(self, name: str, shape: Sequence[str | int]) -> None:
+        """Make a value an output of the graph."""
+        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+
+    def linear(self, x: str, weights: Blocks | np.ndarray, name: str, bias: np.ndarray | None = None) -> str:
+        """Multiply with a matrix, and add a bias."""
+        if isinstance(weights, Blocks):
+            y = self._blocks(x, weights, f"{name}_product")
+        else:
+            y = self.node("MatMul", [x, self.constant(f"{name}_weight", weights.T, np.float32)], f"{name}_product")
+        if bias is not None:
+            y = self.node("Add", [y, self.constant(f"{name}_bias", bias, np.float32)], f"{name}_biased")
+        return y
+
+    def _blocks(self, x: str, weights: Blocks, name: str) -> str:
+        n_rows, n_columns = weights.shape
+        y = self.node(
+            "MatMulNBits",
+            [
+                x,
+                self.constant(f"{name}_codes", weights.codes_NGb),
+                self.constant(f"{name}_scales", weights.scales_NG.reshape(-1), np.float32),
+            ],
+            name,
+            domain=MICROSOFT,
+            K=n_columns,
+            N=n_rows,
+            bits=weights.bits,
+            block_size=weights.size,
+            accuracy_level=self.accuracy,
+        )
+        if weights.offsets_NG is None:
+            return y
+        offsets = self.constant(f"{name}_offsets", weights.offsets_NG.T, np.float32)
+        remainder = self.node("MatMul", [self._block_sums(x, weights.size, n_columns), offsets], f"{name}_remainder")
+        return self.node("Add", [y, remainder], f"{name}_sum")
+
+    def _block_sums(self, x: str, size: int, n_columns: int) -> str:
+        """Return the sum of each block of activations, shared by the matrices that they are multiplied with."""
+        if (x, size) not in self.sums:
+            blocks = self.node("Reshape", [x, self.integers(0, 0, n_columns // size, size)], f"{x}_blocks_{size}")
+            self.sums[x, size] = self.node("ReduceSum", [blocks, self.integers(-1)], f"{x}_sums_{size}", keepdims=0)
+        return self.sums[x, size]
+
+    def several(
+        self, x: str, weights: Sequence[Blocks | np.ndarray], name: str, biases: Sequence[np.ndarray | None] = ()
+    ) -> list[str]:
+        """Multiply with several matrices, at once where their forms agree; return one output, or one per matrix."""
+        biases = biases or [None] * len(weights)
+        blocks = [matrix for matrix in weights if isinstance(matrix, Blocks)]
+        if len(blocks) == len(weights) and len({matrix.form for matrix in blocks}) == 1:
+            weights, biases = [stacked(blocks)], [_joined(weights, biases)]
+        elif not blocks:
+            plain = [matrix for matrix in weights if not isinstance(matrix, Blocks)]
+            weights, biases = [np.concatenate(plain)], [_joined(weights, biases)]
+        return [
+            self.linear(x, matrix, f"{name}_{index}", bias)
+            for index, (matrix, bias) in enumerate(zip(weights, biases, strict=True))
+        ]
+
+    def joined(self, parts: Sequence[str], name: str) -> str:
+        """Return parts of a row as one."""
+        return parts[0] if len(parts) == 1 else self.node("Concat", parts, name, axis=-1)
+
+    def model(self, weights_file: str) -> tuple[onnx.ModelProto, list[np.ndarray]]:
+        """Return the model, and the arrays of its weights' file in order; see ``write_weights``."""
+        tensors, arrays, place = [], [], 0
+        for name, array in self.constants.items():
+            if array.nbytes < 1024:
+                tensors.append(onnx.numpy_helper.from_array(array, name))
+                continue
+            place = -(-place // _ALIGNMENT) * _ALIGNMENT
+            tensor = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", weights_file), ("offset", place), ("length", array.nbytes)):
+                tensor.external_data.add(key=key, value=str(value))
+            tensors.append(tensor)
+            arrays.append(array)
+            place += array.nbytes
+        graph = helper.make_graph(self.nodes, "gerund", self.inputs, self.outputs, tensors)
+        opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION), arrays
+
+
+def _joined(weights: Sequence[Blocks | np.ndarray], biases: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    if all(bias is None for bias in biases):
+        return None
+    zeros = [np.zeros(matrix.shape[0], np.float32) for matrix in weights]
+    return np.concatenate([zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)])
+
+
+def write_weights(file: Any, arrays: Sequence[np.ndarray]) -> None:
+    """Write the arrays of a model's weights to an open file, where the model expects them."""
+    for array in arrays:
+        file.write(bytes(-file.tell() % _ALIGNMENT))
+        file.write(array.data)
+
+
+def build(shape: NetworkShape, weights: Weights, *, accuracy: int = 4, attention: bool = False) -> GraphBuilder:
+    """Return the graph of a decoder.
+
+    Args:
+        shape: what the network is.
+        weights: its weights.
+        accuracy: of ``MatMulNBits``: 4 rounds activations to 8 bits, 0 computes in float32.
+        attention: whether attention probabilities are outputs too, ``attention_l`` (B, heads, T, S).
+    """
+    graph = GraphBuilder(accuracy)
+    x = graph.input("embedded", ["B", "T", shape.width])
+    for index, rope in enumerate(shape.ropes):
+        for part in ("cos", "sin"):
+            graph.input(f"{part}_{index}", ["B", "T", rope.size // 2])
+    graph.input("write", ["B"], TensorProto.INT64)
+    graph.input("picked", ["N"], TensorProto.INT64)
+    for layer in range(shape.n_layers):
+        x = _Layer(graph, shape, weights, layer).add(x, attention=attention)
+    x = _norm(graph, shape, x, weights.vector("final_norm"), "states")
+    graph.output("states", ["B", "T", shape.width])
+    rows = graph.node("Reshape", [x, graph.integers(-1, shape.width)], "rows")
+    rows = graph.node("Gather", [rows, "picked"], "picked_rows", axis=0)
+    _logits(graph, shape, weights, rows)
+    return graph
+
+
+def _norm(graph: GraphBuilder, shape: NetworkShape, x: str, weight: np.ndarray | None, name: str) -> str:
+    if weight is None:
+        raise ModelError(f"the weights of {name} are missing")
+    weights = graph.constant(f"{name}_weight", weight, np.float32)
+    return graph.node("RMSNormalization", [x, weights], name, axis=-1, epsilon=shape.epsilon)
+
+
+def _scaled(graph: GraphBuilder, x: str, factor: float, name: str) -> str:
+    if factor == 1:
+        return x
+    return graph.node("Mul", [x, graph.constant(f"{name}_factor", factor, np.float32)], name)
+
+
+def _logits(graph: GraphBuilder, shape: NetworkShape, weights: Weights, rows: str) -> None:
+    # Rows as (1, N, D): the sums of blocks are taken over three dimensions.
+    rows = graph.node("Unsqueeze", [rows, graph.integers(0)], "picked_rows_1")
+    y = graph.linear(rows, weights.matrix("head"), "head", weights.vector("head_bias"))
+    y = _scaled(graph, y, shape.logit_scale, "scaled_logits")
+    if shape.logit_cap:
+        y = _scaled(graph, y, 1 / shape.logit_cap, "logits_in_caps")
+        y = graph.node("Tanh", [y], "bounded_logits")
+        y = _scaled(graph, y, shape.logit_cap, "capped_logits")
+    graph.node("Squeeze", [y, graph.integers(0)], "logits")
+    graph.output("logits", ["N", shape.vocabulary])
+
+
+@dataclass
+class _Layer:
+    """One layer of a graph."""
+
+    graph: GraphBuilder
+    shape: NetworkShape
+    weights: Weights
+    layer: int
+
+    def name(self, part: str) -> str:
+        return f"{part}_{self.layer}"
+
+    def add(self, x: str, *, attention: bool) -> str:
+        """Add the layer and return its output."""
+        x = self._added(x, self._attention(self._before(x, "attention_norm"), attention), "attention_after_norm")
+        y = self._added(x, self._feed_forward(self._before(x, "feed_norm")), "feed_after_norm")
+        hidden = self.graph.node("Identity", [y], self.name("hidden"))
+        self.graph.output(hidden, ["B", "T", self.shape.width])
+        return y
+
+    def _before(self, x: str, norm: str) -> str:
+        if not self.shape.norms_before:
+            return x
+        return _norm(self.graph, self.shape, x, self.weights.vector(norm, self.layer), self.name(norm))
+
+    def _added(self, x: str, y: str, norm: str) -> str:
+        if self.shape.norms_after:
+            y = _norm(self.graph, self.shape, y, self.weights.vector(norm, self.layer), self.name(norm))
+        y = _scaled(self.graph, y, self.shape.residual_scale, f"{y}_scaled")
+        return self.graph.node("Add", [x, y], f"{y}_added")
+
+    def _attention(self, x: str, record: bool) -> str:
+        graph, shape = self.graph, self.shape
+        query, key, value = self._queries_keys_values(x)
+        query, key = self._rotated(query, "query"), self._rotated(key, "key")
+        cache: list[str | int] = ["B", shape.n_kv_heads, "S", shape.head_dim]
+        for part, new in (("keys", key), ("values", value)):
+            graph.input(self.name(part), cache)
+            graph.node("TensorScatter", [self.name(part), new, "write"], self.name(f"new_{part}"), axis=2)
+            graph.output(self.name(f"new_{part}"), cache)
+        graph.input(self.name("mask"), ["B", 1, "T", "S"])
+        more: tuple[str, ...] = ()
+        details: dict[str, Any] = {"scale": shape.attention_scale, "softcap": shape.soft_cap}
+        if record:
+            more = ("", "", self.name("attention"))
+            details["qk_matmul_output_mode"] = 3
+            graph.output(more[-1], ["B", shape.n_heads, "T", "S"])
+        y = graph.node(
+            "Attention",
+            [query, self.name("new_keys"), self.name("new_values"), self.name("mask")],
+            self.name("attended"),
+            *more,
+            **details,
+        )
+        y = graph.node("Transpose", [y], self.name("attended_by_token"), perm=[0, 2, 1, 3])
+        y = graph.node("Reshape", [y, graph.integers(0, 0, shape.n_heads * shape.head_dim)], self.name("attended_row"))
+        bias = self.weights.vector("output_bias", self.layer)
+        return graph.linear(y, self.weights.matrix("output", self.layer), self.name("attention_output"), bias)
+
+    def _queries_keys_values(self, x: str) -> list[str]:
+        """Return queries, keys and values, (B, heads, T, H) each."""
+        graph, shape, names = self.graph, self.shape, ("query", "key", "value")
+        matrices = [self.weights.matrix(name, self.layer) for name in names]
+        biases = [self.weights.vector(f"{name}_bias", self.layer) for name in names]
+        parts = graph.several(x, matrices, self.name("qkv"), biases)
+        heads = [shape.n_heads, shape.n_kv_heads, shape.n_kv_heads]
+        if shape.query_norm == "row":
+            parts = self._split(parts, [count * shape.head_dim for count in heads], "qkv_rows", -1)
+            parts[:2] = [self._query_norm(parts[index], names[index]) for index in (0, 1)]
+        row = graph.joined(parts, self.name("qkv_row"))
+        row = graph.node("Reshape", [row, graph.integers(0, 0, sum(heads), shape.head_dim)], self.name("qkv_heads"))
+        row = graph.node("Transpose", [row], self.name("qkv_by_head"), perm=[0, 2, 1, 3])
+        parts = self._split([row], heads, "qkv_split", 1)
+        if shape.query_norm == "head":
+            parts[:2] = [self._query_norm(parts[index], names[index]) for index in (0, 1)]
+        return parts
+
+    def _query_norm(self, x: str, name: str) -> str:
+        weight = self.weights.vector(f"{name}_norm", self.layer)
+        return _norm(self.graph, self.shape, x, weight, self.name(f"{name}_norm"))
+
+    def _split(self, parts: list[str], sizes: list[int], name: str, axis: int) -> list[str]:
+        """Return a value's parts, if it is one value."""
+        if len(parts) > 1:
+            return parts
+        names = [self.name(f"{name}_{index}") for index in range(len(sizes))]
+        self.graph.node("Split", [parts[0], self.graph.integers(*sizes)], *names, axis=axis)
+        return names
+
+    def _rotated(self, x: str, name: str) -> str:
+        rope = self.shape.rope_of_layer[self.layer]
+        if rope is None:
+            return x
+        partial = self.shape.ropes[rope].size
+        details: dict[str, Any] = {"rotary_embedding_dim": partial} if partial < self.shape.head_dim else {}
+        return self.graph.node(
+            "RotaryEmbedding", [x, f"cos_{rope}", f"sin_{rope}"], self.name(f"rotated_{name}"), **details
+        )
+
+    def _feed_forward(self, x: str) -> str:
+        graph, names = self.graph, ("gate", "up")
+        matrices = [self.weights.matrix(name, self.layer) for name in names]
+        biases = [self.weights.vector(f"{name}_bias", self.layer) for name in names]
+        sizes = [matrix.shape[0] for matrix in matrices]
+        gate, up = self._split(graph.several(x, matrices, self.name("gate_up"), biases), sizes, "gate_up_split", -1)
+        if self.shape.activation == "silu":
+            gate = graph.node("QuickGelu", [gate], self.name("gate_active"), domain=MICROSOFT, alpha=1.0)
+        else:
+            gate = graph.node("Gelu", [gate], self.name("gate_active"), approximate="tanh")
+        y = graph.node("Mul", [gate, up], self.name("gated"))
+        bias = self.weights.vector("down_bias", self.layer)
+        return graph.linear(y, self.weights.matrix("down", self.layer), self.name("feed_output"), bias)

@@ -1,0 +1,104 @@
+"""A packed network computes what plain numpy computes over the file's blocks, however the work is divided."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from gerund.errors import ConfigError, ModelError
+from gerund.packed.network import MASKED, KeyValues, PackedNetwork
+from tests.packed import reference
+
+IDS = np.array([[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 3]])
+CAUSAL = np.tril(np.ones((6, 6), bool))
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PackedNetwork:
+    path = tmp_path_factory.mktemp("packed") / "model.gguf"
+    reference.write_llama(path)
+    return PackedNetwork.open(path, threads=1, accuracy=0)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.F32])
+def test_logits_are_those_of_the_blocks(tmp_path: Path, kind: Type):
+    file = reference.write_llama(tmp_path / "model.gguf", kind, output=True)
+    expected = reference.logits(file, IDS[0].tolist(), CAUSAL)
+    run = PackedNetwork.open(file.path, threads=1, accuracy=0).run(IDS[:1], outputs=["logits"])
+    np.testing.assert_allclose(run.logits[0], expected, atol=1e-4)
+    rounded = PackedNetwork.open(file.path, threads=1).run(IDS[:1], outputs=["logits"])
+    assert np.corrcoef(rounded.logits.ravel(), expected.ravel())[0, 1] > 0.999
+
+
+def test_each_layer_takes_its_mask(network: PackedNetwork):
+    both = np.where(np.stack([CAUSAL, np.ones_like(CAUSAL)]), np.float32(0), MASKED)
+    masks = np.broadcast_to(both[:, None, None], (2, 2, 1, 6, 6))
+    upper, lower, all_layers = (
+        network.run(IDS, masks_PB1TS=masks, mask_of_layer_L=choice, outputs=["hidden_states"]).hidden_states
+        for choice in ([0, 1], [1, 0], [1, 1])
+    )
+    causal = network.run(IDS, outputs=["hidden_states"]).hidden_states
+    np.testing.assert_array_equal(upper[1], causal[1])
+    np.testing.assert_array_equal(lower[1], all_layers[1])
+    assert all(np.abs(one[2] - causal[2]).max() > 0.01 for one in (upper, lower, all_layers))
+    expected = reference.logits(network._file, IDS[1].tolist(), np.ones((6, 6), bool))
+    logits = network.run(IDS, masks_PB1TS=masks[1:], outputs=["logits"]).logits
+    np.testing.assert_allclose(logits[1], expected, atol=1e-4)
+
+
+def test_a_written_cache_continues_texts_of_different_lengths(network: PackedNetwork):
+    expected = network.run(IDS, outputs=["states"]).states
+    cache = KeyValues(network.shape, 2, 8)
+    network.run(IDS[:, :4], cache=cache)
+    # Each text continues from a length of its own, and overwrites what follows there.
+    write = np.array([4, 2])
+    more = np.stack([IDS[0, 4:6], IDS[1, 2:4]])
+    run = network.run(more, cache=cache, write_B=write)
+    np.testing.assert_allclose(run.states[0], expected[0, 4:], **CLOSE)
+    np.testing.assert_allclose(run.states[1], expected[1, 2:4], **CLOSE)
+    grown = cache.grown(16)
+    run = network.run(IDS[:, 4:], cache=grown, write_B=np.array([4, 4]))
+    np.testing.assert_allclose(run.states, expected[:, 4:], **CLOSE)
+    assert np.abs(grown.keys[1][:, :, :6]).min() > 0
+    assert np.abs(grown.keys[1][:, :, 6:]).max() == 0
+
+
+def test_logits_only_where_they_are_wanted(network: PackedNetwork):
+    every = network.run(IDS, outputs=["logits"]).logits
+    some = network.run(IDS, logits_at=np.array([[5], [2]]), outputs=["logits", "states"])
+    assert some.logits.shape == (2, 1, reference.VOCABULARY)
+    np.testing.assert_allclose(some.logits[:, 0], every[[0, 1], [5, 2]], **CLOSE)
+    assert network.run(IDS).logits is None
+
+
+def test_embeddings_may_be_given(network: PackedNetwork):
+    expected = network.run(IDS)
+    given = network.run(None, embedded_BTD=network.embed(IDS))
+    np.testing.assert_array_equal(given.states, expected.states)
+
+
+def test_attention_probabilities(network: PackedNetwork):
+    run = network.run(IDS, outputs=["attention", "states"])
+    assert [one.shape for one in run.attention] == [(2, 4, 6, 6)] * 2
+    np.testing.assert_allclose(run.attention[1].sum(-1), 1, rtol=1e-5)
+    assert np.abs(run.attention[0][:, :, ~CAUSAL]).max() == 0
+    np.testing.assert_allclose(run.states, network.run(IDS).states, **CLOSE)
+
+
+def test_what_does_not_fit_is_refused(network: PackedNetwork, tmp_path: Path):
+    cache = KeyValues(network.shape, 2, 8)
+    with pytest.raises(ConfigError, match="8 slots, too few for 6 tokens from 3 on"):
+        network.run(IDS, cache=cache, write_B=np.array([0, 3]))
+    with pytest.raises(ConfigError, match="of 2 texts, not 1"):
+        network.run(IDS[:1], cache=cache)
+    with pytest.raises(ConfigError, match="masks are"):
+        network.run(IDS, masks_PB1TS=np.zeros((1, 2, 1, 6, 7), np.float32))
+    with pytest.raises(ConfigError, match="not words"):
+        network.run(IDS, outputs=["words"])
+    path = tmp_path / "model.gguf"
+    reference.write_llama(path)
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_gate", b"blk.1.ffn_gaze"))
+    with pytest.raises(ModelError, match=r"ffn_gate\.weight is missing"):
+        PackedNetwork.open(path)
