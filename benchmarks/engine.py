@@ -91,8 +91,8 @@ def writing(options: argparse.Namespace, dtype: str) -> tuple[list[Row], list[st
             others = sum(one.text != other.text for one, other in zip(systems[name](), expected, strict=True))
             # Another last bit of bfloat16 is another text.
             allowed = {"float32": 1 + 0.1 * len(asked)}.get(dtype, len(asked))
-            allowed = 0 if engine.state().promise == "bits of generate" else allowed
-            what = f"{dtype}, {writers} writers, {name} ({engine.state().promise}): texts of {len(asked)} that differ"
+            allowed = 0 if engine.state().guarantee == "bits of generate" else allowed
+            what = f"{dtype}, {writers} writers, {name} ({engine.state().guarantee}): texts of {len(asked)} that differ"
             checks.append(harness.require(what, others, allowed))
         rounds = harness.alternate(systems, options.rounds)
         tokens = sum(one.usage.completion_tokens for one in expected)

@@ -260,11 +260,11 @@ def first_token(options: Any) -> Table:
         lm = gerund.load(folder / "model", attention="causal", dtype="float32", device="cpu")
         rng = np.random.default_rng(0)
         document, question = (rng.integers(300, 2000, size=size).tolist() for size in (512, 32))
-        session = lm.read(document)
+        session = lm.prefill(document)
         session.save(folder / "kept")
         whole = [*document, *question]
         systems = {
-            FRESH: lambda: lm.read(whole),
+            FRESH: lambda: lm.prefill(whole),
             IN_MEMORY: lambda: session.read(question),
             ON_DISK: lambda: Session.load(folder / "kept", lm).read(question),
         }

@@ -36,7 +36,7 @@ _SIZES = {
 def loss(options: Any) -> Table:
     """Measure what is lost where chunks do not see each other, with the bundled model's base."""
     lm = gerund.load(attention="causal", adapter="none", dtype="float32", device="cpu")
-    begun = lm.read(lm.tokenizer(_BEFORE).input_ids)
+    begun = lm.prefill(lm.tokenizer(_BEFORE).input_ids)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (TOGETHER, APART, LAST, NOTHING)}
     needed = _PARTS * _CHUNK + _NEXT
     for document in read_documents([options.data / "lm" / "wiki.valid.jsonl"]):
@@ -92,7 +92,7 @@ def seconds(options: Any) -> Table:
         rng = np.random.default_rng(0)
         begin, question = (rng.integers(300, 2000, size=size).tolist() for size in (64, 32))
         chunks = rng.integers(300, 2000, size=(_CHUNKS, _CHUNK)).tolist()
-        begun = lm.read(begin)
+        begun = lm.prefill(begin)
         for number, chunk in enumerate(chunks):
             (folder / str(number)).mkdir()
             begun.read(chunk).tail(len(begin)).save_into(folder / str(number))

@@ -61,7 +61,7 @@ def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
     ]  # fmt: skip
     caption = (
         f"{options.requests} mixed requests of {options.clients} clients, a tenth of which go away in the midst; each "
-        f"answer is compared with the library's own. The engine's promise here: {health['promise']}."
+        f"answer is compared with the library's own. The engine's guarantee here: {health['guarantee']}."
     )
     return [Table("correct", caption, columns, rows)]
 

@@ -111,6 +111,7 @@ PAGE = (
     Section("## Mining pairs", ("mining",)),
     Section("## Bulk work", ("bulk",)),
     Section("## GUR", ("gur",)),
+    Section("## Code that a call touches", ("walks",)),
 )
 
 

@@ -164,7 +164,7 @@ def long_prompts(options: Any, folder: Path) -> Table:
     checks = []
     for length in lengths:
         ids = [5 + 17 * place % (model.config.vocab_size - 5) for place in range(length)]
-        session = lm.read(ids)
+        session = lm.prefill(ids)
         ids_BT = torch.tensor([session.token_ids])
         with torch.no_grad():
             kept = lm.model(ids_BT[:, :-1], use_cache=True, logits_to_keep=1).past_key_values

@@ -34,9 +34,10 @@ ROWS = (
     ("engine", "retrieval"),
     ("training", "evaluation", "doctor"),
     ("reporting",),
-    ("integrations", "adaptation", "demo", "papers"),
+    ("integrations", "adaptation", "demo"),
     ("server",),
     ("cli",),
+    ("papers",),
     ("__main__",),
 )
 BASE = (

@@ -63,8 +63,8 @@ DECODER_ONLY = {
     "prompt": lambda lm, sampling: lm.infill("a [blank] b", sampling=sampling, method="blank", max_tokens=2),
     "session": lambda lm, sampling: lm.with_encoder(
         gerund.EncoderConfig(attention=gerund.AttentionPlan("causal"))
-    ).encode_and_keep(TEXT)[1].generate(4, sampling),
-    "read": lambda lm, sampling: lm.read(TEXT).generate(4, sampling),
+    ).encode_and_prefill(TEXT)[1].generate(4, sampling),
+    "read": lambda lm, sampling: lm.prefill(TEXT).generate(4, sampling),
 }  # fmt: skip
 SILENT = {
     "rerank documents": lambda lm: lm.rerank(TEXT, ["a cat", "in"]),

@@ -245,8 +245,8 @@ class TestRefusals:
             (lambda lm: lm.score(["a"], [["b"]]), "cannot say how probable a text is"),
             (lambda lm: lm.score(["a"], [["b"]], "pmi"), "cannot say how probable a text is"),
             (lambda lm: lm.span_logprobs("a", "b", "c"), "hybrid mask"),
-            (lambda lm: lm.encode_and_keep("a"), "keep what encoding has read"),
-            (lambda lm: lm.read("a"), "keep what it has read"),
+            (lambda lm: lm.encode_and_prefill("a"), "keep what encoding has read"),
+            (lambda lm: lm.prefill("a"), "keep what it has read"),
             (lambda lm: lm.export("x", "merged"), "cannot be exported"),
         ],
     )
@@ -255,7 +255,7 @@ class TestRefusals:
             call(lm)
 
     def test_they_are_not_there(self, lm):
-        for verb in ("read", "span_logprobs", "encode_and_keep", "export"):
+        for verb in ("read", "span_logprobs", "encode_and_prefill", "export"):
             assert not hasattr(lm, verb)
             assert hasattr(LanguageModel, verb)
         assert not hasattr(lm.for_representation(), "generate")

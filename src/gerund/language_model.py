@@ -45,7 +45,7 @@ from gerund.inference.generate.prompts import (
 )
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.sequence import Emit
-from gerund.inference.generate.session import Session, encode_and_keep, read_prompt
+from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
 from gerund.inference.infill import expansion, infilling
 from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling, untrained_to_fill
@@ -1160,26 +1160,29 @@ class LanguageModel:
             for index, score in self.rerank(query, documents, top_k, by=by)
         ]
 
-    def read(self, prompt: Prompt) -> Session:
+    def prefill(self, prompt: Prompt) -> Session:
         """Run the base model over a prompt and keep its keys and values, so that it needn't be run again.
 
         The prompt is as in ``generate``: a text, token ids, or the messages of a conversation.
 
         Returns:
-            The session: ``generate`` and ``stream`` continue the prompt, ``read`` extends it, ``save`` stores it.
+            The session: ``generate`` and ``stream`` continue the prompt, ``prefill`` extends it, ``save`` stores it.
 
         Raises:
             TextError: the prompt is not valid, or fills the model's context.
             ModelError: it is a conversation, and the model has no chat template.
 
         >>> lm = gerund.load()
-        >>> session = lm.read("The old man looked at")
+        >>> session = lm.prefill("The old man looked at")
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
         return read_prompt(self.model, self.tokenizer, prompt, lambda: self.weights_hash)
 
-    def encode_and_keep(
+    read = prefill
+    """The former name of ``prefill``."""
+
+    def encode_and_prefill(
         self, text: str, prompt: str | None = None, *, prompt_name: str | None = None
     ) -> tuple[np.ndarray, Session]:
         """Embed one text causally and keep the keys and values, so that generation continues without another pass.
@@ -1196,7 +1199,7 @@ class LanguageModel:
             TextError: the text is empty, not a string, or too long; it is never truncated.
 
         >>> lm = gerund.load(attention="causal", adapter="none")
-        >>> vector, session = lm.encode_and_keep("The old man looked at")
+        >>> vector, session = lm.encode_and_prefill("The old man looked at")
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
@@ -1207,7 +1210,10 @@ class LanguageModel:
             )
         [checked] = check_texts([text])
         before = self.encoder.prompt_text(prompt, prompt_name)
-        return encode_and_keep(self.runtime, before, checked, lambda: self.weights_hash)
+        return encode_and_prefill(self.runtime, before, checked, lambda: self.weights_hash)
+
+    encode_and_keep = encode_and_prefill
+    """The former name of ``encode_and_prefill``."""
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer and ``gerund.json`` atomically; each adapter goes into a subfolder.

@@ -32,7 +32,7 @@ class Rendered(str):
         return rendered
 
 
-Promise = Literal["bits of generate", "same text under any load", "none"]
+Guarantee = Literal["bits of generate", "same text under any load", "none"]
 """What holds for a text that is written beside others: it is that of ``generate``, log-probabilities and all; it is the
 same whatever else is written; or nothing but that it is right up to rounding."""
 

@@ -230,7 +230,7 @@ def test_closing_ends_what_waits_and_what_is_at_work(plain) -> None:
 
 def test_an_engine_is_started_once_and_says_what_it_is(plain) -> None:
     engine = Engine(plain, verify=False)
-    assert engine.state().promise == "none"
+    assert engine.state().guarantee == "none"
     with pytest.raises(ClosedError):
         engine.submit_encode(["a"])
     with engine:
@@ -244,9 +244,17 @@ def test_an_engine_is_started_once_and_says_what_it_is(plain) -> None:
         Engine("model")
 
 
+def test_former_names_of_settings() -> None:
+    config = EngineConfig(read_tokens=64, writing_ratio=2.0)
+    assert config == EngineConfig(prefill_tokens=64, decode_ratio=2.0)
+    assert (config.read_tokens, config.writing_ratio) == (64, 2.0)
+    with pytest.raises(ConfigError, match="`read_tokens` is another name for `prefill_tokens`"):
+        EngineConfig(read_tokens=64, prefill_tokens=64)
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{"slots": 0}, {"context": 0}, {"read_tokens": 1.5}, {"writing_ratio": 0}, {"writing_ratio": "x"},
+    [{"slots": 0}, {"context": 0}, {"prefill_tokens": 1.5}, {"decode_ratio": 0}, {"decode_ratio": "x"},
      {"queue_tokens": True}, {"prefix_tokens": -1}, {"exact": "yes"}, {"exact": True, "compile": True},
      {"reproducible": "no"}, {"exact": True, "reproducible": False}],
 )  # fmt: skip

@@ -30,21 +30,21 @@ def lm(request):
 def test_a_request_gives_the_same_alone_and_beside_others(lm) -> None:
     asked = requests()
     with Engine(lm) as engine:
-        promise = engine.state().promise
+        guarantee = engine.state().guarantee
         one_by_one = [engine.submit_generate(*request).result(30) for request in asked]
         first, second = [engine.submit_generate(*request) for request in asked], []
         for request in asked:  # join while others leave
             time.sleep(0.005)
             second.append(engine.submit_generate(*request))
         together = [[future.result(30) for future in futures] for futures in (first, second)]
-    assert promise != "none", engine.state().why
+    assert guarantee != "none", engine.state().why
     for found in together:
         assert list(map(rows_of, found)) == list(map(rows_of, one_by_one))
-    if lm.model.dtype == torch.bfloat16 and promise != "bits of generate":
+    if lm.model.dtype == torch.bfloat16 and guarantee != "bits of generate":
         return  # the likeliest tokens are often equally likely there, so that other bits are other texts
     library = [alone(lm, *request) for request in asked]
     assert [[own.text for own in found] for found in one_by_one] == [[own.text for own in found] for found in library]
-    if promise == "bits of generate":
+    if guarantee == "bits of generate":
         # Several samples of a prompt are read together by `generate`, which is another product.
         pairs = [pair for pair in zip(one_by_one, library, strict=True) if len(pair[0]) == 1]
         assert all(rows_of(found) == rows_of(expected) for found, expected in pairs)
@@ -54,7 +54,7 @@ def test_bfloat16_has_the_bits_of_generate_where_that_is_proved() -> None:
     lm = tiny_lm(dtype=torch.bfloat16)
     asked = [(prompt, GenerationConfig.of(6, None, {"logprobs": 1})) for prompt in PROMPTS[:3]]
     with Engine(lm, EngineConfig(slots=3)) as engine:
-        if engine.state().promise != "bits of generate":
+        if engine.state().guarantee != "bits of generate":
             pytest.skip(engine.state().why)
         futures = [engine.submit_generate(*request) for request in asked]
         for future, request in zip(futures, asked, strict=True):
@@ -73,7 +73,7 @@ def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
         futures = [engine.submit_generate(*request) for request in asked]
         for future, request in zip(futures, asked, strict=True):
             assert rows_of(future.result(30)) == rows_of(alone(lm, *request))
-    assert state.promise == "bits of generate"
+    assert state.guarantee == "bits of generate"
     assert "alone" in state.why
 
 
@@ -115,7 +115,7 @@ def test_beginnings_that_are_known_are_not_read_again() -> None:
     with Engine(lm) as engine:
         known = [engine.submit_generate(prompt, settings).result(30) for prompt in prompts]
         state = engine.state()
-    if state.promise == "none":
+    if state.guarantee == "none":
         pytest.skip(state.why)
     assert state.tokens_reused > 0
     assert list(map(rows_of, known)) == list(map(rows_of, fresh))
@@ -134,8 +134,8 @@ def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeyp
     monkeypatch.setattr(Slots, "prefill", note)
     found = []
     for others in (0, 1):
-        with Engine(lm, EngineConfig(slots=2, read_tokens=64, prefix_tokens=0)) as engine:
-            if engine.state().promise == "none":
+        with Engine(lm, EngineConfig(slots=2, prefill_tokens=64, prefix_tokens=0)) as engine:
+            if engine.state().guarantee == "none":
                 pytest.skip(engine.state().why)
             with held(engine):
                 del read[:]
@@ -162,7 +162,7 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
         return own(slots, given, known)
 
     with Engine(lm, EngineConfig(slots=7, prefix_tokens=0)) as engine:
-        if engine.state().promise == "none":
+        if engine.state().guarantee == "none":
             pytest.skip(engine.state().why)
         monkeypatch.setattr(Slots, "prefill_together", note)
         by_themselves = [rows_of(engine.submit_generate(prompt, settings).result(60)) for prompt in prompts]
@@ -189,7 +189,7 @@ def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(b
         return own(slots, given, known)
 
     with Engine(lm, EngineConfig(slots=4, prefix_tokens=0)) as engine:
-        if engine.state().promise == "none":
+        if engine.state().guarantee == "none":
             pytest.skip(engine.state().why)
         monkeypatch.setattr(Slots, "prefill_together", fail_once)
         with held(engine):
@@ -209,9 +209,9 @@ def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundl
     found = []
     for tokens, order in ((32, prompts), (4096, prompts), (4096, prompts[::-1])):
         with Engine(lm, EngineConfig(slots=2, prefix_tokens=tokens)) as engine:
-            if engine.state().promise == "none":
+            if engine.state().guarantee == "none":
                 pytest.skip(engine.state().why)
-            assert engine.state().promise == "same text under any load"
+            assert engine.state().guarantee == "same text under any load"
             found.append({prompt: rows_of(engine.submit_generate(prompt, settings).result(60)) for prompt in order})
             assert engine.state().tokens_reused >= (64 if tokens > 32 else 0)
     assert found[0] == found[1] == found[2]
@@ -269,7 +269,7 @@ def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compi
         assert compile or rows == {1}
         futures = [engine.submit_generate(*request) for request in asked]
         found = [[one.text for one in future.result(60)] for future in futures]
-    assert engine.state().promise == "none"
+    assert engine.state().guarantee == "none"
     assert "nothing was compiled" not in engine.state().why
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
 
@@ -402,7 +402,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
                 found[index] = None
 
     with Engine(lm, EngineConfig(slots=6)) as engine:
-        bits = engine.state().promise == "bits of generate"
+        bits = engine.state().guarantee == "bits of generate"
         if dtype == "bfloat16" and not bits:  # other bits than those of `generate` are other texts there
             expected = [
                 engine.submit_generate(*job).result(60) if isinstance(job, tuple) else wanted

@@ -215,11 +215,11 @@ class Calls:
             pass
 
     def session(self, tokens: Any, sampling: Any, **settings: Any) -> None:
-        _, session = self.causal.encode_and_keep(**settings)
+        _, session = self.causal.encode_and_prefill(**settings)
         session.generate(tokens, sampling)
 
     def read(self, prompt: Any, tokens: Any, **settings: Any) -> None:
-        self.lm.read(prompt).generate(tokens, **settings)
+        self.lm.prefill(prompt).generate(tokens, **settings)
 
     def save(self) -> st.SearchStrategy[Any]:
         # Where no process may write: another path might be written to.

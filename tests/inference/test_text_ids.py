@@ -196,7 +196,7 @@ class TestRendered:
         rendered = Rendered(self.rendered(tokenizer))
         ids = text_ids(tokenizer, rendered)
         causal = lm.with_encoder(gerund.EncoderConfig(attention=gerund.AttentionPlan("causal")))
-        _, session = causal.encode_and_keep(rendered)
+        _, session = causal.encode_and_prefill(rendered)
         assert session.token_ids == ids
         both = lm.encode_tokens([rendered, str(rendered)])
         assert [len(one) for one in both] == [len(ids), len(text_ids(tokenizer, str(rendered)))]

@@ -157,7 +157,7 @@ def test_the_command(pip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     listed = json.loads(run_cli("models", "--json").out)
     assert next(row for row in listed if row["name"] == "tiny")["here"] is False
     done = run_cli("models", "get", "tiny")
-    assert "licence: MIT" in done.err
+    assert "license: MIT" in done.err
     assert "try: gerund chat tiny" in done.out
     assert "is here already" in run_cli("models", "get", "tiny").out
     assert "tiny" in run_cli("models").out

@@ -33,8 +33,8 @@ def path(tmp_path):
 def reads(lm, monkeypatch):
     """What the model has read from the beginning."""
     found = []
-    plain = type(lm).read
-    monkeypatch.setattr(type(lm), "read", lambda self, ids: found.append(list(ids)) or plain(self, ids))
+    plain = type(lm).prefill
+    monkeypatch.setattr(type(lm), "prefill", lambda self, ids: found.append(list(ids)) or plain(self, ids))
     return found
 
 

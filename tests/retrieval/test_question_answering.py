@@ -237,8 +237,8 @@ def test_what_a_source_spells_is_text(lm):
 def test_the_instructions_are_read_once(index, lm, monkeypatch):
     index._generator = None
     read = []
-    plain = type(lm).read
-    monkeypatch.setattr(type(lm), "read", lambda self, ids: read.append(ids) or plain(self, ids))
+    plain = type(lm).prefill
+    monkeypatch.setattr(type(lm), "prefill", lambda self, ids: read.append(ids) or plain(self, ids))
     texts = {index.ask(QUESTION, max_new_tokens=6).text for _ in range(3)}
     assert len(texts) == 1
     [ids] = read

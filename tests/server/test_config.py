@@ -16,7 +16,7 @@ from gerund.server.config import KEY_VARIABLE, ServerConfig, is_loopback, read_c
         ({"slots": 0}, "slots=0"),
         ({"timeout": -1}, "timeout=-1"),
         ({"timeout": float("nan")}, "timeout=nan"),
-        ({"writing_ratio": 0}, "writing_ratio=0"),
+        ({"decode_ratio": 0}, "decode_ratio=0"),
         ({"name": ["a b"]}, "name.0='a b'"),
         ({"host": ""}, "is no address"),
         ({"log": "loud"}, "log='loud'"),
@@ -39,10 +39,12 @@ def test_impossible_settings_are_told(given: dict, said: str) -> None:
 
 def test_a_file_has_the_options_by_name(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    path.write_text("model: ./some\nattention: causal\nport: 9000\nqueue-tokens: 100\nname: mine\nthreads: null\n")
+    path.write_text(
+        "model: ./some\nattention: causal\nport: 9000\nqueue-tokens: 100\nread_tokens: 64\nname: mine\nthreads: null\n"
+    )
     model, server = read_config(path)
     assert model == {"model": "./some", "attention": "causal"}
-    assert server == {"port": 9000, "queue_tokens": 100, "name": ["mine"]}
+    assert server == {"port": 9000, "queue_tokens": 100, "prefill_tokens": 64, "name": ["mine"]}
     assert settings_of(server).name == ("mine",)
     path.write_text("")
     assert read_config(path) == ({}, {})

@@ -174,7 +174,7 @@ WRITING: dict[str, Callable[..., Any]] = {
     "generate": lambda lm, *a, **k: lm.generate(["the", "in"], *a, **k),
     "stream": lambda lm, *a, **k: "".join(lm.stream("the", *a, **k)),
     "agenerate": lambda lm, *a, **k: asyncio.run(lm.agenerate("the", *a, **k)),
-    "session": lambda lm, *a, **k: lm.read("the").generate(*a, **k),
+    "session": lambda lm, *a, **k: lm.prefill("the").generate(*a, **k),
 }
 
 

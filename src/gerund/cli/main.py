@@ -47,6 +47,9 @@ COMMANDS: dict[str, type[CheckedCommand] | None] = {
     "tune": LongCommand,
 }
 
+# Commands outside this package.
+_ELSEWHERE = {"negatives": "gerund.papers.rankgen_command"}
+
 
 @cache
 def application(named: str | None = None) -> typer.Typer:
@@ -63,7 +66,7 @@ def application(named: str | None = None) -> typer.Typer:
     app.callback()(_root)
     for name, kind in COMMANDS.items():
         if name == (named or name):
-            module = import_module(f"gerund.cli.{name}")
+            module = import_module(_ELSEWHERE.get(name, f"gerund.cli.{name}"))
             if kind is None:
                 app.add_typer(module.app)
             else:

@@ -61,7 +61,7 @@ def get(
     from gerund.models.catalog import fetch, named_model
 
     model = named_model(name)
-    typer.echo(f"{model.summary}; licence: {model.licence}", err=True)
+    typer.echo(f"{model.summary}; license: {model.license}", err=True)
     if model.is_here and not force:
         typer.echo(f"{name} is here already, in {model.folder}; --force fetches it again")
         return
@@ -76,7 +76,7 @@ def _named() -> Iterator[dict[str, Any]]:
     for model in NAMED.values():
         about = model.summary if model.is_here else f"{model.summary} (gerund models get {model.name})"
         size = sum(path.stat().st_size for path in model.folder.rglob("*") if path.is_file()) if model.is_here else None
-        yield {"name": model.name, "bytes": size, "here": model.is_here, "licence": model.licence, "about": about}
+        yield {"name": model.name, "bytes": size, "here": model.is_here, "license": model.license, "about": about}
 
 
 def _local() -> Iterator[dict[str, Any]]:
@@ -84,7 +84,7 @@ def _local() -> Iterator[dict[str, Any]]:
 
     for model in local_models():
         size, about = _described(model.path)
-        yield {"name": model.name, "bytes": size, "here": True, "licence": None, "about": about}
+        yield {"name": model.name, "bytes": size, "here": True, "license": None, "about": about}
 
 
 def _described(path: Path) -> tuple[int | None, str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gerund.cli import options
+from gerund.engine.config import FORMER_NAMES
 from gerund.errors import MissingDependencyError
 from gerund.server.config import ServerConfig, read_config, read_keys, settings_of
 from gerund.settings.model_spec import ModelSpec
@@ -15,6 +16,7 @@ from gerund.settings.model_spec import ModelSpec
 def _server_options() -> options.Group:
     """Return an option for each setting of the server; the command gets those that were typed."""
     made, flags = [], []
+    former = {new: f"--{old.replace('_', '-')}" for old, new in FORMER_NAMES.items()}
     for name, field in ServerConfig.model_fields.items():
         kind, help_ = options.cli_type(field.annotation), (field.description or "").replace("``", "")
         if field.default is False:
@@ -24,7 +26,8 @@ def _server_options() -> options.Group:
         if field.default not in (None, ()) and field.default is not True:
             help_ += f" [default: {field.default}]"
         kind = list[kind] if field.default == () else kind  # type: ignore[valid-type]
-        made.append(options.option(name, kind | None, help_))
+        spellings = [f"--{name.replace('_', '-')}", former[name]] if name in former else []
+        made.append(options.option(name, kind | None, help_, *spellings))
 
     def typed(values: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -146,7 +149,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
     return "\n".join([
         f"gerund: ready: {name} at {where}, {workers} worker{'s' if workers > 1 else ''}, fingerprint "
         f"{card['fingerprint']}",
-        f"  promise: {card['promise']} ({card['why']})",
+        f"  guarantee: {card['guarantee']} ({card['why']})",
         f"  /v1/chat/completions  conversations, streams{chat}{forms}",
         f"  /v1/completions       texts, streams; with suffix a gap; best_of by {judge}",
         f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer",

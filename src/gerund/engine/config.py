@@ -6,11 +6,19 @@ from typing import Generic, TypeVar
 
 from gerund.checks import demand_number, flag, whole_number
 from gerund.errors import ConfigError
-from gerund.types import Promise
+from gerund.settings.aliases import also_named
+from gerund.types import Guarantee
 
 T = TypeVar("T")
+FORMER_NAMES = {
+    "read_tokens": "prefill_tokens",
+    "idle_read_tokens": "idle_prefill_tokens",
+    "writing_ratio": "decode_ratio",
+}
+"""Settings by their former names, which still work."""
 
 
+@also_named(FORMER_NAMES)
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine divides its model among its callers.
@@ -19,10 +27,10 @@ class EngineConfig:
         slots: sequences that are decoded concurrently.
         context: capacity of a slot in tokens, prompt and completion together; None takes the model's context, at most
             2048. A request that needs more, and fits the model's context, is decoded on its own.
-        read_tokens: tokens of prompts and texts that are read between two decode steps; a longer prompt is read in
+        prefill_tokens: tokens of prompts and texts that are read between two decode steps; a longer prompt is read in
             parts of this size where that changes nothing.
-        idle_read_tokens: the same while no sequence is being decoded.
-        writing_ratio: seconds of decoding for each second of prefill or encoding.
+        idle_prefill_tokens: the same while no sequence is being decoded.
+        decode_ratio: seconds of decoding for each second of prefill or encoding.
         queue_tokens: tokens that may wait; beyond that, requests raise ``QueueFullError``.
         prefix_tokens: tokens of prompts that are cached for prompts with the same start; 0 caches none. None caches
             4096 where that was verified to change nothing, and none elsewhere. A number caches that many in any case:
@@ -39,9 +47,9 @@ class EngineConfig:
 
     slots: int = 8
     context: int | None = None
-    read_tokens: int = 256
-    idle_read_tokens: int = 2048
-    writing_ratio: float = 1.0
+    prefill_tokens: int = 256
+    idle_prefill_tokens: int = 2048
+    decode_ratio: float = 1.0
     queue_tokens: int = 65536
     prefix_tokens: int | None = None
     exact: bool = False
@@ -49,7 +57,7 @@ class EngineConfig:
     reproducible: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("slots", "context", "read_tokens", "idle_read_tokens", "queue_tokens"):
+        for name in ("slots", "context", "prefill_tokens", "idle_prefill_tokens", "queue_tokens"):
             value = getattr(self, name)
             if not (name == "context" and value is None) and whole_number(name, value) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, got {value}")
@@ -61,20 +69,21 @@ class EngineConfig:
             raise ConfigError("exact and compile contradict each other: a compiled step is equal up to rounding")
         if self.exact and not self.reproducible:
             raise ConfigError("exact and reproducible=False contradict each other: exact texts depend on nothing else")
-        demand_number("writing_ratio", self.writing_ratio)
-        if not 0 < self.writing_ratio < float("inf"):
-            raise ConfigError(f"`writing_ratio` must be above 0, got {self.writing_ratio}; 1 is equal time for both")
+        demand_number("decode_ratio", self.decode_ratio)
+        if not 0 < self.decode_ratio < float("inf"):
+            raise ConfigError(f"`decode_ratio` must be above 0, got {self.decode_ratio}; 1 is equal time for both")
 
 
+@also_named({"promise": "guarantee"})
 @dataclass(frozen=True)
 class EngineState:
     """An engine's current load, and its counts since it was started.
 
     Attributes:
         running: whether it takes requests.
-        promise: what is guaranteed. ``bits of generate``: completions and log-probabilities are bit-identical to those
-            of ``generate``; ``same text under any load``: a request gives the same completion regardless of concurrent
-            requests; or ``none``.
+        guarantee: what is guaranteed. ``bits of generate``: completions and log-probabilities are bit-identical to
+            those of ``generate``; ``same text under any load``: a request gives the same completion regardless of
+            concurrent requests; or ``none``.
         why: how that was established.
         slots: sequences that are decoded concurrently at most.
         context: capacity of a slot in tokens.
@@ -95,7 +104,7 @@ class EngineState:
     """
 
     running: bool
-    promise: Promise
+    guarantee: Guarantee
     why: str
     slots: int
     context: int | None

@@ -34,7 +34,7 @@ from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
 from gerund.language_model import LanguageModel
 from gerund.seq2seq_model import Seq2SeqEncoder
-from gerund.types import EncodeResult, Generation, Promise
+from gerund.types import EncodeResult, Generation, Guarantee
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class _Prepared:
 
     generation: GenerationQueue
     encoding: EncodingQueue
-    promise: Promise
+    guarantee: Guarantee
     why: str
     context: int | None
 
@@ -69,34 +69,34 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     batching = _reproducibility(lm, config, room, verify=verify)
     if not batching.fits:
         return _Prepared(
-            GenerationQueue(lm, None, config.slots, counts), encoding, batching.promise, batching.why, None
+            GenerationQueue(lm, None, config.slots, counts), encoding, batching.guarantee, batching.why, None
         )
     if not config.reproducible:
         why = "each step has as many rows as there are texts (reproducible is off)"
         batching = Reproducibility(True, "none", why, recalls=batching.recalls)
     # Reading in blocks would lose the bits of generate, which a compiled step does not have anyway.
-    costs_nothing = batching.recalls and (batching.promise != "bits of generate" or config.compile)
+    costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or config.compile)
     tokens = config.prefix_tokens
     if tokens is None:
         tokens = _PREFIX_TOKENS if costs_nothing else 0
     by_blocks = costs_nothing or tokens > 0
     if by_blocks and not batching.recalls:
         why = "parts of prompts are kept, and on this machine that changes last bits"
-        batching = replace(batching, promise="none", why=why)
-    elif by_blocks and batching.promise == "bits of generate":
+        batching = replace(batching, guarantee="none", why=why)
+    elif by_blocks and batching.guarantee == "bits of generate":
         why = (
             f"{batching.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
         )
-        batching = replace(batching, promise="same text under any load", why=why)
+        batching = replace(batching, guarantee="same text under any load", why=why)
     if config.compile:
         slots, batching = check_compiled_batching(batching, lm.model, config.slots, room, by_blocks=by_blocks)
     else:
         slots = batching.slots(lm.model, config.slots, room, by_blocks=by_blocks)
     # Decode steps run between two layers of a prefill, and a layer takes less time for fewer tokens.
-    portion = whole_blocks(config.read_tokens) if by_blocks else None
+    portion = whole_blocks(config.prefill_tokens) if by_blocks else None
     writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)
     queue = GenerationQueue(lm, writers, config.slots, counts)
-    return _Prepared(queue, encoding, batching.promise, batching.why, room)
+    return _Prepared(queue, encoding, batching.guarantee, batching.why, room)
 
 
 def _reproducibility(lm: LanguageModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
@@ -173,7 +173,7 @@ class Engine:
         self._verify, self._on_turn = verify, on_turn
         limit = context_length(lm.model.config, lm.tokenizer)
         self._admission = Admission(self.config.queue_tokens, limit or self.config.queue_tokens)
-        self._ratio = DecodeRatio(self.config.writing_ratio)
+        self._ratio = DecodeRatio(self.config.decode_ratio)
         self._prepared: _Prepared | None = None
         self._inbox: list[Job] = []
         self._calls: list[_CallJob] = []
@@ -345,7 +345,7 @@ class Engine:
             counts = {name: count for name, count in self._admission.counts.items() if name != "done"}
             return EngineState(
                 running=self._admission.is_open,
-                promise="none" if prepared is None else prepared.promise,
+                guarantee="none" if prepared is None else prepared.guarantee,
                 why="it was not started yet" if prepared is None else prepared.why,
                 slots=self.config.slots,
                 context=None if prepared is None else prepared.context,
@@ -427,7 +427,7 @@ class Engine:
                 break
         if not others_wait:
             return
-        budget = self.config.read_tokens if generation.live else self.config.idle_read_tokens
+        budget = self.config.prefill_tokens if generation.live else self.config.idle_prefill_tokens
         self._since = time.perf_counter()
         with pausing(lambda: self._between_layers(parts)):
             spent = generation.read(budget // 2 if encoding.jobs else budget)
@@ -475,7 +475,7 @@ class Engine:
         began = time.perf_counter()
         spent = parts.generation.read(1) if parts.generation.can_read else 0
         if parts.encoding.jobs:
-            parts.encoding.read(max(1, self.config.read_tokens - spent))
+            parts.encoding.read(max(1, self.config.prefill_tokens - spent))
         self._ratio.let_in(time.perf_counter() - began)
 
     def _run_call(self, job: _CallJob) -> None:

@@ -53,7 +53,7 @@ class NamedModel:
 
     name: str
     summary: str
-    licence: str
+    license: str
     hub: HubSource | None = None
     package: PackageSource | None = None
     chats: bool = True

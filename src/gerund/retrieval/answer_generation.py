@@ -266,7 +266,7 @@ class ChunkCache:
 
     def _joined(self, between: Sequence[list[int]], texts: Sequence[list[int]]) -> "Session":
         start, first = len(self.instructions.token_ids), between[0]
-        session = self.instructions if first[:start] == self.instructions.token_ids else self.lm.read(first)
+        session = self.instructions if first[:start] == self.instructions.token_ids else self.lm.prefill(first)
         unread = [first[len(session.token_ids) :], *between[1:]]
         for ids, rest in zip(texts, unread, strict=True):
             if rest:
@@ -327,7 +327,7 @@ def prefilled(lm: "LanguageModel", ids: Sequence[int]) -> "Session | None":
     """Return a session that has read these tokens; None without tokens, or where the model cannot extend a session."""
     if not ids or not hasattr(lm, "read"):
         return None
-    session = lm.read(list(ids))
+    session = lm.prefill(list(ids))
     try:
         session.read(ids[-1:])
     except ConfigError:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gerund.checks import read_input
 from gerund.data.yaml_text import parse_yaml
-from gerund.engine.config import EngineConfig
+from gerund.engine.config import FORMER_NAMES, EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.settings.model_spec import ModelSpec
 
@@ -117,9 +117,9 @@ class ServerConfig(BaseModel):
     """Number of texts that are generated concurrently."""
     context: Count | None = None
     """Tokens of a slot, prompt and text. Default: the model's context, at most 2048."""
-    read_tokens: Count = 256
+    prefill_tokens: Count = 256
     """Tokens that are read between two decoding steps."""
-    writing_ratio: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    decode_ratio: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Seconds of decoding for each second of reading while both wait."""
     queue_tokens: Count = 65536
     """Tokens that may wait; beyond, clients are told to retry."""
@@ -215,6 +215,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     valid = [*ModelSpec.model_fields, *ServerConfig.model_fields]
     for given, value in content.items():
         name = str(given).replace("-", "_")
+        name = FORMER_NAMES.get(name, name)
         if name in ("api_key", "key"):
             raise ConfigError(f"{path}: a key does not belong into this file; give api_key_file, or {KEY_VARIABLE}")
         if name not in valid:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, Request
 
-from gerund.engine.config import EngineFuture
+from gerund.engine.config import EngineFuture, EngineState
 from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, InputError, StaleIndexError
 from gerund.inference.generate.config import GenerationConfig
@@ -302,8 +302,7 @@ class Service:
             "fingerprint": self.fingerprint(),
             "chat": self.chats,
             "scorer": "own" if self.lm.scorer is not None else "pmi",
-            "promise": state.promise,
-            "why": state.why,
+            **_guarantee(state),
         }
 
     def health(self) -> dict[str, Any]:
@@ -314,8 +313,7 @@ class Service:
         return {
             "status": "ok" if self.phase == "ready" else self.phase,
             "model": self.names[0],
-            "promise": state.promise,
-            "why": state.why,
+            **_guarantee(state),
             "fingerprint": self.fingerprint(),
             "workers": self.workers,
             "live_rows": state.live_rows,
@@ -327,6 +325,11 @@ class Service:
         """Copy the engine's counts into the metrics."""
         if self._engine is not None:
             self.metrics.observe(self._engine.state())
+
+
+def _guarantee(state: EngineState) -> dict[str, str]:
+    """Return what the engine guarantees; ``promise`` is the key's former name."""
+    return {"guarantee": state.guarantee, "promise": state.guarantee, "why": state.why}
 
 
 def _open_index(where: str, lm: LanguageModel) -> "Index":

@@ -180,7 +180,7 @@ def test_a_prompt_with_the_text_in_it_takes_the_place_of_the_template() -> None:
     slow = states_of(lm, 'Topic! This sentence : "A dog." means in one word:"')[-1][-1].numpy()
     np.testing.assert_allclose(lm.encode("A dog", prompt_name="plain", normalize=False), slow, atol=3e-5, rtol=1e-4)
     with pytest.raises(ConfigError, match="text after the placeholder"):
-        build().encode_and_keep("A dog", prompt='Ask "{text}"')
+        build().encode_and_prefill("A dog", prompt='Ask "{text}"')
     with pytest.raises(ConfigError, match="training takes no template and no prompt with a place for the text"):
         lm.encoder.refuse_methods("training")
 
@@ -358,7 +358,7 @@ def test_what_knows_nothing_of_methods_refuses_them(tiny_folder, tmp_path) -> No
     with pytest.raises(ConfigError, match="an export as merged takes no layers"):
         lm.export(tmp_path / "out", "merged")
     with pytest.raises(ConfigError, match="takes no layers"):
-        lm.encode_and_keep("the cat")
+        lm.encode_and_prefill("the cat")
     with pytest.raises(TextError, match="is rendered and takes no prompt"):
         gerund.load(tiny_folder, template="prompteol", max_length=60).encode(Rendered("<s>the cat"))
 

@@ -51,7 +51,7 @@ def lm_of(kind: str = "llama", dtype: torch.dtype = torch.float32) -> LanguageMo
 
 def has_equal_bits(lm: LanguageModel) -> bool:
     """Whether this processor computes a row alone and among others alike."""
-    return check_batching(lm.model, lm.tokenizer, 3, 64, recalling=False).promise == "bits of generate"
+    return check_batching(lm.model, lm.tokenizer, 3, 64, recalling=False).guarantee == "bits of generate"
 
 
 @pytest.mark.slow

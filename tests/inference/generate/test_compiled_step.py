@@ -23,7 +23,7 @@ def test_a_compiled_step_begins_with_free_slots_whatever_was_verified(
     monkeypatch.setattr(torch, "equal", lambda *_: steady)
     plain = reproducibility.Reproducibility(True, "same text under any load", "")
     slots, found = reproducibility.check_compiled_batching(plain, model, 4, 32)
-    assert found.promise == ("same text under any load" if steady else "none")
+    assert found.guarantee == ("same text under any load" if steady else "none")
     assert slots.live == 0
     prompt = tokenizer("the cat")["input_ids"]
     slots.prefill(prompt)

@@ -173,7 +173,7 @@ def test_limits_hold_alike_in_batches_streams_and_sessions(lm: LanguageModel, li
     assert [one.text for one in together] == [one.text for one in alone]
     with lm.stream(PROMPTS[0], 8, SAMPLED, **limits) as stream:
         assert "".join(stream) == together[0].text
-    assert lm.read(PROMPTS[0]).generate(8, SAMPLED, **limits).text == together[0].text
+    assert lm.prefill(PROMPTS[0]).generate(8, SAMPLED, **limits).text == together[0].text
 
 
 def test_limits_and_a_form_hold_together(lm: LanguageModel) -> None:

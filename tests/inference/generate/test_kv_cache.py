@@ -153,7 +153,7 @@ def read_there(model, ids, start, cache=None):
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt_neox", "cohere", "phi"])
 def test_a_tail_is_what_reading_it_at_its_new_place_gives(kind):
     lm = reader(kind)
-    begun = lm.read(PREFIX)
+    begun = lm.prefill(PREFIX)
     tails = [begun.read(ids).tail(len(PREFIX)) for ids in (ONE, OTHER)]
     assert [one.token_ids for one in tails] == [ONE, OTHER]
     joined = begun
@@ -168,10 +168,10 @@ def test_a_tail_is_what_reading_it_at_its_new_place_gives(kind):
     _, wanted = read_there(lm.model, REST, len(joined.token_ids), cache)
     torch.testing.assert_close(joined.read(REST)._logits_BV, wanted, atol=2e-5, rtol=1e-4)
     # It is an approximation, and behind the prefix itself it is none.
-    exact = lm.read([*joined.token_ids, *REST])._logits_BV
+    exact = lm.prefill([*joined.token_ids, *REST])._logits_BV
     assert (joined.read(REST)._logits_BV - exact).abs().max() > 1e-4
     alone = begun.with_tail(tails[0], len(PREFIX)).read(REST)._logits_BV
-    torch.testing.assert_close(alone, lm.read([*PREFIX, *ONE, *REST])._logits_BV, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(alone, lm.prefill([*PREFIX, *ONE, *REST])._logits_BV, atol=2e-5, rtol=1e-4)
 
 
 def test_each_layer_turns_as_it_does():

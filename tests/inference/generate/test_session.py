@@ -59,7 +59,7 @@ def steps(model, ids, written):
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eos, seen):
     lm = build(model_type, append_eos=append_eos)
-    vector, session = lm.encode_and_keep(TEXT)
+    vector, session = lm.encode_and_prefill(TEXT)
     np.testing.assert_allclose(vector, lm.encode([TEXT])[0], atol=2e-6)
     for sampling in (None, SAMPLED):
         seen.clear()
@@ -82,7 +82,7 @@ def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eo
 def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
     lm = build("gpt2", pooling=pooling, append_eos=append_eos, prompts={"query": "Find:\n"}, **settings)
     for before in ({}, {"prompt_name": "query"}, {"prompt": "the text: "}):
-        vector, session = lm.encode_and_keep(TEXT, **before)
+        vector, session = lm.encode_and_prefill(TEXT, **before)
         assert vector.dtype == np.float32
         np.testing.assert_allclose(vector, lm.encode([TEXT], **before)[0], atol=2e-5, rtol=1e-5)
         assert session.text == lm.encoder.prompt_text(**before) + TEXT
@@ -93,7 +93,7 @@ def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
 @pytest.mark.parametrize("model_type", SOME)
 def test_it_may_be_continued_again_and_again(model_type):
     lm = build(model_type, append_eos=True)
-    _, session = lm.encode_and_keep(TEXT)
+    _, session = lm.encode_and_prefill(TEXT)
     [greedy], [drawn] = lm.generate([TEXT], 12), lm.generate([TEXT], 6, SAMPLED)
     for _ in range(3):
         assert session.generate(12) == greedy
@@ -103,7 +103,7 @@ def test_it_may_be_continued_again_and_again(model_type):
 @pytest.mark.slow
 def test_from_several_threads_at_once():
     lm = build("gemma2")
-    _, session = lm.encode_and_keep(TEXT)
+    _, session = lm.encode_and_prefill(TEXT)
     [wanted] = lm.generate([TEXT], 12)
     found = []
     threads = [threading.Thread(target=lambda: found.append(session.generate(12))) for _ in range(8)]
@@ -117,7 +117,7 @@ def test_from_several_threads_at_once():
 @pytest.mark.slow
 def test_what_the_folder_asks_of_transformers_changes_nothing_and_what_the_call_asks_does():
     lm = build()
-    _, session = lm.encode_and_keep(TEXT)
+    _, session = lm.encode_and_prefill(TEXT)
     plain = session.generate(12)
     lm.model.generation_config.repetition_penalty = 5.0
     assert [session.generate(12)] == lm.generate([TEXT], 12) == [plain]
@@ -128,7 +128,7 @@ def test_what_the_folder_asks_of_transformers_changes_nothing_and_what_the_call_
 
 def test_the_end_token_ends_it():
     lm = build()
-    _, session = lm.encode_and_keep(TEXT)
+    _, session = lm.encode_and_prefill(TEXT)
     written = session.generate(9, SAMPLED).token_ids
     for place in (0, 1, 5):
         lm.model.generation_config.eos_token_id = written[place]
@@ -141,7 +141,7 @@ def test_the_end_token_ends_it():
 def test_half_precision():
     tokenizer = byte_tokenizer()
     lm = LanguageModel(tiny("llama", vocab_size=300).bfloat16(), tokenizer, EncoderConfig(AttentionPlan("causal")))
-    vector, session = lm.encode_and_keep(TEXT)
+    vector, session = lm.encode_and_prefill(TEXT)
     assert vector @ lm.encode([TEXT])[0] > 0.999
     assert [session.generate(9, SAMPLED)] == lm.generate([TEXT], 9, SAMPLED)
 
@@ -153,7 +153,7 @@ def test_a_tokenizer_that_closes_every_text_itself():
     ends = processors.TemplateProcessing(single="<s> $A </s>", pair="$A $B", special_tokens=[("<s>", 1), ("</s>", 2)])
     tokenizer.backend_tokenizer.post_processor = ends
     lm = build("llama", tokenizer, pooling="last")
-    vector, session = lm.encode_and_keep(TEXT)
+    vector, session = lm.encode_and_prefill(TEXT)
     assert session.token_ids == tokenizer(TEXT).input_ids[:-1]
     np.testing.assert_allclose(vector, lm.encode([TEXT])[0], atol=2e-6)
     assert [session.generate(5)] == lm.generate([TEXT], 5)
@@ -161,11 +161,11 @@ def test_a_tokenizer_that_closes_every_text_itself():
 
 def test_the_context_ends_the_text():
     lm = build()
-    _, session = lm.encode_and_keep("x" * 59)  # with <s> 60 of 64 tokens
+    _, session = lm.encode_and_prefill("x" * 59)  # with <s> 60 of 64 tokens
     assert len(session.generate(30).token_ids) == 4
     assert [session.generate(30)] == lm.generate("x" * 59, 30)
     with pytest.raises(TextError, match="the text has 64 tokens and the model's context ends at 64"):
-        lm.encode_and_keep("x" * 63)
+        lm.encode_and_prefill("x" * 63)
 
 
 def test_texts_that_cannot_be_kept():
@@ -178,27 +178,27 @@ def test_texts_that_cannot_be_kept():
         (3, "text 0 is not a string but int"),
     ]:
         with pytest.raises(TextError, match=says):
-            lm.encode_and_keep(text)
-    lm.encode_and_keep("x" * 18)
+            lm.encode_and_prefill(text)
+    lm.encode_and_prefill("x" * 18)
     with pytest.raises(ConfigError, match="must be at least 1, got 0"):
-        lm.encode_and_keep(TEXT)[1].generate(0)
+        lm.encode_and_prefill(TEXT)[1].generate(0)
 
 
 @pytest.mark.parametrize("plan", [name for name in gerund.PLAN_NAMES if name not in ("causal", "hybrid", "echo")])
 def test_plans_that_are_not_causal(plan):
     lm = build("llama", attention=AttentionPlan(plan))
     with pytest.raises(ConfigError, match=r"The plan '.*' is not causal, .* attention='causal' and no skips"):
-        lm.encode_and_keep(TEXT)
+        lm.encode_and_prefill(TEXT)
     skipping = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal", skips=3)))
     with pytest.raises(ConfigError, match="The plan 'causal skips=3' is not causal"):
-        skipping.encode_and_keep(TEXT)
+        skipping.encode_and_prefill(TEXT)
     again = lm.with_encoder(replace(lm.encoder, attention=AttentionPlan("causal")))
-    assert [again.encode_and_keep(TEXT)[1].generate(3)] == lm.generate([TEXT], 3)
+    assert [again.encode_and_prefill(TEXT)[1].generate(3)] == lm.generate([TEXT], 3)
 
 
 def test_echo():
     with pytest.raises(ConfigError, match="The plan 'echo' reads the text twice"):
-        build(attention=AttentionPlan("echo")).encode_and_keep(TEXT)
+        build(attention=AttentionPlan("echo")).encode_and_prefill(TEXT)
 
 
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
@@ -206,22 +206,22 @@ def test_an_adapter(tiny_folder, tmp_path):
     adapter = make_adapter(tiny_folder, tmp_path / "lora")
     lm = gerund.load(tiny_folder, attention="causal", adapter=adapter, dtype="float32")
     with pytest.raises(ConfigError, match="encodes with an adapter and generates without it"):
-        lm.encode_and_keep(TEXT)
+        lm.encode_and_prefill(TEXT)
     lm.export(tmp_path / "merged", "merged")
     merged = gerund.load(tmp_path / "merged", dtype="float32")
-    vector, session = merged.encode_and_keep(TEXT)
+    vector, session = merged.encode_and_prefill(TEXT)
     np.testing.assert_allclose(vector, lm.encode([TEXT])[0], atol=1e-5)
     assert [session.generate(5)] == merged.generate([TEXT], 5)
 
 
 def test_a_session_says_what_it_holds():
-    _, session = build().encode_and_keep(TEXT)
+    _, session = build().encode_and_prefill(TEXT)
     assert repr(session) == f"Session(text={TEXT!r})"
 
 
 def test_what_is_read_on_stands_in_the_text_with_its_first_space(stories_folder):
     lm = gerund.load(stories_folder)
-    session = lm.read("Once upon a time, there was a little girl named")
+    session = lm.prefill("Once upon a time, there was a little girl named")
     written = session.generate(6)
     more = session.read(written.token_ids)
     assert more.text == session.text + written.text
@@ -231,8 +231,8 @@ def test_what_is_read_on_stands_in_the_text_with_its_first_space(stories_folder)
 @pytest.mark.parametrize("given", [" and then", "12", [300.7], 7, ["a"]])
 def test_only_token_ids_are_read_on(given):
     lm = build()
-    _, session = lm.encode_and_keep(TEXT)
-    with pytest.raises(TextError, match="`read` takes token ids"):
+    _, session = lm.encode_and_prefill(TEXT)
+    with pytest.raises(TextError, match="`prefill` takes token ids"):
         session.read(given)
 
 
@@ -252,7 +252,7 @@ def lm():
 
 @pytest.fixture
 def kept(lm, tmp_path):
-    lm.read(LONG_TEXT[:20]).save(tmp_path / "kept")
+    lm.prefill(LONG_TEXT[:20]).save(tmp_path / "kept")
     return tmp_path / "kept"
 
 
@@ -260,7 +260,7 @@ def kept(lm, tmp_path):
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_what_comes_from_the_disk_is_bit_equal_to_what_was_read(model_type, tmp_path):
     lm = seeded(model_type)
-    session = lm.read(LONG_TEXT[:20])
+    session = lm.prefill(LONG_TEXT[:20])
     session.save(tmp_path / "kept")
     opened = Session.load(tmp_path / "kept", lm)
     assert (opened.text, opened.token_ids, opened.n_bytes) == (LONG_TEXT[:20], session.token_ids, session.n_bytes)
@@ -270,7 +270,7 @@ def test_what_comes_from_the_disk_is_bit_equal_to_what_was_read(model_type, tmp_
     one, other = session.read(MORE), opened.read(MORE)
     assert torch.equal(one._logits_BV, other._logits_BV)
     assert torch.equal(session.read(MORE)._logits_BV, one._logits_BV)  # nothing was changed by reading on
-    whole = lm.read([*session.token_ids, *MORE])
+    whole = lm.prefill([*session.token_ids, *MORE])
     torch.testing.assert_close(one._logits_BV, whole._logits_BV, atol=2e-5, rtol=1e-4)
     assert one.generate(8).token_ids == lm.generate([whole.token_ids], 8)[0].token_ids
     assert one.token_ids == whole.token_ids
@@ -278,7 +278,7 @@ def test_what_comes_from_the_disk_is_bit_equal_to_what_was_read(model_type, tmp_
 
 def test_read_takes_what_generate_takes_and_streams_say_the_same(lm):
     for prompt in (LONG_TEXT, [1, 5, 7], ""):
-        session = lm.read(prompt)
+        session = lm.prefill(prompt)
         [expected] = lm.generate([prompt], 6)
         assert session.generate(6) == expected
         stream = session.stream(6)
@@ -353,14 +353,14 @@ def test_what_is_no_session(lm, kept, tmp_path):
     with pytest.raises(DataError, match="is not a session of this version"):
         Session.load(kept, lm)
     with pytest.raises(OutputExistsError):
-        lm.read("a").save(kept)
-    lm.read("a").save(kept, overwrite=True)
+        lm.prefill("a").save(kept)
+    lm.prefill("a").save(kept, overwrite=True)
     assert Session.load(kept, lm).text == "a"
 
 
 def test_recurrent_states_are_neither_saved_nor_read_on_from(tmp_path):
     lm = seeded("lfm2")
-    session = lm.read("the cat")
+    session = lm.prefill("the cat")
     assert session.generate(4) == lm.generate("the cat", 4)[0]
     with pytest.raises(ConfigError, match="more than keys and values"):
         session.save(tmp_path / "kept")
@@ -372,9 +372,9 @@ def test_recurrent_states_are_neither_saved_nor_read_on_from(tmp_path):
 @pytest.mark.slow
 def test_the_bundled_model_reads_a_document_once(tmp_path):
     lm = gerund.load()
-    ids = lm.read(" ".join([LONG_TEXT] * 12)).token_ids
-    question = lm.read("What did the cat look at?").token_ids
-    session = lm.read(ids)
+    ids = lm.prefill(" ".join([LONG_TEXT] * 12)).token_ids
+    question = lm.prefill("What did the cat look at?").token_ids
+    session = lm.prefill(ids)
     session.save(tmp_path / "kept")
     opened = Session.load(tmp_path / "kept", lm)
     [plain] = lm.generate([[*ids, *question]], 12)

@@ -123,7 +123,7 @@ def test_models_that_keep_something_else_are_not_fit_and_the_proof_says_so(kind)
     model = model_of(kind)
     assert unsupported_reason(model)
     found = check_batching(model, byte_tokenizer(), 4, 64)
-    assert (found.fits, found.promise) == (False, "bits of generate")
+    assert (found.fits, found.guarantee) == (False, "bits of generate")
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_what_is_promised_holds(dtype) -> None:
     model = model_of("llama", dtype)
     found = check_batching(model, byte_tokenizer(), 4, 64)
     assert found.fits
-    if found.promise == "none":
+    if found.guarantee == "none":
         pytest.skip(found.why)
     logits = []
     for beside in ([], [[7, 8, 9] * 9], [[3], [4, 5] * 12, [6] * 30]):
@@ -151,7 +151,7 @@ def test_the_check_finds_out_that_rows_depend_on_each_other(monkeypatch) -> None
     monkeypatch.setattr(Slots, "step", lambda self, tokens: plain(self, tokens) * (1 + 1e-6 * len(tokens)))
     model = model_of("llama")
     found = check_batching(model, byte_tokenizer(), 4, 64)
-    assert (found.fits, found.promise) == (True, "none")
+    assert (found.fits, found.guarantee) == (True, "none")
     assert "depends" in found.why
 
 
@@ -172,7 +172,7 @@ def test_a_proof_is_made_once(monkeypatch) -> None:
 
 def test_experts_make_rows_depend_on_each_other() -> None:
     found = check_batching(model_of("qwen2_moe"), byte_tokenizer(), 3, 64)
-    assert (found.fits, found.promise) == (True, "none")
+    assert (found.fits, found.guarantee) == (True, "none")
 
 
 def test_a_bare_model_computes_the_same_and_hooks_of_others_stay(bundled) -> None:

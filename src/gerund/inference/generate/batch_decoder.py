@@ -194,7 +194,7 @@ def decode_continuously(
     check = check_batching(model, tokenizer, batch_size, room, recalling=False)
     # In half precision the two most likely tokens are often equally likely to the last bit, so only equal bits will do.
     good_enough = ("bits of generate",) if model.dtype in HALF else ("bits of generate", "same text under any load")
-    if not check.fits or check.promise not in good_enough:
+    if not check.fits or check.guarantee not in good_enough:
         return False
     _decode(BatchDecoder(check.slots(model, batch_size, room)), sequences, cancelled)
     return True

@@ -20,7 +20,7 @@ from gerund.inference.generate.compiled_step import quiet_compiler, rows_togethe
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unsupported_reason
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.tokens import rotary_limit
-from gerund.types import Promise
+from gerund.types import Guarantee
 
 # Least number of tokens that are read where the rest of a prompt is cached: fewer take other kernels.
 LEAST_READ = 16
@@ -44,10 +44,10 @@ class Reproducibility:
     fits: bool
     """Whether slots can hold the model's cache; if not, each sequence is generated alone."""
 
-    promise: Promise
+    guarantee: Guarantee
 
     why: str
-    """How the promise was verified, or why there is none."""
+    """How the guarantee was verified, or why there is none."""
 
     alone: bool = False
     """Each row attends in a call of its own."""
@@ -168,10 +168,10 @@ def check_compiled_batching(
         plain = found.slots(model, count, room, by_blocks=by_blocks)
         return plain, replace(found, why=f"{found.why}; nothing was compiled ({error})")
     found = replace(found, alone=False, at_least=1, multiple=1)
-    if found.promise == "none" or not steady:
-        return slots, replace(found, promise="none", why="the step is compiled; texts are equal except for near ties")
+    if found.guarantee == "none" or not steady:
+        return slots, replace(found, guarantee="none", why="the step is compiled; texts are equal except for near ties")
     why = "verified at the start: a row's logits are bit-identical whatever the other rows are, in a compiled step"
-    return slots, replace(found, promise="same text under any load", why=why)
+    return slots, replace(found, guarantee="same text under any load", why=why)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

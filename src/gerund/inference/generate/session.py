@@ -226,8 +226,8 @@ def _file_hash(path: Path) -> str:
 class Session(CachedText):
     """A text that the model has read, ready to be continued any number of times, from several threads too.
 
-    Made by ``LanguageModel.read``, ``LanguageModel.encode_and_keep`` and ``Session.load``. It holds the KV cache of the
-    full text until it is dropped.
+    Made by ``LanguageModel.prefill``, ``LanguageModel.encode_and_prefill`` and ``Session.load``. It holds the KV cache
+    of the full text until it is dropped.
 
     Attributes:
         text: the text to continue, after the prompt if there is one; for token ids, what they spell.
@@ -268,14 +268,14 @@ class Session(CachedText):
         >>> import tempfile, gerund
         >>> lm = gerund.load()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     lm.read("The old man looked at").save(f"{folder}/kept")
+        ...     lm.prefill("The old man looked at").save(f"{folder}/kept")
         ...     session = gerund.Session.load(f"{folder}/kept", lm)
         >>> session.generate(4).text == lm.generate("The old man looked at", 4)[0].text
         True
         """
         return cls(**vars(load_cached_text(folder, lm)), _tokenizer=lm.tokenizer)
 
-    def read(self, token_ids: Sequence[int]) -> Self:
+    def prefill(self, token_ids: Sequence[int]) -> Self:
         """Return a session that has read more tokens; this one does not change.
 
         Its logits are those of one pass over everything up to rounding, since products of other shapes round otherwise.
@@ -291,7 +291,7 @@ class Session(CachedText):
         try:
             token_ids = [operator.index(token) for token in token_ids]
         except TypeError as error:
-            raise TextError(f"`read` takes token ids, such as those of a result, not {token_ids!r}.") from error
+            raise TextError(f"`prefill` takes token ids, such as those of a result, not {token_ids!r}.") from error
         if not token_ids:
             raise TextError("There is nothing to read: `token_ids` is empty.")
         ids = prompt_ids(self._model, self._tokenizer, [*self.token_ids, *token_ids], "the text")
@@ -299,6 +299,9 @@ class Session(CachedText):
         cache, logits_BV, _ = _read(self._model, more, _shallow_copy(self._cache))
         text = self.text + text_behind(self._tokenizer, self.token_ids, more)
         return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
+
+    read = prefill
+    """The former name of ``prefill``."""
 
     def tail(self, first: int) -> CachedText:
         """Return the cache from token ``first`` on, for ``with_tail``.
@@ -422,7 +425,7 @@ def _single(max_new_tokens: int, sampling: Sampling | None, options: GenerationK
 def read_prompt(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, weights: Callable[[], str]
 ) -> Session:
-    """Read a prompt once; see ``LanguageModel.read``. ``weights`` returns the hash of the model's weights."""
+    """Read a prompt once; see ``LanguageModel.prefill``. ``weights`` returns the hash of the model's weights."""
     [checked] = check_prompts([prompt])
     ids = prompt_ids(model, tokenizer, checked, "the text")
     cache, logits_BV, _ = _read(model, ids)
@@ -430,10 +433,10 @@ def read_prompt(
     return Session(str(text), ids, model, cache, logits_BV, weights, tokenizer)
 
 
-def encode_and_keep(
+def encode_and_prefill(
     runtime: EncoderRuntime, prompt: str, text: str, weights: Callable[[], str]
 ) -> tuple[np.ndarray, Session]:
-    """Read a text once; return its vector ``(D,)`` float32 and its session. See ``LanguageModel.encode_and_keep``."""
+    """Read a text once; return its vector ``(D,)`` float32 and its session: ``LanguageModel.encode_and_prefill``."""
     _require_causal_plan(runtime)
     if is_template(prompt):
         raise ConfigError(f"The prompt {prompt!r} has text after the placeholder, so the text can't be continued.")
