@@ -168,7 +168,7 @@ def also_named(former: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         def init(self: T, *arguments: Any, **given: Any) -> None:
             make(self, *arguments, **_resolved(aliases, {}, given))
 
-        kind.__init__ = init  # type: ignore[misc]
+        kind.__init__ = init  # type: ignore[method-assign, assignment]
         for name, new in former.items():
             setattr(kind, name, property(attrgetter(new)))
         return kind
