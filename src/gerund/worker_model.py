@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
+from gerund.models.sentence_encoder import SentenceEncoder
 from gerund.models.sources import with_absolute_paths
 from gerund.settings.model_spec import ModelSpec
 
@@ -34,7 +35,9 @@ class WorkerModel:
     threads: int = 1
 
     @classmethod
-    def of(cls, lm: "LanguageModel", spec: ModelSpec | None = None, *, threads: int | None = None) -> Self:
+    def of(
+        cls, lm: "LanguageModel | SentenceEncoder", spec: ModelSpec | None = None, *, threads: int | None = None
+    ) -> Self:
         """Return what loads the same model in other processes.
 
         Args:
@@ -43,12 +46,14 @@ class WorkerModel:
             threads: CPU threads per worker; None for one.
 
         Raises:
-            ConfigError: the model was made in memory; or fewer than one thread.
+            ConfigError: the model was made in memory, or is run by sentence-transformers; or fewer than one thread.
 
         >>> lm = gerund.load()
         >>> WorkerModel.of(lm).load().fingerprint() == lm.fingerprint()
         True
         """
+        if isinstance(lm, SentenceEncoder):
+            raise ConfigError(f"{lm.name} embeds in one process; leave out --workers")
         spec = lm.spec if spec is None else spec
         dtype = str(lm.compute_dtype).removeprefix("torch.")
         gpus = 1.0 if lm.device.type == "cuda" else 0.0

@@ -213,10 +213,10 @@ def test_nor_for_sentence_transformers(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"{path.name} has its attention computed by code of the hub"):
         refuse_fetched_code(source)
     pytest.importorskip("sentence_transformers")
-    from gerund.evaluation.systems.sentence_transformers import _load
+    from gerund.models.sentence_encoder import SentenceEncoder
 
     with pytest.raises(ModelError, match="by code of the hub"):
-        _load(str(tmp_path), "cpu")
+        SentenceEncoder(str(tmp_path))
 
 
 def test_nor_do_the_configs_inside_it(tmp_path: Path) -> None:

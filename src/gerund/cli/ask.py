@@ -42,6 +42,14 @@ def command(
     ] = None,
     *,
     spec: "ModelSpec",
+    answer_with: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Another model to write the answer: a folder, GGUF file, short name or hub id; the index's own model "
+            "searches. Both are in memory.",
+        ),
+    ] = None,
     document: Annotated[
         Path | None, typer.Option(help="Ask this file instead of an index: it is read whole, and kept.")
     ] = None,
@@ -102,6 +110,8 @@ def command(
 
         gerund ask my.index
 
+        gerund ask my.index "When was the first railway opened?" --answer-with smollm2
+
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
     from gerund.jobs.disk_cache import parse_size
@@ -114,6 +124,8 @@ def command(
         **search,
     }
     _demand_there(where, document)
+    if answer_with is not None and document is not None:
+        raise ConfigError("--answer-with is for an index; name the model that reads a --document with -m")
     if language is not None and document is None:
         raise ConfigError("--language is for a --document; an index has the language that it was made with")
     most_bytes = parse_size(cache_size)
@@ -121,7 +133,7 @@ def command(
         asked["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
     _checked(question, k, asked)
     reader = (
-        index_view.open_existing(where, spec)
+        index_view.open_existing(where, spec, answer_with)
         if document is None
         else _document(document, spec, cache, most_bytes, language, limits)
     )  # fmt: skip

@@ -13,6 +13,7 @@ from typer import core
 from gerund.checks import place
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.models.sources import SENTENCE_TRANSFORMERS
 from gerund.progress import progress_lines
 from gerund.settings.encoder import DTYPE_NAMES
 
@@ -62,8 +63,9 @@ class CheckedCommand(LiteralHelp):
         dtype = ctx.params.get("dtype")
         if dtype is not None and dtype not in DTYPE_NAMES:
             raise unknown_name("dtype", dtype, DTYPE_NAMES)
-        if isinstance(model := ctx.params.get("model"), str):
-            _demand_reachable(model)
+        for name in ("model", "answer_with", "rerank_with"):
+            if isinstance(model := ctx.params.get(name), str) and not model.startswith(SENTENCE_TRANSFORMERS):
+                _demand_reachable(model)
         return super().invoke(ctx)
 
 

@@ -219,25 +219,32 @@ def report_folder(output: Path) -> Any:
 def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
     from gerund.evaluation.systems.search import BM25, parse_fusion, parse_index
-    from gerund.evaluation.systems.sentence_transformers import PREFIX
-    from gerund.models.sources import find
+    from gerund.models.sources import SENTENCE_TRANSFORMERS, find
 
     for name in names:
-        if name != BM25 and not name.startswith(PREFIX) and parse_fusion(name) is None and parse_index(name) is None:
+        if (
+            name != BM25
+            and not name.startswith(SENTENCE_TRANSFORMERS)
+            and parse_fusion(name) is None
+            and parse_index(name) is None
+        ):
             find(name)
 
 
 def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceTransformersSystem | str"]:
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
     from gerund.evaluation.systems.search import BM25, parse_fusion, parse_index
-    from gerund.evaluation.systems.sentence_transformers import PREFIX, SentenceTransformersSystem
+    from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
+    from gerund.models.sources import SENTENCE_TRANSFORMERS
 
     def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
         if name == BM25 or parse_fusion(name) is not None or parse_index(name) is not None:
             return name
-        if name.startswith(PREFIX):
+        if name.startswith(SENTENCE_TRANSFORMERS):
             longest = spec.max_length if isinstance(spec.max_length, int) else None
-            return SentenceTransformersSystem(name.removeprefix(PREFIX), device=spec.device, max_length=longest)
+            return SentenceTransformersSystem(
+                name.removeprefix(SENTENCE_TRANSFORMERS), device=spec.device, max_length=longest
+            )
         return spec.model_copy(update={"model": name})
 
     return [one(name) for name in names]

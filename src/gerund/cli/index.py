@@ -15,6 +15,7 @@ from gerund.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
+    from gerund.models.sentence_encoder import SentenceEncoder
     from gerund.retrieval.document_reader import ReadLimits
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import Index
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 _REASONS = 5
 
 _HELPS = {
-    "model": "A folder, GGUF file, short name (see gerund models) or hub id. [default: the index's own; for a new "
-    "index the bundled model]",
+    "model": "The encoder: a folder, GGUF file, short name (see gerund models) or hub id; st: before it runs it with "
+    "sentence-transformers. [default: the index's own; for a new index the bundled model]",
     "transform": "truncate-128 keeps the first 128 dimensions of each vector; a fitted one belongs to a saved model.",
 }
 
 
 @options.takes(
     spec=options.model(
-        *("model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE), helps=_HELPS
+        *("model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE),
+        helps=_HELPS,
+        also=("--encoder",),
     ),
     limits=options.read_limits(),
     where=options.machines(),
@@ -118,6 +121,8 @@ def command(
 
         gerund index notes/ -o small.index --transform truncate-128 --precision binary
 
+        gerund index notes/ -o my.index --encoder st:sentence-transformers/all-MiniLM-L6-v2
+
         gerund index notes/ -o my.index --workers 8
     """
     from gerund.retrieval.document_reader import unknown_files
@@ -138,14 +143,14 @@ def command(
     if migrate:
         if about is None:
             raise ConfigError(f"{output}: there is no index yet, so nothing to migrate")
-        from gerund.entry import load
+        from gerund.retrieval.index import load_encoder
         from gerund.retrieval.indexing import migrate_index
 
-        lm = load(given or about.model_spec(output))
-        with machines.embedding(lm, chunking) as embed:
-            count = migrate_index(store, lm, chunking, embed=embed)
+        encoder = load_encoder(given or about.model_spec(output))
+        with machines.embedding(encoder, chunking) as embed:
+            count = migrate_index(store, encoder, chunking, embed=embed)
         tell(f"{count} documents re-embedded: {output}")
-        index = open_index(output, lm)
+        index = open_index(output, encoder)
     else:
         index = open_index(output, given, chunking=chunking)
     with machines.adding(index):
@@ -181,14 +186,16 @@ class _Machines:
 
         return embedded_by(self.engine, index, threads=self.threads)
 
-    def embedding(self, lm: "LanguageModel", chunking: "Chunking") -> "AbstractContextManager[Embed | None]":
+    def embedding(
+        self, encoder: "LanguageModel | SentenceEncoder", chunking: "Chunking"
+    ) -> "AbstractContextManager[Embed | None]":
         """Return what embeds chunks; None for this process."""
         if not self.are_elsewhere:
             return nullcontext()
         from gerund.retrieval.embedding import embedding_pool
         from gerund.worker_model import WorkerModel
 
-        return embedding_pool(self.engine, WorkerModel.of(lm, threads=self.threads), chunking)
+        return embedding_pool(self.engine, WorkerModel.of(encoder, threads=self.threads), chunking)
 
 
 def _watch(

@@ -20,14 +20,15 @@ COMPLETED = "an earlier gerund index was ended before its last step, or is still
 _SNIPPET = 300
 
 
-def open_existing(where: str, spec: "ModelSpec") -> "Index":
-    """Open an index that is there, with the model that is named or else its own."""
+def open_existing(where: str, spec: "ModelSpec", answer_with: str | None = None) -> "Index":
+    """Open an index that is there, with the model that is named or else its own, and another to answer with."""
     from gerund.retrieval.index import demand_index, open_index, store_at
 
     demand_index(where)
     about = store_at(where).about()
     assert about is not None
-    index = open_index(where, spec if "model" in spec.model_fields_set else own_model(about, where, spec))
+    encoder = spec if "model" in spec.model_fields_set else own_model(about, where, spec)
+    index = open_index(where, encoder, answer_with=answer_with)
     if index.store.finish():
         tell(f"{where}: {COMPLETED}")
     return index

@@ -116,13 +116,16 @@ def cli_type(annotation: Any) -> Any:
     return next((kind for kind in (bool, int, float) if kind in kinds), str)
 
 
-def model(*names: str, helps: Mapping[str, str] | None = None, **defaults: str | None) -> Group:
+def model(
+    *names: str, helps: Mapping[str, str] | None = None, also: tuple[str, ...] = (), **defaults: str | None
+) -> Group:
     """Return options that make a ``ModelSpec``.
 
     Args:
         names: in ``OPTIONS``; ``MODEL`` for an argument that names the model, instead of the option ``model``.
             Without either, the command says itself which models are meant, and the spec is how each of them is used.
         helps: other help texts than the declared ones, where an option means less or something else to a command.
+        also: more names of the option ``model``.
         defaults: other defaults than the declared ones (and none for ``MODEL``).
     """
 
@@ -132,7 +135,7 @@ def model(*names: str, helps: Mapping[str, str] | None = None, **defaults: str |
             return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_Argument)
         field = model_spec.ModelSpec.model_fields[name]
         default = None if name == "model" else defaults.get(name, field.default)
-        flags = ("--model", "-m") if name == "model" else ()
+        flags = ("--model", "-m", *also) if name == "model" else ()
         kind = cli_type(field.annotation)
         help_ = (helps or {}).get(name, model_spec.HELP[name])
         return option(name, kind if default is not None else kind | None, help_, *flags, default=default)

@@ -37,6 +37,8 @@ _COMPILER = "torch._dynamo"
 _ALONE = f"{_COMPILER}._trace_wrapped_higher_order_op"
 # pyarrow imports it to recognize its arrays, which no command makes.
 _ARRAYS = "pandas"
+# It imports most of what waits.
+_EVERYTHING = "sentence_transformers"
 _ABSENT = ("is_scipy_available", "is_torch_distributed_available", "is_torch_flex_attn_available")
 
 
@@ -59,6 +61,11 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return how a module is loaded where that is to be another way; None for all others."""
+        if fullname == _EVERYTHING:
+            sys.meta_path.remove(self)
+            if isinstance(sys.modules.get(_COMPILER), _WaitingCompiler):
+                _real_compiler()
+            return None
         if fullname == _ARRAYS:
             return ModuleSpec(fullname, _NotInstalled())
         execute = {_LAZY_IMPORTS: _cache_model_list, _MODELS: _import_less}.get(fullname)

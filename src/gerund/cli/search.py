@@ -45,6 +45,10 @@ def command(
         int, typer.Option(help="Search with this many more queries, variants that the model writes.")
     ] = 0,
     how: dict[str, Any],
+    rerank_with: Annotated[
+        str | None,
+        typer.Option(help="Another model for --rerank and --expand. [default: the index's own]", metavar="MODEL"),
+    ] = None,
     as_json: options.Json = False,
     server: Annotated[
         str | None,
@@ -80,7 +84,7 @@ def command(
         gerund search "how bread rises" --server http://127.0.0.1:8000
     """
     if server is not None:
-        _refuse_local(spec, expand=expand, rerank=how["rerank"], rerank_by=how["rerank_by"])
+        _refuse_local(spec, expand=expand, rerank_with=rerank_with, rerank=how["rerank"], rerank_by=how["rerank_by"])
         # One argument is the query: which index there is, the server knows.
         name, asked = (where, _queries(queries)) if queries else (None, _queries([where]))
         request = {"k": k, "mode": mode, "filter": how["filter"], "weight": how["weight"]}
@@ -90,7 +94,7 @@ def command(
     if api_key_file is not None:
         raise ConfigError("--api-key-file is for --server, which is missing")
     asked = _queries(queries)
-    index = index_view.open_existing(where, spec)
+    index = index_view.open_existing(where, spec, rerank_with)
     found = index.search_all(asked, k, mode=mode, expand=expand, **how)  # type: ignore[arg-type]
     if as_json:
         _print_lines(asked, found)

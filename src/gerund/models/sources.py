@@ -85,6 +85,10 @@ class Source:
             raise ModelError(f"{self.unreadable}: it is not in the local cache, and the hub cannot be reached{offline}")
 
 
+SENTENCE_TRANSFORMERS = "st:"
+"""Before a folder or a hub id: an encoder that sentence-transformers runs, in an index, a server or an evaluation."""
+
+
 def find(model: str | Path | None, *, revision: str | None = None, token: str | bool | None = None) -> Source:
     """Tell a folder or a GGUF file from a hub id; None and ``default`` are the bundled model.
 
@@ -117,6 +121,11 @@ def _found(model: str | Path | None) -> Source:
             raise ModelError("this installation has no bundled model; name a model")
         return Source(DEFAULT_NAME, folder)
     text = str(model)
+    if text.startswith(SENTENCE_TRANSFORMERS):
+        raise ModelError(
+            f"{text} is an encoder that sentence-transformers runs, for gerund index, eval and serve --encoder; "
+            f"without {SENTENCE_TRANSFORMERS} a model is opened here"
+        )
     path = place("model", model).expanduser() if text else Path()
     if text and path.is_dir():
         file = None if (path / "config.json").is_file() else gguf_in(path)

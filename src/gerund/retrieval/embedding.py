@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from gerund.types import TextModel
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
+    from gerund.models.sentence_encoder import SentenceEncoder
     from gerund.retrieval.index import Index
 
 QUERY, DOCUMENT = "query", "document"
@@ -32,7 +33,7 @@ _SPARE = 8
 class Embedder:
     """Embeds queries and chunks with a model; raises ``ConfigError`` where the model does not support the chunking."""
 
-    def __init__(self, lm: TextModel, chunking: Chunking) -> None:
+    def __init__(self, lm: "TextModel | SentenceEncoder", chunking: Chunking) -> None:
         self.lm = lm
         self.chunking = chunking
         self._prompts = {job: job if job in lm.encoder.prompts else None for job in (QUERY, DOCUMENT)}
@@ -42,6 +43,8 @@ class Embedder:
                 f"chunks of {chunking.tokens} tokens do not fit {lm.name}, which has room for {self._room}; "
                 "choose smaller ones"
             )
+        if chunking.late and not hasattr(lm, "encode_spans"):
+            raise ConfigError(f"{lm.name} gives one vector for a whole text; embed chunks early (leave out late)")
         if chunking.late and len(lm.encoder.templates) > 1:
             raise ConfigError(
                 f"the template {lm.encoder.template!r} reads a text {len(lm.encoder.templates)} times, so no chunk can "
@@ -68,7 +71,8 @@ class Embedder:
             return np.zeros((0, self.lm.dimensions), dtype=np.float32)
         texts, spans = [window.text for window in windows], [window.spans for window in windows]
         name = self._prompts[DOCUMENT]
-        vectors = self.lm.encode_spans(texts, spans, None, True, show_progress=False, prompt_name=name)
+        lm = cast("TextModel", self.lm)  # as ``__init__`` has checked
+        vectors = lm.encode_spans(texts, spans, None, True, show_progress=False, prompt_name=name)
         return np.concatenate(
             [vectors_SD[window.repeated :] for window, vectors_SD in zip(windows, vectors, strict=True)]
         )
@@ -163,7 +167,7 @@ def _room(lm: Any, prompt: str | None) -> int | None:
     texts = [f"{before}{template.before}a{template.between or ''}{template.after}" for template in templates]
     longest = max(len(encoded.ids) for encoded in encode_texts(lm.tokenizer, texts))
     room = int(lm.max_length) - longest - _SPARE
-    if lm.runtime.plan.repeats_text:
+    if config.attention.repeats_text:
         room //= 2
     return max(room, 1)
 
@@ -198,7 +202,7 @@ def embedded_by(engine: JobEngine, index: "Index", *, threads: int | None = None
 
         def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
             if not pool:
-                model = WorkerModel.of(index.lm, threads=threads)
+                model = WorkerModel.of(index.encoder, threads=threads)
                 pool.append(stack.enter_context(embedding_pool(engine, model, index.chunking)))
             return pool[0](documents)
 

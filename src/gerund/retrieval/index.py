@@ -8,7 +8,7 @@ import numpy as np
 
 from gerund.checks import check_unicode, flag, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
-from gerund.models.sources import with_absolute_paths
+from gerund.models.sources import SENTENCE_TRANSFORMERS, with_absolute_paths
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
@@ -26,7 +26,9 @@ from gerund.retrieval.indexing import (
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.question_answering import (
+    EXTRACTIVE,
     GENERATE,
+    Method,
     PendingAnswer,
     Question,
     QuestionAnswering,
@@ -43,6 +45,7 @@ from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
+    from gerund.models.sentence_encoder import SentenceEncoder
     from gerund.retrieval.answer_generation import AnswerGenerator
     from gerund.retrieval.embedding import Embedder
 
@@ -65,15 +68,17 @@ class Index(QuestionAnswering):
     def __init__(
         self,
         store: VectorStore,
-        lm: "LanguageModel | ModelSpec | str | Path | None" = None,
+        lm: "LanguageModel | SentenceEncoder | ModelSpec | str | Path | None" = None,
         *,
+        answer_with: "LanguageModel | ModelSpec | str | Path | None" = None,
         chunking: Chunking | None = None,
         root: Path | None = None,
     ) -> None:
         """Open a store; see ``open_index``. File names are relative to ``root`` if they are below it."""
         self.store = store
-        self._given = lm
-        self._lm: LanguageModel | None = None if _is_spec(lm) else _checked(lm)
+        self._given, self._answer_with = lm, answer_with
+        self._encoder: LanguageModel | SentenceEncoder | None = None if _is_spec(lm) else _checked(lm)
+        self._lm: LanguageModel | None = None
         self._root = root
         self._about = store.about()
         self._chunking = chunking
@@ -81,8 +86,8 @@ class Index(QuestionAnswering):
         self._generator: AnswerGenerator | None = None
         self.elsewhere: tuple[Embed, int] | None = None
         if self._about is not None:
-            if self._lm is not None:
-                self._require_encoder(self._lm)
+            if self._encoder is not None:
+                self._require_encoder(self._encoder)
             if chunking is not None and chunking != self._about.chunking:
                 raise ConfigError(
                     f"{store.name} is cut into chunks of {self._about.chunking}, not {chunking}; leave these "
@@ -105,27 +110,46 @@ class Index(QuestionAnswering):
 
     @property
     def lm(self) -> "LanguageModel":
-        """The model, loaded on first use.
+        """The model that answers, expands and re-ranks: the encoder unless another is named; loaded on first use.
+
+        Raises:
+            ConfigError: the encoder is run by sentence-transformers, which generates nothing, and there is no other.
+        """
+        if self._lm is None:
+            if self._answer_with is not None:
+                self._lm = _loaded(self._answer_with)
+            elif hasattr(self.encoder, "generate"):
+                self._lm = self.encoder  # type: ignore[assignment]
+            else:
+                raise ConfigError(
+                    f"{self.encoder.name} is an encoder and generates nothing; name a language model that answers, "
+                    "expands and re-ranks (--answer-with, answer_with=), or quote (--extractive)"
+                )
+        return self._lm  # type: ignore[return-value]
+
+    @property
+    def encoder(self) -> "LanguageModel | SentenceEncoder":
+        """The model of the vectors, loaded on first use.
 
         Raises:
             FingerprintError: it is no longer the model that the index was made with.
             ConfigError: the index was made with a model in memory, which cannot be loaded again.
         """
-        if self._lm is None:
+        if self._encoder is None:
             given = self._given
             if given is None and self._about is not None:
                 given = self._about.model_spec(self.store.name)
             try:
-                lm = _loaded(given)
+                encoder = load_encoder(given)
             except ModelError as error:
                 if self._given is not None:
                     raise
                 raise ModelError(
                     f"the model of {self.store.name} cannot be loaded: {error}; name it where it is now (-m, lm=)"
                 ) from error
-            self._require_encoder(lm)
-            self._lm = lm
-        return self._lm
+            self._require_encoder(encoder)
+            self._encoder = encoder
+        return self._encoder
 
     def sources(self) -> list[str]:
         """Return the names of all documents, sorted."""
@@ -212,9 +236,9 @@ class Index(QuestionAnswering):
         Raises:
             DataError: there is no index yet.
         """
-        lm = self._lm or _loaded(self._given)
-        count = migrate_index(self.store, lm, chunking, show_progress)
-        self._about, self._lm = self.store.about(), lm
+        encoder = self._encoder or load_encoder(self._given)
+        count = migrate_index(self.store, encoder, chunking, show_progress)
+        self._about, self._encoder = self.store.about(), encoder
         self._embedder = self._generator = None
         return count
 
@@ -315,7 +339,7 @@ class Index(QuestionAnswering):
         more = {"rerank": question.rerank, "rerank_by": question.rerank_by}
         hits = self.search(question.search_query, question.k, **settings, **more)  # type: ignore[arg-type]
         assert self._about is not None
-        method, language = question.method_for(self.lm), self._about.chunking.language
+        method, language = self._method(question), self._about.chunking.language
         if not any(is_relevant(text, hits, language) for text in {question.question, question.search_query}):
             return no_answer(question.question, method)
         if method == GENERATE:
@@ -336,21 +360,27 @@ class Index(QuestionAnswering):
 
         return extractive_answer(question.question, hits, encode, self._about, self._weight("hybrid", question.weight))
 
+    def _method(self, question: Question) -> Method:
+        """Return the method: as requested; an encoder that generates nothing quotes."""
+        if question.method is None and self._answer_with is None and not hasattr(self.encoder, "generate"):
+            return EXTRACTIVE
+        return question.method_for(self.lm) if question.method is None else question.method
+
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
             return hybrid_search.check_weight(weight)
-        if mode != "hybrid" or self._about is None or self.lm.encoder.fusion is None:
+        if mode != "hybrid" or self._about is None or self.encoder.encoder.fusion is None:
             return hybrid_search.WEIGHT
-        return self.lm.encoder.fusion
+        return self.encoder.encoder.fusion
 
     def _require_embedder(self) -> "Embedder":
         from gerund.retrieval.embedding import Embedder
 
         if self._embedder is None:
-            self._embedder = Embedder(self.lm, self.chunking)
+            self._embedder = Embedder(self.encoder, self.chunking)
         return self._embedder
 
-    def _require_encoder(self, lm: "LanguageModel") -> None:
+    def _require_encoder(self, lm: "LanguageModel | SentenceEncoder") -> None:
         """Refuse a model whose vectors cannot be compared with the stored ones."""
         about = self._about
         if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
@@ -360,7 +390,7 @@ class Index(QuestionAnswering):
             f"{difference(about, lm)}; open it with that model, or migrate it (gerund index --migrate)"
         )
 
-    def _require_own_encoder(self, lm: "LanguageModel") -> None:
+    def _require_own_encoder(self, lm: "LanguageModel | SentenceEncoder") -> None:
         """Refuse to embed documents with another encoder, even if its vectors are in the same space."""
         about = self._about
         if about is None or lm.fingerprint() == about.fingerprint:
@@ -375,15 +405,15 @@ class Index(QuestionAnswering):
         embed, workers = self.elsewhere or (lambda chunks: self._require_embedder().chunks(chunks), 1)
         make = None
         if self._about is None:
-            about = metadata_for(self.lm, self._require_embedder().chunking)
+            about = metadata_for(self.encoder, self._require_embedder().chunking)
 
             def make() -> None:
                 self.store.create(about)
                 self._about = self.store.about()
-                self._require_own_encoder(self.lm)  # another process may have created it in the meantime
+                self._require_own_encoder(self.encoder)  # another process may have created it in the meantime
 
         elif not self._is_own_model():
-            self._require_own_encoder(self.lm)
+            self._require_own_encoder(self.encoder)
         return Writer(self.store, self._cut, embed, self._root, workers, make=make, limits=limits)
 
     def _is_own_model(self) -> bool:
@@ -400,7 +430,7 @@ class Index(QuestionAnswering):
     def _cut(self, document: Document) -> list[Chunk]:
         from gerund.retrieval.chunking import cut
 
-        return cut(document, self.lm.tokenizer, self.chunking)
+        return cut(document, self.encoder.tokenizer, self.chunking)
 
 
 def _is_spec(lm: object) -> bool:
@@ -408,8 +438,8 @@ def _is_spec(lm: object) -> bool:
     return lm is None or isinstance(lm, ModelSpec | str | Path)
 
 
-def _checked(lm: Any) -> "LanguageModel":
-    if not callable(getattr(lm, "encode_spans", None)):
+def _checked(lm: Any) -> Any:
+    if not (callable(getattr(lm, "encode", None)) and callable(getattr(lm, "fingerprint", None))):
         raise ConfigError(f"`lm` must be a model of gerund.load, a ModelSpec or a name, got {lm!r}")
     return lm
 
@@ -420,10 +450,25 @@ def _loaded(lm: Any) -> "LanguageModel":
     return load(lm) if _is_spec(lm) else lm
 
 
+def load_encoder(encoder: Any) -> "LanguageModel | SentenceEncoder":
+    """Load an encoder as ``open_index`` takes it."""
+    name = encoder.model if isinstance(encoder, ModelSpec) else encoder
+    if not (isinstance(name, str) and name.startswith(SENTENCE_TRANSFORMERS)):
+        return _loaded(encoder)
+    from gerund.models.sentence_encoder import SentenceEncoder
+
+    spec = ModelSpec.of(encoder)
+    if others := spec.model_fields_set - {"model", *_MACHINE_SETTINGS}:
+        option = sorted(others)[0].replace("_", "-")
+        raise ConfigError(f"{name} is run by sentence-transformers, which has no setting {option!r}")
+    return SentenceEncoder(spec.model.removeprefix(SENTENCE_TRANSFORMERS), device=spec.device)
+
+
 def open_index(
     where: "str | Path | VectorStore | None" = None,
-    lm: "LanguageModel | ModelSpec | str | Path | None" = None,
+    lm: "LanguageModel | SentenceEncoder | ModelSpec | str | Path | None" = None,
     *,
+    answer_with: "LanguageModel | ModelSpec | str | Path | None" = None,
     chunking: Chunking | None = None,
 ) -> "Index":
     """Open an index of documents; the first ``add`` creates it.
@@ -432,7 +477,9 @@ def open_index(
         where: a folder; the path of an object store, such as ``s3://bucket/my.index``; a store; or None for an index in
             memory.
         lm: the model, in memory or as ``gerund.load`` takes it; None loads the index's model when it is needed, and
-            the bundled model for a new index.
+            the bundled model for a new index. ``st:`` before a folder or hub id is an encoder that
+            sentence-transformers runs.
+        answer_with: another language model to answer, expand queries and re-rank with; None for ``lm``.
         chunking: how documents are split and embedded; None for the index's chunking, and the defaults for a new index.
 
     Raises:
@@ -458,7 +505,7 @@ def open_index(
     elif isinstance(where, str | Path) and not is_remote(str(where)):
         root = place("the index", where).resolve().parent
     store = where if where is not None and not isinstance(where, str | Path) else store_at(where)
-    return Index(store, lm, chunking=chunking, root=root)
+    return Index(store, lm, answer_with=answer_with, chunking=chunking, root=root)
 
 
 def demand_index(where: str, *, opened: bool = True) -> None:

@@ -35,6 +35,7 @@ from gerund.retrieval.store import DocumentState, IndexMetadata, VectorStore
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
+    from gerund.models.sentence_encoder import SentenceEncoder
 
 # What is embedded and stored per batch, and lost at most by an interruption.
 CHUNKS_AT_ONCE = 1024
@@ -322,7 +323,7 @@ def all_failed(summary: IndexSummary) -> GerundError | None:
 
 def migrate_index(
     store: VectorStore,
-    lm: "LanguageModel",
+    encoder: "LanguageModel | SentenceEncoder",
     chunking: Chunking | None = None,
     show_progress: bool | None = None,
     *,
@@ -335,12 +336,12 @@ def migrate_index(
     old = store.about()
     if old is None:
         raise DataError(f"{store.name}: there is no index yet, so nothing to migrate")
-    about = metadata_for(lm, chunking or old.chunking)
-    embedder = Embedder(lm, about.chunking)
+    about = metadata_for(encoder, chunking or old.chunking)
+    embedder = Embedder(encoder, about.chunking)
     return replace_index(
         store,
         about,
-        lambda document: cut(document, lm.tokenizer, about.chunking),
+        lambda document: cut(document, encoder.tokenizer, about.chunking),
         embed or embedder.chunks,
         show_progress,
     )
@@ -362,7 +363,7 @@ def replace_index(
     return count
 
 
-def metadata_for(lm: "LanguageModel", chunking: Chunking) -> IndexMetadata:
+def metadata_for(lm: "LanguageModel | SentenceEncoder", chunking: Chunking) -> IndexMetadata:
     """Return the metadata of an index that is created with a model."""
     try:
         spec = with_absolute_paths(lm.spec).model_dump(exclude_none=True)
@@ -372,7 +373,7 @@ def metadata_for(lm: "LanguageModel", chunking: Chunking) -> IndexMetadata:
     return IndexMetadata(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, space)
 
 
-def difference(about: IndexMetadata, lm: "LanguageModel") -> str:
+def difference(about: IndexMetadata, lm: "LanguageModel | SentenceEncoder") -> str:
     """Describe how a model differs from that of an index: by settings, or else by its name."""
     spec, stored = dict(metadata_for(lm, about.chunking).spec or {}), dict(about.spec or {})
     names = [name for name in sorted({*spec, *stored}) if spec.get(name) != stored.get(name)]
@@ -382,8 +383,12 @@ def difference(about: IndexMetadata, lm: "LanguageModel") -> str:
     return f": {'; '.join(pairs)}"
 
 
-def describe_encoder(lm: "LanguageModel") -> str:
+def describe_encoder(lm: "LanguageModel | SentenceEncoder") -> str:
     """Return an encoder's plan and pooling in a few words."""
+    from gerund.models.sentence_encoder import SentenceEncoder
+
+    if isinstance(lm, SentenceEncoder):
+        return "sentence-transformers"
     plan = lm.encoder.attention.with_defaults(lm.n_layers)
     numbers = "".join(f" {name}={value}" for name in ("k", "k0") if (value := getattr(plan, name)) is not None)
     return f"{plan.name}{numbers}, {lm.encoder.pooling}"

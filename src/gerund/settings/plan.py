@@ -251,6 +251,11 @@ class AttentionPlan(PlanSettings[None, Never], _Named):
             raise ConfigError(f"k0={k0} is larger than k={k}: k0 counts some of the k converted layers")
         return replace(self, k=k, k0=k0)
 
+    @property
+    def repeats_text(self) -> bool:
+        """Whether the model reads a text twice."""
+        return self.name == "echo"
+
     def resolve(self, n_layers: int) -> ResolvedPlan:
         """Work the plan out for a model of ``n_layers`` layers.
 
@@ -284,7 +289,7 @@ class AttentionPlan(PlanSettings[None, Never], _Named):
             "mask0+bidir": [(_CAUSAL, lower), (seen_all, k - k0), (seen_mask0, k0)],
         }
         views = tuple(view for view, count in layouts[plan.name] for _ in range(count))
-        return ResolvedPlan(views, repeats_text=plan.name == "echo", skips=_skips(plan, n_layers))
+        return ResolvedPlan(views, repeats_text=plan.repeats_text, skips=_skips(plan, n_layers))
 
     def label(self, n_layers: int) -> str:
         """Return a short name of all that is not as usual: what tables and pictures call the plan.
