@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
-from gerund.models.sentence_encoder import SentenceEncoder
+from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.models.sources import with_absolute_paths
 from gerund.settings.model_spec import ModelSpec
 

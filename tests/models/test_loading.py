@@ -213,7 +213,7 @@ def test_nor_for_sentence_transformers(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"{path.name} has its attention computed by code of the hub"):
         refuse_fetched_code(source)
     pytest.importorskip("sentence_transformers")
-    from gerund.models.sentence_encoder import SentenceEncoder
+    from gerund.inference.sentence_encoder import SentenceEncoder
 
     with pytest.raises(ModelError, match="by code of the hub"):
         SentenceEncoder(str(tmp_path))

@@ -58,7 +58,7 @@ class Running:
         service: what is behind it.
     """
 
-    def __init__(self, lm: Any, settings: ServerConfig, keys: list[str]) -> None:
+    def __init__(self, lm: Any, settings: ServerConfig, keys: list[str], encoder: Any = None) -> None:
         self.lm = lm
         self.service = Service(settings, settings.name or ("tiny",))
         listening = listen("127.0.0.1", 0)
@@ -68,7 +68,7 @@ class Running:
             make_app(self.service, keys), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
             timeout_graceful_shutdown=10,
         )  # fmt: skip
-        self._server = Server(config, self.service, lambda: self.service.start(lm), lambda _: ready.set())
+        self._server = Server(config, self.service, lambda: self.service.start(lm, encoder), lambda _: ready.set())
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
         if not ready.wait(60):

@@ -13,9 +13,9 @@ from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
+    from gerund.inference.sentence_encoder import SentenceEncoder
     from gerund.jobs.engine import JobEngine
     from gerund.language_model import LanguageModel
-    from gerund.models.sentence_encoder import SentenceEncoder
     from gerund.retrieval.document_reader import ReadLimits
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import Index

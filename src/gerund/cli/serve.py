@@ -62,9 +62,11 @@ def command(
 
         GERUND_API_KEY=secret gerund serve ./model --host 0.0.0.0 --workers 4
 
+        gerund serve ./chat-model --encoder st:sentence-transformers/all-MiniLM-L6-v2
+
         gerund serve --config serve.yaml
     """
-    from gerund.models.sources import find
+    from gerund.models.sources import SENTENCE_TRANSFORMERS, find
 
     of_model, of_server = ({}, {}) if config is None else read_config(config)
     settings = settings_of({**of_server, **typed})
@@ -73,7 +75,9 @@ def command(
     keys = read_keys(settings.api_key_file)
     settings.check_keys(keys)
     _require_libraries()
-    if settings.index is not None:
+    if settings.encoder is not None and not settings.encoder.startswith(SENTENCE_TRANSFORMERS):
+        find(settings.encoder).demand_reachable()
+    if settings.index is not None and settings.encoder is None:
         spec = _with_index(spec, settings.index)
     find(spec.model).demand_reachable()  # before a port is opened
     _serve(spec, settings, keys)
@@ -141,6 +145,7 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
 def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) -> str:
     """Return the message of a server that is ready: its model, what each route needs, and a line to try."""
     name = card["id"]
+    encoder = f"; by {card['encoder']}, a second model in memory" if card["encoder"] else ""
     chat = "" if card["chat"] else "; answers 400, since this model has no chat template"
     forms = "" if find_spec("llguidance") else "; response_format needs pip install 'gerund[structured]'"
     judge = "the model's own scorer" if card["scorer"] == "own" else "the model's likelihoods"
@@ -152,7 +157,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         f"  guarantee: {card['guarantee']} ({card['why']})",
         f"  /v1/chat/completions  conversations, streams{chat}{forms}",
         f"  /v1/completions       texts, streams; with suffix a gap; best_of by {judge}",
-        f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer",
+        f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer{encoder}",
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
         "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",
         f"  {where}/ is a page to try all of it in a browser",

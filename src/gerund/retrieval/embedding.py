@@ -20,7 +20,7 @@ from gerund.types import TextModel
 from gerund.worker_model import WorkerModel
 
 if TYPE_CHECKING:
-    from gerund.models.sentence_encoder import SentenceEncoder
+    from gerund.inference.sentence_encoder import SentenceEncoder
     from gerund.retrieval.index import Index
 
 QUERY, DOCUMENT = "query", "document"

@@ -44,8 +44,8 @@ from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:
+    from gerund.inference.sentence_encoder import SentenceEncoder
     from gerund.language_model import LanguageModel
-    from gerund.models.sentence_encoder import SentenceEncoder
     from gerund.retrieval.answer_generation import AnswerGenerator
     from gerund.retrieval.embedding import Embedder
 
@@ -455,7 +455,7 @@ def load_encoder(encoder: Any) -> "LanguageModel | SentenceEncoder":
     name = encoder.model if isinstance(encoder, ModelSpec) else encoder
     if not (isinstance(name, str) and name.startswith(SENTENCE_TRANSFORMERS)):
         return _loaded(encoder)
-    from gerund.models.sentence_encoder import SentenceEncoder
+    from gerund.inference.sentence_encoder import SentenceEncoder
 
     spec = ModelSpec.of(encoder)
     if others := spec.model_fields_set - {"model", *_MACHINE_SETTINGS}:

@@ -34,8 +34,8 @@ from gerund.retrieval.formats import ParsedText
 from gerund.retrieval.store import DocumentState, IndexMetadata, VectorStore
 
 if TYPE_CHECKING:
+    from gerund.inference.sentence_encoder import SentenceEncoder
     from gerund.language_model import LanguageModel
-    from gerund.models.sentence_encoder import SentenceEncoder
 
 # What is embedded and stored per batch, and lost at most by an interruption.
 CHUNKS_AT_ONCE = 1024
@@ -385,7 +385,7 @@ def difference(about: IndexMetadata, lm: "LanguageModel | SentenceEncoder") -> s
 
 def describe_encoder(lm: "LanguageModel | SentenceEncoder") -> str:
     """Return an encoder's plan and pooling in a few words."""
-    from gerund.models.sentence_encoder import SentenceEncoder
+    from gerund.inference.sentence_encoder import SentenceEncoder
 
     if isinstance(lm, SentenceEncoder):
         return "sentence-transformers"

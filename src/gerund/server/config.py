@@ -97,6 +97,9 @@ class ServerConfig(BaseModel):
     for any, and can't be combined with a key."""
     index: str | None = None
     """An index of documents to search with this model; see gerund index."""
+    encoder: str | None = None
+    """Another model for embeddings, similarities and the index: a folder, GGUF file, short name or hub id, or st: and
+    one that sentence-transformers runs. It takes memory of its own."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
     """Processes behind the one address, each with a copy of the model."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -16,10 +16,12 @@ from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, InputError, StaleIndexError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Emit, Piece
+from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.inference.tokens import context_length
 from gerund.language_model import LanguageModel
 from gerund.models.architectures import is_encoder_decoder
 from gerund.server.config import ServerConfig
+from gerund.server.encoder_queue import EncoderQueue
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
 from gerund.server.logs import note
 from gerund.server.metrics import Metrics
@@ -178,6 +180,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self._lm: LanguageModel | None = None
+        self._encoder: LanguageModel | SentenceEncoder | None = None
+        self._encoding: Engine | EncoderQueue | None = None
         self._engine: Engine | None = None
         self._fingerprints: dict[int | None, str] = {}
         self._over: asyncio.Future[None] | None = None
@@ -198,6 +202,16 @@ class Service:
         assert self._engine is not None
         return self._engine
 
+    @property
+    def encoder(self) -> "LanguageModel | SentenceEncoder":
+        """The model of the vectors: the served one, unless there is another."""
+        return self._encoder or self.lm
+
+    @property
+    def encoding(self) -> "Engine | EncoderQueue":
+        """What takes encode requests."""
+        return self._encoding or self.engine
+
     def require_ready(self) -> None:
         """Raise an ``ApiError`` while the model is being loaded."""
         if self._engine is None:
@@ -213,17 +227,29 @@ class Service:
         """Load the model and start the engine; blocks."""
         from gerund.entry import load
 
-        self.start(load(spec))
+        if self.settings.encoder is None:
+            self.start(load(spec))
+            return
+        from gerund.retrieval.index import load_encoder
 
-    def start(self, lm: LanguageModel) -> None:
+        self.start(load(spec), load_encoder(self.settings.encoder))
+
+    def start(self, lm: LanguageModel, encoder: "LanguageModel | SentenceEncoder | None" = None) -> None:
         """Start an engine for a model in memory, and warm it up by one request of each kind; blocks."""
         if self.settings.index is not None:
-            self.index = _open_index(self.settings.index, lm)
+            self.index = _open_index(self.settings.index, lm, encoder)
+        if encoder is not None:
+            self._encoder = encoder
+            if isinstance(encoder, LanguageModel):
+                self._encoding = Engine(encoder, self.settings.engine)
+                self._encoding.start()
+            else:
+                self._encoding = EncoderQueue(encoder, self.settings.queue_tokens)
         engine = Engine(lm, self.settings.engine, on_turn=self.metrics.waits.observe)
         engine.start()
-        engine.submit_encode(["A text to begin with."]).result()
+        (self._encoding or engine).submit_encode(["A text to begin with."]).result()
         engine.submit_generate("A text", GenerationConfig(max_new_tokens=2)).result()
-        self._fingerprints[None] = lm.fingerprint()
+        self._fingerprints[None] = (encoder or lm).fingerprint()
         self._lm, self._engine, self.phase = lm, engine, "ready"
 
     def search(self, query: str, k: int, **how: Any) -> "list[Hit]":
@@ -243,7 +269,7 @@ class Service:
 
     def _reopened(self, error: InputError) -> "Index":
         try:
-            return _open_index(str(self.settings.index), self.lm)
+            return _open_index(str(self.settings.index), self.lm, self._encoder)
         except InputError as now:
             if isinstance(error, StaleIndexError) or isinstance(now, FingerprintError):
                 raise ApiError(f"the index was made anew meanwhile: {now}", 503, code="index_replaced") from now
@@ -265,7 +291,7 @@ class Service:
     def fingerprint(self, dimensions: int | None = None) -> str:
         """Return the encoder's fingerprint for a number of dimensions; computed once."""
         if dimensions not in self._fingerprints:
-            self._fingerprints[dimensions] = self.lm.fingerprint(dimensions)
+            self._fingerprints[dimensions] = self.encoder.fingerprint(dimensions)
         return self._fingerprints[dimensions]
 
     @property
@@ -286,6 +312,8 @@ class Service:
 
     def close(self) -> None:
         """Stop the engine."""
+        if self._encoding is not None:
+            self._encoding.close()
         if self._engine is not None:
             self._engine.close()
 
@@ -298,7 +326,8 @@ class Service:
             "created": self.created,
             "owned_by": "gerund",
             "max_model_len": self.limit,
-            "dimensions": self.lm.dimensions,
+            "dimensions": self.encoder.dimensions,
+            "encoder": None if self._encoder is None else self._encoder.name,
             "fingerprint": self.fingerprint(),
             "chat": self.chats,
             "scorer": "own" if self.lm.scorer is not None else "pmi",
@@ -332,15 +361,15 @@ def _guarantee(state: EngineState) -> dict[str, str]:
     return {"guarantee": state.guarantee, "promise": state.guarantee, "why": state.why}
 
 
-def _open_index(where: str, lm: LanguageModel) -> "Index":
-    """Open an existing index under this model."""
+def _open_index(where: str, lm: LanguageModel, encoder: "LanguageModel | SentenceEncoder | None" = None) -> "Index":
+    """Open an existing index under this model, which answers; another one may encode."""
     from gerund.retrieval.index import demand_index, open_index
     from gerund.seq2seq_model import Seq2SeqModel
 
     if isinstance(lm, Seq2SeqModel):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
     demand_index(where)
-    index = open_index(where, lm)
+    index = open_index(where, lm) if encoder is None else open_index(where, encoder, answer_with=lm)
     if index.store.finish():
         note(
             "an earlier gerund index was ended before its last step, or is running; all words are indexed now",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.evaluation.systems.base import Encoder
-from gerund.models.sentence_encoder import SentenceEncoder
+from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.progress import progress
 
 if TYPE_CHECKING:

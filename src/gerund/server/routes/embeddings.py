@@ -68,7 +68,7 @@ async def embeddings(
     _check_normalize(body, service)
     prompt_name, prompt_param = _prompt_name(body, service)
     with errors_about("dimensions"):
-        most = service.lm.dimensions
+        most = service.encoder.dimensions
         check_dimensions(body.dimensions, most)  # a fingerprint would be made for any number
         fingerprint = service.fingerprint(None if body.dimensions == most else body.dimensions)
     expected = fingerprint if x_gerund_fingerprint is None else x_gerund_fingerprint.strip()
@@ -209,7 +209,7 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
 
 def _check_normalize(body: EmbeddingRequest, service: Service) -> None:
     """Raise an error for vectors of other lengths than the encoder's, which would have the same fingerprint."""
-    normalizes = service.lm.encoder.normalize
+    normalizes = service.encoder.encoder.normalize
     for name in ("normalize", "normalized"):
         if getattr(body, name) not in (None, normalizes):
             message = (
@@ -226,7 +226,7 @@ def _prompt_name(body: EmbeddingRequest, service: Service) -> tuple[str | None, 
         raise ApiError(f"{given[0]} and {given[1]} both say which prompt to use; leave one out", param=given[1])
     if body.prompt is not None or body.prompt_name is not None:
         return body.prompt_name, "prompt_name"
-    kind, prompts = body.input_type or body.task, service.lm.encoder.prompts
+    kind, prompts = body.input_type or body.task, service.encoder.encoder.prompts
     if kind is None:
         return None, "prompt_name"
     if kind in prompts:
@@ -265,7 +265,7 @@ async def _encode(
         ]
         overflow: Overflow = "truncate" if truncate else "error"
         return context.hold(
-            service.engine.submit_encode(texts, overflow=overflow, deadline=context.deadline, **options)
+            service.encoding.submit_encode(texts, overflow=overflow, deadline=context.deadline, **options)
         )
 
     # Few characters are tokenized in less time than a thread takes to start.
@@ -280,7 +280,7 @@ async def _encode(
         place = param if error.index is None or len(inputs) == 1 else f"{param}.{error.index}"
         if error.exceeds_context:
             raise ApiError(
-                f"This model's maximum context length is {service.lm.max_length} tokens. However, "
+                f"This model's maximum context length is {service.encoder.max_length} tokens. However, "
                 f"{str(error).partition(';')[0]}; shorten it, or send truncate: true",
                 code="context_length_exceeded",
                 param=place,
@@ -295,14 +295,14 @@ async def _encode(
 
 def _text_of(service: Service, ids: list[int], param: str, index: int) -> str:
     """Return the text of token ids; ids of another tokenizer would give meaningless vectors and are an error."""
-    size = len(service.lm.tokenizer)
+    size = len(service.encoder.tokenizer)
     hint = "send texts instead (in langchain-openai: check_embedding_ctx_length=False)"
     wrong = next((token for token in ids if token >= size), None)
     if wrong is not None:
         message = f"{param}.{index} has the token id {wrong}, and this model's are 0 to {size - 1}"
         raise ApiError(f"{message}; {hint}", param=param, code="foreign_token_ids")
     with errors_about(param):
-        text = text_of_ids(service.lm.tokenizer, ids)
+        text = text_of_ids(service.encoder.tokenizer, ids)
     if text is None:
         message = f"{param}.{index} has token ids that this model's tokenizer would not give for any text"
         raise ApiError(f"{message}; {hint}", param=param, code="foreign_token_ids")
@@ -348,14 +348,14 @@ async def _cosines(
     service: Service, context: RequestContext, query: str, documents: Sequence[str], param: str, truncate: bool
 ) -> tuple[np.ndarray, int]:
     """Return the similarity of a query and each document ``(N,)`` as ``rerank`` does, and the number of tokens."""
-    prompts = service.lm.encoder.prompts
+    prompts = service.encoder.encoder.prompts
     results = [
         await _encode(
             service, context, texts, param=field, prompt_name=job if job in prompts else None, truncate=truncate
         )
         for texts, field, job in (([query], "query", "query"), (documents, param, "document"))
     ]
-    cosines_N = compared(results[1].vectors, results[0].vectors[:1], service.lm.encoder.similarity)[:, 0]
+    cosines_N = compared(results[1].vectors, results[0].vectors[:1], service.encoder.encoder.similarity)[:, 0]
     return cosines_N, sum(sum(result.token_counts) for result in results)
 
 

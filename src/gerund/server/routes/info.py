@@ -86,7 +86,7 @@ async def about(service: Served) -> dict[str, Any]:
     trained = [MODEL] if lm.scorer is not None else []
     return {
         "model": service.names[0],
-        "dimensions": lm.dimensions,
+        "dimensions": service.encoder.dimensions,
         "context": service.limit,
         "chat": service.chats,
         "index": service.index is not None,

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
+from gerund.checks import check_dimensions
+from gerund.errors import MissingDependencyError, ModelError, TextError
+from gerund.inference.text_ids import encode_texts
 from gerund.models.library_calls import quiet
 from gerund.models.sources import SENTENCE_TRANSFORMERS, Source, looks_local
 from gerund.models.vectors import unit
@@ -19,6 +21,7 @@ from gerund.models.weights import refuse_fetched_code
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan
+from gerund.types import EncodeResult
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -81,9 +84,10 @@ class SentenceEncoder:
 
     def fingerprint(self, dimensions: int | None = None) -> str:
         """Return a hash of all weights and of how they are used: 16 hexadecimal digits."""
-        if dimensions not in (None, self.dimensions):
-            raise ConfigError(f"{self.name} has vectors of {self.dimensions} dimensions")
-        return self._fingerprint
+        check_dimensions(dimensions, self.dimensions)
+        if dimensions in (None, self.dimensions):
+            return self._fingerprint
+        return hashlib.blake2b(f"{self._fingerprint} {dimensions}".encode(), digest_size=8).hexdigest()
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -116,6 +120,37 @@ class SentenceEncoder:
         vectors_ND = self.pooled(texts, prompt, prompt_name=prompt_name, show_progress_bar=bool(show_progress))
         vectors_ND[[not text.strip() for text in texts]] = 0
         return unit(vectors_ND) if normalize else vectors_ND
+
+    def encode_counted(
+        self,
+        texts: Sequence[str],
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        empty: str = "error",
+        overflow: str = "truncate",
+    ) -> EncodeResult:
+        """Return vectors of length 1, with each text's tokens.
+
+        Raises:
+            TextError: a text is empty, or with ``overflow="error"`` too long.
+            ConfigError: there is no prompt of that name, or there are not so many dimensions.
+        """
+        check_dimensions(dimensions, self.dimensions)
+        if prompt is None:
+            prompt = self.encoder.prompt_text(prompt_name=prompt_name)
+        vectors_ND = self.encode(texts, prompt, True, empty=empty)
+        counts = [len(one.ids) for one in encode_texts(self.tokenizer, [prompt + text for text in texts])]
+        limit = self.max_length
+        too_long = [limit is not None and count > limit for count in counts]
+        if overflow == "error" and True in too_long:
+            index = too_long.index(True)
+            error = TextError.about("text", index, f"has {counts[index]} tokens, and {self.name} reads {limit}")
+            error.exceeds_context = True
+            raise error
+        kept = [count if limit is None else min(count, limit) for count in counts]
+        cut_ND = vectors_ND if dimensions is None else unit(vectors_ND[:, :dimensions])
+        return EncodeResult(cut_ND, kept, too_long)
 
     def pooled(self, texts: Sequence[str], prompt: str | None, **options: Any) -> np.ndarray:
         """Return the vectors ``(n, D)`` float32 as the library gives them."""

@@ -1,0 +1,71 @@
+"""A served model with a second one for its vectors: of gerund, or run by sentence-transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund.errors import QueueFullError
+from gerund.inference.sentence_encoder import SentenceEncoder
+from gerund.server.config import ServerConfig
+from gerund.server.encoder_queue import EncoderQueue
+from tests.server.conftest import Running
+
+
+@pytest.fixture(scope="module")
+def other(tiny_folder: Path) -> Any:
+    return gerund.load(tiny_folder, attention="bidir", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def outside(other: Any, tmp_path_factory: pytest.TempPathFactory) -> SentenceEncoder:
+    pytest.importorskip("sentence_transformers")
+    folder = other.export(tmp_path_factory.mktemp("exported") / "minilm", "sentence-transformers").folder
+    return SentenceEncoder(str(folder))
+
+
+@pytest.fixture(scope="module", params=["gerund", "sentence-transformers"])
+def both(request: pytest.FixtureRequest, served_lm: Any, other: Any) -> Iterator[Running]:
+    encoder = other if request.param == "gerund" else request.getfixturevalue("outside")
+    running = Running(served_lm, ServerConfig(max_new_tokens=8), [], encoder)
+    yield running
+    running.stop()
+
+
+def test_vectors_are_the_encoders_and_texts_the_models(both: Running, other: Any) -> None:
+    answer = both.ok("/v1/embeddings", input=["a cat", "the rain"])
+    vectors = np.array([item["embedding"] for item in answer["data"]])
+    np.testing.assert_allclose(vectors, other.encode(["a cat", "the rain"]), atol=1e-5)
+    assert answer["fingerprint"] == both.service.encoder.fingerprint()
+    assert answer["usage"]["total_tokens"] == sum(len(ids) for ids in other.tokenizer(["a cat", "the rain"]).input_ids)
+    ranked = both.ok("/v1/rerank", query="a cat", documents=["the rain", "a cat"])["results"]
+    assert [item["index"] for item in ranked] == [1, 0]
+    chat = both.ok("/v1/completions", prompt="a cat", max_tokens=4, temperature=0)["choices"][0]["text"]
+    assert chat == both.lm.generate("a cat", 4)[0].text
+    [card] = both.client.get("/v1/models").json()["data"]
+    assert (card["encoder"], card["dimensions"]) == (both.service.encoder.name, other.dimensions)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"input": "a", "prompt_name": "nope"}, 400),
+        ({"input": "a", "dimensions": 10**6}, 400),
+        ({"input": "a" * 3000}, 400),
+        ({"input": "a" * 3000, "truncate": True}, 200),
+    ],
+)
+def test_mistakes_are_the_clients(both: Running, body: dict[str, Any], status: int) -> None:
+    assert both.post("/v1/embeddings", **body).status_code == status
+
+
+def test_a_full_queue_is_told(outside: SentenceEncoder) -> None:
+    queue = EncoderQueue(outside, limit=10)
+    first = queue.submit_encode(["a" * 400] * 50)
+    with pytest.raises(QueueFullError, match="wait to be encoded"):
+        queue.submit_encode(["a" * 400])
+    assert first.result().vectors.shape == (50, outside.dimensions)
+    queue.close()
