@@ -63,10 +63,9 @@ from gerund.models.heads import ProjectionHead
 from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, truncation, unit
 from gerund.progress import say_once
 from gerund.quantization import Precision, check_precision, quantize
-from gerund.scoring import relevance
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.names import DEFAULT_MEASURE, RelevanceMeasure, check_relevance
+from gerund.scoring.ranks import Ranks
 from gerund.scoring.registry import find_scorer
 from gerund.settings.aliases import EncodeAliases, TokenAliases, VectorAliases, same_keywords, takes_aliases
 from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, Job, vectors_alike
@@ -74,7 +73,7 @@ from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText, layer_numbers, rerouted_layers
-from gerund.types import EncodeResult, Generation, Infill, Ranking, Scorer
+from gerund.types import EncodeResult, Generation, Infill, Scorer
 
 if TYPE_CHECKING:
     from gerund.exporting.shared import Export
@@ -88,7 +87,7 @@ NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
 _attaching = Lock()  # two encoders of the same model must not both register its hooks
 
 
-class LanguageModel:
+class LanguageModel(Ranks):
     """One language model that generates text and embeds it with the same weights; ``gerund.load`` makes it.
 
     Without a plan in the call, ``model`` is bit-identical to plain transformers in the same dtype. Safe to use from
@@ -312,7 +311,7 @@ class LanguageModel:
         )
         other.runtime = _truncating(runtime)
         other.transform = other.runtime.transform
-        if encoder != self.encoder and self.scorer is not None and not self.scorer.has_own_config:
+        if not same_vectors and self.scorer is not None and not self.scorer.has_own_config:
             other.scorer = None
         return other
 
@@ -1108,57 +1107,6 @@ class LanguageModel:
                 if prefix:
                     prompt_ids(self.model, self.tokenizer, prefix, "prefix", index)
         return chosen.score(checked, texts)
-
-    def rerank(
-        self, query: str, documents: Sequence[str], top_k: int | None = None, *, by: RelevanceMeasure | None = None
-    ) -> Ranking:
-        """Order documents by how relevant they are to a query.
-
-        Args:
-            query: the search query.
-            documents: any number of texts.
-            top_k: return only the ``top_k`` most relevant ones.
-            by: ``vectors``, the cosine of the embeddings; ``model``, the model's own scorer, if it was trained to be
-                one; or ``likelihood``, how likely the base model finds the query after the document (UPR, Sachan et
-                al. 2022). None is ``vectors``.
-
-        Raises:
-            TextError: a text is not a string, or blank.
-            ConfigError: there is no such measure, or the model has no scorer of its own.
-
-        >>> lm = gerund.load()
-        >>> ranking = lm.rerank("how to bake bread", ["Trains run on rails.", "Bread is baked of flour."], top_k=1)
-        >>> ranking.indices
-        [1]
-        """
-        checked, texts = check_relevance(query, documents, top_k, by)
-        return relevance.rank(self, checked, texts, by=by or DEFAULT_MEASURE, scorer=self.scorer, top_k=top_k)
-
-    def rank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        top_k: int | None = None,
-        return_documents: bool = False,
-        *,
-        by: RelevanceMeasure | None = None,
-    ) -> list[dict[str, Any]]:
-        """Order documents as ``rerank`` does, and return what sentence-transformers' ``CrossEncoder.rank`` returns.
-
-        The other arguments are those of ``rerank``; ``return_documents`` adds each document's ``text``.
-
-        Returns:
-            One dict per document, the most relevant first: ``corpus_id``, its index in ``documents``, and ``score``.
-
-        >>> [best] = gerund.load().rank("how to bake bread", ["Trains run on rails.", "Bread is baked."], top_k=1)
-        >>> best["corpus_id"]
-        1
-        """
-        with_text = flag("return_documents", return_documents)
-        return [
-            {"corpus_id": index, "score": score, **({"text": documents[index]} if with_text else {})}
-            for index, score in self.rerank(query, documents, top_k, by=by)
-        ]
 
     def prefill(self, prompt: Prompt) -> Session:
         """Run the base model over a prompt and keep its keys and values, so that it needn't be run again.

@@ -182,11 +182,16 @@ class Ranking:
         indices: which documents, the most relevant first.
         scores: the score of each of them; higher is better, comparable only within one query and measure.
         by: how relevance was measured.
+        read: how many documents were read; those after them keep the order of the first stage, and their scores say
+            nothing else.
+        weight: what the measure counts beside the first stage's scores; None where it ranked alone.
     """
 
     indices: list[int]
     scores: list[float]
     by: str
+    read: int | None = field(default=None, kw_only=True)
+    weight: float | None = field(default=None, kw_only=True)
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
         """Yield the index and the score of each document, the most relevant first.

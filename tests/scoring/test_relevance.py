@@ -1,6 +1,8 @@
 """Documents ranked for a query, each measure against one document at a time; in Python and on the command line."""
 
 import json
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +10,13 @@ import torch
 
 import gerund
 from gerund import ConfigError, TextError, UnsupportedModelError
-from gerund.scoring.relevance import BEFORE, BEHIND
+from gerund.scoring import query_likelihood
+from gerund.scoring.query_likelihood import QueryLikelihood, QueryPrompt
 from tests.cli.helpers import no_loading, run_cli
 
 QUERY = "the tin"
 DOCUMENTS = ["a cat in the inn.", "there", "an in-tin thing in the rain", "there"]
+TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content | trim }}{% endfor %}<s>"
 
 
 @pytest.fixture(scope="module")
@@ -22,30 +26,36 @@ def lm(tiny_folder):
     return found
 
 
-def upr(lm, query, document):
-    """Return the mean log-probability of the query, token by token, each behind a whole pass."""
-    before = lm.tokenizer(BEFORE + document.rstrip(".") + BEHIND).input_ids
+def logprobs(lm, before, query=QUERY):
+    """Return the log-probability of each of the query's tokens, each behind a whole pass."""
+    ids = lm.tokenizer(before).input_ids
     own = lm.tokenizer(" " + query, add_special_tokens=False).input_ids
     scores = []
     for place, token in enumerate(own):
         with torch.no_grad():
-            logits = lm.model(torch.tensor([before + own[:place]]), use_cache=False).logits[0, -1]
+            logits = lm.model(torch.tensor([ids + own[:place]]), use_cache=False).logits[0, -1]
         scores.append(float(logits.log_softmax(-1)[token]))
-    return float(np.mean(scores))
+    return np.array(scores)
 
 
-def by_hand(lm, by):
-    if by == "likelihood":
-        return [upr(lm, QUERY, text) for text in DOCUMENTS]
-    query = lm.encode(QUERY)
-    return [float(lm.encode(text) @ query) for text in DOCUMENTS]
+def by_hand(lm, by, documents=DOCUMENTS):
+    if by == "vectors":
+        query = lm.encode(QUERY)
+        return [float(lm.encode(text) @ query) for text in documents]
+    alone, scores = logprobs(lm, "Query:"), []
+    for text in documents:
+        given = logprobs(lm, f"Document: {text}\n\nQuery:")
+        each = {"lift": np.maximum(given - alone, 0), "likelihood": given,
+                "mixed": np.log((np.exp(given) + np.exp(alone)) / 2)}  # fmt: skip
+        scores.append(float(each[by].mean()))
+    return scores
 
 
-@pytest.mark.parametrize("by", ["vectors", "likelihood"])
+@pytest.mark.parametrize("by", ["vectors", "likelihood", "mixed", "lift"])
 def test_equals_one_document_at_a_time(lm, by):
     expected = by_hand(lm, by)
     found = lm.rerank(QUERY, DOCUMENTS, by=by)
-    assert found.by == by
+    assert (found.by, found.read, found.weight) == (by, 4, None)
     assert sorted(found.indices) == [0, 1, 2, 3]
     assert found.scores == pytest.approx([expected[index] for index in found.indices], abs=1e-4)
     assert found.scores == sorted(found.scores, reverse=True)
@@ -55,21 +65,142 @@ def test_equals_one_document_at_a_time(lm, by):
     assert lm.rerank(QUERY, [], by=by).indices == []
 
 
-def test_of_a_long_document_the_beginning_is_read(lm):
-    long = "xyz" * 100
-    [one] = lm.rerank(QUERY, [long], by="likelihood").scores
-    fixed = len(lm.tokenizer(f"{BEFORE}a{BEHIND} {QUERY}").input_ids)
-    assert one == pytest.approx(upr(lm, QUERY, long[: 200 - fixed]), abs=1e-4)
+def test_the_query_stands_in_a_turn_of_the_chat(lm):
+    chats = gerund.load(lm.name, dtype="float32")
+    chats.tokenizer.chat_template = TEMPLATE
+    prompt = QueryPrompt.of(chats.tokenizer)
+    assert prompt.before("a cat") == "<s>user: Document: a cat\n\nQuery:"
+    assert prompt.before(None) == "<s>user: Query:"
+    [text] = chats.rerank(QUERY, ["a cat"], by="likelihood").scores
+    ids = [chats.tokenizer.bos_token_id, *chats.tokenizer("user: Document: a cat\n\nQuery:", add_special_tokens=False)
+           .input_ids]  # fmt: skip
+    own = chats.tokenizer(" " + QUERY, add_special_tokens=False).input_ids
+    with torch.no_grad():
+        found = chats.model(torch.tensor([ids + own]), use_cache=False).logits[0].log_softmax(-1)
+    assert text == pytest.approx(
+        float(np.mean([found[len(ids) + at - 1, token] for at, token in enumerate(own)])), abs=1e-4
+    )
+    # What a document spells is text, never the end of its turn.
+    spelled = query_likelihood.split_pairs(chats.model, chats.tokenizer, [(prompt.before("a<s>b"), " x")])
+    assert spelled[0].ids.count(chats.tokenizer.bos_token_id) == 1
+    chats.tokenizer.chat_template = "{{ raise_exception('no user here') }}"
+    assert not QueryPrompt.of(chats.tokenizer).is_rendered
+
+
+def test_of_a_long_document_the_best_passage_counts(lm):
+    room = 201 - len(lm.tokenizer(f"Document: a\n\nQuery: {QUERY}").input_ids)
+    long = "x" * (3 * room) + " the tin thing"
+    passages = QueryLikelihood(lm.model, lm.tokenizer, QUERY, "lift")._passages(long)
+    assert len(passages) > 3
+    assert all(len(lm.tokenizer(one, add_special_tokens=False).input_ids) <= room for one in passages)
+    assert passages[0] == "x" * room
+    assert passages[-1].endswith("the tin thing")
+    [one] = lm.rerank(QUERY, [long], by="lift").scores
+    assert one == pytest.approx(max(by_hand(lm, "lift", passages)), abs=1e-4)
     with pytest.raises(TextError, match="holds no document"):
         lm.rerank("xyz" * 100, ["a"], by="likelihood")
 
 
-def test_prompts_for_queries_and_documents(tiny_folder):
-    from dataclasses import replace
+def test_documents_are_kept_for_the_next_query(lm, monkeypatch):
+    plain = lm.rerank("in the rain", DOCUMENTS, by="lift")
+    tokens = []
+    run = query_likelihood._Reader._run
+    monkeypatch.setattr(
+        query_likelihood._Reader, "_run", lambda self, ids, *rest: tokens.append(ids) or run(self, ids, *rest)
+    )
+    again = lm.rerank("in the rain", DOCUMENTS, by="lift")
+    assert again == plain
+    assert [len(one) for one in tokens] == [1, 4]  # the query alone, and behind all documents in one pass
+    monkeypatch.setattr(query_likelihood, "KEPT_BYTES", 0)
+    kept = query_likelihood._Kept()
+    kept.add(query_likelihood._kept[lm.model][None].find(list(query_likelihood._kept[lm.model][None]._texts)))
+    assert not kept._texts
+    assert kept._bytes == 0
 
+
+def test_a_model_that_keeps_nothing_reads_whole_texts(lm, monkeypatch):
+    expected = by_hand(lm, "lift")
+    monkeypatch.setattr(query_likelihood._Reader, "_can_keep", lambda self: False)
+    monkeypatch.setattr(query_likelihood, "_kept", type(query_likelihood._kept)())
+    found = lm.rerank(QUERY, DOCUMENTS, by="lift")
+    assert found.scores == pytest.approx([expected[index] for index in found.indices], abs=1e-4)
+
+
+class TestFirstStage:
+    def test_is_fused_by_z_scores(self, lm):
+        first = [1.0, 3.0, 2.0, 0.0]
+        own = np.array(by_hand(lm, "lift"))
+
+        def z(values):
+            return (values - np.mean(values)) / np.std(values)
+
+        for weight in (0.0, 0.25, None, 1.0):
+            found = lm.rerank(QUERY, DOCUMENTS, by="lift", scores=first, weight=weight)
+            share = 0.5 if weight is None else weight
+            expected = share * z(own) + (1 - share) * z(np.array(first))
+            assert found.indices == np.argsort(-expected, kind="stable").tolist()
+            assert found.scores == pytest.approx(np.sort(expected)[::-1], abs=1e-3)
+            assert found.weight == share
+        tuned = lm.with_encoder(replace(lm.encoder, rerank_by="mixed", rerank_weight=0.75))
+        found = tuned.rerank(QUERY, DOCUMENTS, scores=first)
+        assert (found.by, found.weight) == ("mixed", 0.75)
+        assert tuned.fingerprint() == lm.fingerprint()
+
+    def test_equal_scores_decide_nothing(self, lm):
+        alone = lm.rerank(QUERY, DOCUMENTS, by="lift").indices
+        assert lm.rerank(QUERY, DOCUMENTS, by="lift", scores=[0.1] * 4).indices == alone
+        assert lm.rerank(QUERY, ["there"] * 3, by="lift", scores=[1, 3, 2]).indices == [1, 2, 0]
+        assert lm.rerank(QUERY, ["there"], by="lift", scores=[2]).scores == [0.0]
+
+    def test_only_its_best_are_read(self, lm):
+        many = [f"a cat {number}" for number in range(10_000)]
+        scores = [float(-number % 7919) for number in range(10_000)]
+        found = lm.rerank(QUERY, many, by="lift", scores=scores, depth=3)
+        order = np.argsort(-np.array(scores), kind="stable").tolist()
+        assert found.read == 3
+        assert sorted(found.indices[:3]) == sorted(order[:3])
+        assert found.indices[3:] == order[3:]
+        assert found.scores == sorted(found.scores, reverse=True)
+
+    def test_a_deadline_leaves_the_rest_in_its_place(self, lm, monkeypatch):
+        clock = iter(range(100))  # one second passes between two looks
+        monkeypatch.setattr("gerund.scoring.relevance.time.monotonic", lambda: next(clock))
+        found = lm.rerank(QUERY, DOCUMENTS, by="lift", scores=[4, 3, 2, 1], deadline=4.5)
+        assert 0 < found.read < 4
+        assert found.indices[found.read :] == list(range(found.read, 4))
+        assert found.scores == sorted(found.scores, reverse=True)
+        monkeypatch.undo()
+        assert lm.rerank(QUERY, DOCUMENTS, by="lift", scores=[1, 2, 3, 4], deadline=1e-9).indices == [3, 2, 1, 0]
+        start = time.monotonic()
+        assert lm.rerank(QUERY, DOCUMENTS, by="vectors", deadline=60).read == 4
+        assert time.monotonic() - start < 30
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"scores": [1, 2, 3, float("nan")]}, "score 3 is nan"), ({"scores": [1, 2]}, "one number per document, 4"),
+            ({"scores": 3}, "one number per document"), ({"scores": [1, 2, 3, "4"]}, "score 3 is a number, not '4'"),
+            ({"weight": 0.5}, "`weight` is about the scores of a first stage"), ({"depth": 5}, "`depth` is about"),
+            ({"scores": [1, 2, 3, 4], "weight": 1.5}, "weight must be from 0"),
+            ({"scores": [1, 2, 3, 4], "depth": 0}, "depth must be at least 1"), ({"deadline": 0}, "deadline must be"),
+        ],
+    )  # fmt: skip
+    def test_mistakes(self, lm, given, words):
+        with pytest.raises(ConfigError, match=words):
+            lm.rerank(QUERY, DOCUMENTS, **given)
+
+
+def test_a_language_model_ranks_by_lift_and_an_encoder_by_vectors(lm, bundled):
+    assert (lm.default_measure(), lm.rerank(QUERY, DOCUMENTS).by) == ("lift", "lift")
+    assert (bundled.default_measure(), bundled.default_measure(is_second=True)) == ("vectors", "lift")
+    ready = lm.with_encoder(replace(lm.encoder, conventions="sentence-transformers"))
+    assert ready.default_measure() == "vectors"
+
+
+def test_prompts_for_queries_and_documents(tiny_folder):
     lm = gerund.load(tiny_folder, dtype="float32")
     lm = lm.with_encoder(replace(lm.encoder, prompts={"query": "the ", "document": "in "}))
-    [one] = lm.rerank("tin", ["cat"]).scores
+    [one] = lm.rerank("tin", ["cat"], by="vectors").scores
     assert one == pytest.approx(float(lm.encode("tin", prompt="the ") @ lm.encode("cat", prompt="in ")), abs=1e-5)
 
 
@@ -114,13 +245,17 @@ class TestCommandLine:
         ran = run_cli("rerank", QUERY, *DOCUMENTS, "-m", tiny_folder, "--top-k", 2)
         expected = gerund.load(tiny_folder).rerank(QUERY, DOCUMENTS, 2)
         assert [line.split("  ")[-1] for line in ran.out.splitlines()] == [DOCUMENTS[one] for one in expected.indices]
+        assert "ranked by lift alone" in ran.err
 
     def test_many(self, tiny_folder, tmp_path):
         source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         source.write_text(json.dumps({"query": "tin", "documents": ["cat", "in"]}) + "\n")
-        ran = run_cli("rerank", "-f", source, "-m", tiny_folder, "--by", "likelihood", "-o", out)
+        ran = run_cli("rerank", "-f", source, "-m", tiny_folder, "--by", "likelihood", "-o", out, "--scores", "1,2")
         assert (ran.code, ran.out, ran.err) == (0, "", "")
         assert sorted(json.loads(out.read_text())["indices"]) == [0, 1]
+        source.write_text(json.dumps({"query": "tin", "documents": ["cat", "in"], "scores": [1, 2]}) + "\n")
+        ran = run_cli("rerank", "-f", source, "-m", tiny_folder, "--weight", 0, "--depth", 1)
+        assert json.loads(ran.out) == {"query": "tin", "indices": [1, 0], "scores": [0.0, -1.0], "read": 1}
 
     def test_mistakes(self, tmp_path):
         source = tmp_path / "in.jsonl"
@@ -128,6 +263,8 @@ class TestCommandLine:
             assert "give at least one document" in run_cli("rerank", "a").mistake
             assert "give either a query" in run_cli("rerank").mistake
             assert "unknown measure" in run_cli("rerank", "a", "b", "--by", "x").mistake
+            assert "--scores are numbers" in run_cli("rerank", "a", "b", "--scores", "x").mistake
+            assert "one number per document, 1" in run_cli("rerank", "a", "b", "--scores", "1,2").mistake
             for line, words in (
                 ('{"query": "a"}', "needs 'documents'"),
                 ('{"query": "a", "documents": [1]}', "document 0"),
@@ -136,9 +273,3 @@ class TestCommandLine:
                 said = run_cli("rerank", "-f", source).mistake
                 assert words in said
                 assert "in.jsonl" in said
-
-
-def test_the_beginning_is_read_where_characters_take_several_tokens(lm):
-    behind = "\u20ac" * 50  # 150 bytes, and so many tokens, more than the context has
-    found = lm.rerank("the tin", [f"a tin {behind}", f"the rain {behind}", f"{behind} tin"], by="likelihood").scores
-    assert len(set(found)) == 3

@@ -273,7 +273,7 @@ def test_every_setting_is_declared_once_and_is_a_keyword_of_load_and_an_option()
         for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.ClassDef)
         and "setting(" in ast.unparse(node)
-        and node.name not in ("Sampling", "Rerank")
+        and node.name not in ("Sampling", "Rerank", "SecondStage")
     ]
     declared = Counter(name for names in declarations for name in names)
     assert {name: declared[name] for name in ModelSpec.model_fields} == dict.fromkeys(ModelSpec.model_fields, 1)
@@ -289,7 +289,7 @@ def test_every_setting_is_declared_once_and_is_a_keyword_of_load_and_an_option()
     assert {one.default for one in keywords.values()} == {None}
     # Prompts by name come out of a file (--prompts), a search weighs vectors and words by --weight, and what the author
     # of a ready-made encoder decided is in its folder. The command line loads the hub's newest version.
-    elsewhere = {"prompts", "fusion", "conventions", "similarity", "revision"}
+    elsewhere = {"prompts", "fusion", "rerank_by", "rerank_weight", "conventions", "similarity", "revision"}
     assert set(OPTIONS) == set(ModelSpec.model_fields) - elsewhere
 
 

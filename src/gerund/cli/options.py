@@ -37,10 +37,12 @@ ENCODER = (
     *(*METHODS, "max_length", "adapter"),
 )
 MACHINE = ("dtype", "device")
-# A search takes its weight by --weight, prompts by name come from a folder, and what the author of a ready-made encoder
+# Searches have options of their own, prompts by name come from a folder, and what the author of a ready-made encoder
 # decided is in its folder.
 OPTIONS = tuple(
-    name for name in model_spec.HELP if name not in ("prompts", "fusion", "conventions", "similarity", "revision")
+    name
+    for name in model_spec.HELP
+    if name not in ("prompts", *encoder.RANKING, "conventions", "similarity", "revision")
 )
 """The settings of :class:`gerund.ModelSpec` that are options."""
 

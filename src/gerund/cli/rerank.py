@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gerund.cli import options, text_io
-from gerund.errors import TextError
+from gerund.errors import ConfigError, TextError
 from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from gerund.language_model import LanguageModel
 
-# A query, its documents, and where they stood.
-Asked = tuple[str, list[str], str]
+# A query, its documents, where they stood, and the documents' scores in a first stage.
+Asked = tuple[str, list[str], str, Any]
 
 
 @options.takes(spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE))
@@ -27,9 +27,27 @@ def command(
     by: Annotated[
         str | None,
         typer.Option(
-            help="vectors, model (the model's own scorer) or likelihood (of the query after the document). "
-            "[default: vectors]"
+            help="lift (how much likelier the document makes the query), mixed, likelihood (of the query after the "
+            "document), vectors or model (the model's own scorer). [default: lift for a language model, vectors for "
+            "one that was trained to embed]"
         ),
+    ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            help="Scores of the documents in a first stage, such as BM25's, with commas; in a file each line has its "
+            "own, under scores. They count beside the measure, which alone ranks worse."
+        ),
+    ] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(help="Weight of the measure beside the scores, 0 to 1. [default: the tuned one, else 0.5]"),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Read only this many documents, the best by their scores. [default: 100]")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds per query after which no further document is read.")
     ] = None,
     top_k: Annotated[
         int | None, typer.Option("--top-k", help="Keep only this many documents, the most relevant.")
@@ -37,7 +55,10 @@ def command(
     file: Annotated[
         Path | None,
         typer.Option(
-            "--file", "-f", help='Many queries: a .jsonl file whose lines have "query" and "documents", a list.'
+            "--file",
+            "-f",
+            help='Many queries: a .jsonl file whose lines have "query", "documents", a list, and '
+            '"scores", if there are any.',
         ),
     ] = None,
     output: options.Lines = None,
@@ -47,27 +68,37 @@ def command(
     """Order documents by how relevant they are to a query.
 
     For one query its documents are listed with their scores, the most relevant first. With --file, --json or -o, prints
-    one JSON object per query: query, indices (of the documents, counted from 0, the most relevant first) and scores.
+    one JSON object per query: query, indices (of the documents, counted from 0, the most relevant first), scores, and
+    read, the number of documents that the depth and the deadline left to be read; those after them keep the order of
+    their first scores.
 
     For example:
 
         gerund rerank "how to bake bread" "Trains run on rails." "Bread is baked of flour." --by likelihood
 
+        gerund rerank "how to bake bread" "Trains run on rails." "Bread is baked of flour." --scores 0.5,3.25
+
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
-    from gerund.scoring.names import check_relevance
+    from gerund.scoring.names import QUERY_MEASURES, check_first_stage, check_relevance
 
     text_io.refuse_existing(output, force=force)
-    asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"))
-    for one, texts, where in asked:
+    asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"), "scores")
+    if scores is not None:
+        asked = [(one, texts, where, _numbers(scores) if own is None else own) for one, texts, where, own in asked]
+    stage: dict[str, Any] = {"weight": weight, "depth": depth, "deadline": deadline}
+    for one, texts, where, own in asked:
         _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
+        _checked(where, lambda texts=texts, own=own: check_first_stage(own, len(texts), *stage.values()))
     from gerund.entry import load
 
     # Likelihoods are those of the untouched model, whose plan is causal, which every architecture has.
-    lm = load(ModelSpec.of(spec, attention="causal") if by == "likelihood" else spec)
-    found = _ranked(lm, asked, top_k, by)
+    lm = load(ModelSpec.of(spec, attention="causal") if by in QUERY_MEASURES else spec)
+    found = _ranked(lm, asked, {"top_k": top_k, "by": by, **stage})
+    if any(own is None for *_, own in asked):
+        text_io.tell(f"ranked by {by or lm.default_measure()} alone; with --scores of a first stage it ranks better")
     if file is None and output is None and not as_json:
-        [(_, texts, _)] = asked
+        [(_, texts, _, _)] = asked
         record = next(found)
         for index, score in zip(record["indices"], record["scores"], strict=True):
             typer.echo(f"{score:10.4f}  {texts[index].strip()}")
@@ -75,14 +106,26 @@ def command(
     text_io.write(text_io.as_lines(found), output, len(asked), "ranking")
 
 
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--scores are numbers with commas, such as 0.5,3.25, not {text!r}") from None
+
+
 def _checked(where: str, check: Any) -> Any:
     try:
         return check()
-    except TextError as error:
-        raise TextError(f"{where}: {error}" if where else str(error)) from error
+    except (ConfigError, TextError) as error:
+        raise type(error)(f"{where}: {error}" if where else str(error)) from error
 
 
-def _ranked(lm: "LanguageModel", asked: list[Asked], top_k: int | None, by: Any) -> "Iterator[dict[str, Any]]":
-    for query, texts, where in asked:
-        found = _checked(where, lambda query=query, texts=texts: lm.rerank(query, texts, top_k, by=by))
-        yield {"query": query, "indices": found.indices, "scores": [round(score, 6) for score in found.scores]}
+def _ranked(lm: "LanguageModel", asked: list[Asked], how: dict[str, Any]) -> "Iterator[dict[str, Any]]":
+    for query, texts, where, own in asked:
+        found = _checked(where, lambda query=query, texts=texts, own=own: lm.rerank(query, texts, scores=own, **how))
+        yield {
+            "query": query,
+            "indices": found.indices,
+            "scores": [round(score, 6) for score in found.scores],
+            "read": found.read,
+        }

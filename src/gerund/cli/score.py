@@ -87,7 +87,7 @@ def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> l
     from gerund.data.files import checked_text
 
     pairs = []
-    for text, texts, where in text_io.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
+    for text, texts, where, _ in text_io.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
         if not texts:
             raise DataError(f"{where}: needs 'continuations', a list of texts")
         checked = [checked_text(one, where, "continuations") for one in texts] if where else texts

@@ -86,12 +86,13 @@ def each_text(chunks: "list[Rows]", use: Callable[[str], T]) -> Iterator[T]:
 
 
 def one_or_file(
-    text: str | None, others: list[str], file: Path | None, names: tuple[str, str]
-) -> "list[tuple[str, list[Any], str]]":
+    text: str | None, others: list[str], file: Path | None, names: tuple[str, str], more: str = ""
+) -> "list[tuple[str, list[Any], str, Any]]":
     """Return a text with those that belong to it, from the command line, or for each row of a .jsonl file.
 
-    Each comes with its place in the file, empty for the command line. ``names`` are those of the text and of the
-    others, also in the file. All rows are read at once: a mistake in the last shows before the first is used.
+    Each comes with its place in the file, empty for the command line, and with what a row says under the name
+    ``more``, or None. ``names`` are those of the text and of the others, also in the file. All rows are read at once: a
+    mistake in the last shows before the first is used.
     """
     from gerund.evaluation.data_files import read_json_lines
 
@@ -101,12 +102,12 @@ def one_or_file(
     if file is None:
         if not others:
             raise ConfigError(f"give at least one {many.removesuffix('s')} after the {own}")
-        return [(text or "", others, "")]
+        return [(text or "", others, "", None)]
     found = []
     for row in read_json_lines(file):
         if not isinstance(listed := row.values.get(many), list):
             raise DataError(f"{row.where}: needs {many!r}, a list of texts")
-        found.append((row.text(own), listed, row.where))
+        found.append((row.text(own), listed, row.where, row.values.get(more)))
     return found
 
 

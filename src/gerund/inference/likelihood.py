@@ -94,7 +94,7 @@ def continuation_logprobs(
     What is too long for the model's context loses tokens at the left end of its prefix, after the special tokens that
     begin a text, and only then at the end of its continuation.
     """
-    splits = _split_pairs(model, tokenizer, pairs)
+    splits = split_pairs(model, tokenizer, pairs)
     sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
     scores = sequence_logprobs(model, tokenizer, sequences, states=states, batch_tokens=batch_tokens, show=show)
     results = []
@@ -118,7 +118,7 @@ def continuation_certainty(
     The divergence of the uniform distribution over the vocabulary from the model's prediction, in nats: 0 where all
     tokens are equally likely. The token itself does not matter.
     """
-    sequences = [(item.ids, item.split) for item in _split_pairs(model, tokenizer, pairs)]
+    sequences = [(item.ids, item.split) for item in split_pairs(model, tokenizer, pairs)]
     return sequence_logprobs(
         model, tokenizer, sequences, read=TokenHead.certainty, states=states, batch_tokens=batch_tokens, show=show
     )
@@ -170,7 +170,7 @@ def token_logprobs(
 
 
 @dataclass(frozen=True)
-class _Split:
+class Split:
     """Token ids, the position at which the text begins (1 or later), and that of its continuation."""
 
     ids: list[int]
@@ -188,9 +188,10 @@ def _input(ids: Sequence[int], first: int, index: int, limit: int | None) -> Tok
     return Tokens(list(ids[:-1]), 0, 0) if len(ids) > first else None
 
 
-def _split_pairs(
+def split_pairs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]
-) -> list[_Split]:
+) -> list[Split]:
+    """Return the tokens of prefixes with their continuations, and where these begin; see ``continuation_logprobs``."""
     for index, (_, continuation) in enumerate(pairs):
         if not continuation.strip():
             raise TextError(f"continuation {index} is empty")
@@ -212,7 +213,7 @@ def _joined(prefix: str, continuation: str) -> str:
     return Rendered(prefix + continuation, literal=literal, with_specials=prefix.with_specials)
 
 
-def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> _Split:
+def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> Split:
     """Split a text at a character, and truncate it to the model's context."""
     before = tokens.specials_before
     ids = tokens.ids[: before + len(tokens.offsets)]  # some tokenizers close every text
@@ -227,7 +228,7 @@ def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, li
     split -= dropped
     lost = excess - dropped
     ids = ids[: len(ids) - lost]
-    return _Split(ids, max(1, before), max(1, split), lost)
+    return Split(ids, max(1, before), max(1, split), lost)
 
 
 SpanMode = Literal["infill", "causal"]

@@ -23,7 +23,17 @@ from gerund.models.architectures import SEQ2SEQ, is_bidirectional, is_body, stat
 from gerund.models.gguf_files import encoder_settings
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
 from gerund.progress import say_once
-from gerund.settings.encoder import CONFIG_FILE, FORMAT, JOBS, METHODS, READING, EncoderConfig, Job, read_settings
+from gerund.settings.encoder import (
+    CONFIG_FILE,
+    FORMAT,
+    JOBS,
+    METHODS,
+    RANKING,
+    READING,
+    EncoderConfig,
+    Job,
+    read_settings,
+)
 from gerund.settings.fields import plainly
 from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.plan import AttentionPlan
@@ -34,7 +44,7 @@ _BOTH_WAYS = AttentionPlan("bidir")
 # Where no layer attends, a plan that leaves recurrent layers causal would convert nothing.
 _RECURRENT = EncoderConfig(attention=AttentionPlan(recurrent="both"))
 # Settings that may differ from the author's without changing a text's full vector.
-_FREE = ("prompt", "prompts", "normalize", "max_length", "fusion", "similarity", "transform")
+_FREE = ("prompt", "prompts", "normalize", "max_length", *RANKING, "similarity", "transform")
 
 
 @dataclass(frozen=True)
@@ -264,8 +274,7 @@ def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str,
     others = {
         name: value for name, usual in unwritten.items() if (value := getattr(settings, name)) not in (None, usual)
     }
-    if settings.fusion not in (None, "auto"):
-        others["fusion"] = settings.fusion
+    others |= {name: value for name in RANKING if (value := getattr(settings, name)) not in (None, "auto")}
     return {**fields, **others, _ADAPTER: adapter}
 
 

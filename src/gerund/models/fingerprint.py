@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gerund.models.library_calls import ready_for_threads
-from gerund.settings.encoder import EncoderConfig
+from gerund.settings.encoder import RANKING, EncoderConfig
 
 
 def weights_hash(state: Mapping[str, Tensor]) -> str:
@@ -56,8 +56,8 @@ def fingerprint(
     settings = config.to_dict()
     settings["attention"] = config.attention.with_defaults(n_layers).to_dict()
     settings.pop("normalize")
-    settings.pop("fusion", None)
-    settings.pop("similarity", None)
+    for name in (*RANKING, "similarity"):
+        settings.pop(name, None)
     parts = [weights, adapter, json.dumps(settings, sort_keys=True), str(dimensions)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 

@@ -17,6 +17,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.quantization import nearest
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.filters import quoted
+from gerund.settings.encoder import RANKING
 from gerund.settings.model_spec import ModelSpec
 
 FORMAT = 1
@@ -74,7 +75,7 @@ class IndexMetadata:
         if self.spec is None:
             raise ConfigError(f"{index} was made with a model in memory ({self.model}); open it with that model")
         # A default may be tuned after the index is created, and is then in the model's folder.
-        settings = {name: value for name, value in self.spec.items() if (name, value) != ("fusion", "auto")}
+        settings = {name: value for name, value in self.spec.items() if not (name in RANKING and value == "auto")}
         return ModelSpec.model_validate(settings)
 
     def is_searched_by(self, fingerprint: str, space: str, dimensions: int) -> bool:

@@ -1,10 +1,11 @@
 """Names of scorers and relevance measures, and checks that need no model: nothing here imports torch."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from gerund.checks import check_unicode, one_of, place, some_texts, whole_number
+from gerund.checks import check_unicode, demand_number, is_listing, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.models.sources import Source, find
 from gerund.settings.encoder import DEFAULT_MODEL
@@ -22,9 +23,16 @@ MODEL_NAMES = (MODEL, OWN)
 WORD_MEASURE_NAMES = ("overlap", "content_overlap")
 MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", *WORD_MEASURE_NAMES, "random")
 
-RelevanceMeasure = Literal["vectors", "model", "likelihood", "own"]
-RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = ("vectors", "model", "likelihood")
-DEFAULT_MEASURE: RelevanceMeasure = "vectors"
+RelevanceMeasure = Literal["lift", "mixed", "likelihood", "vectors", "model", "own"]
+QUERY_MEASURES: tuple[RelevanceMeasure, ...] = ("lift", "mixed", "likelihood")
+"""Measures of how likely a document makes the query."""
+
+RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = (*QUERY_MEASURES, "vectors", "model")
+DEFAULT_WEIGHT = 0.5
+"""Weight of the measure, where it is fused with the scores of a first stage."""
+
+DEFAULT_DEPTH = 100
+"""Documents that are read, from the first stage's best on."""
 
 
 def check_scorer(scorer: str | Scorer | None) -> None:
@@ -44,6 +52,39 @@ def check_measure(by: str | None) -> None:
     """Refuse an unknown measure of relevance; None is the default."""
     if by not in (None, OWN):
         one_of("measure of relevance", by, RELEVANCE_MEASURES)
+
+
+def check_first_stage(
+    scores: Any, count: int, weight: float | None, depth: int | None, deadline: float | None
+) -> list[float] | None:
+    """Return the scores of a first stage, after checking them and what is said beside them."""
+    for name, value in (("weight", weight), ("deadline", deadline)):
+        if value is not None:
+            demand_number(name, value)
+    if weight is not None and not 0 <= weight <= 1:
+        raise ConfigError(f"weight must be from 0 (the first stage alone) to 1 (the measure alone), got {weight}")
+    if deadline is not None and not deadline > 0:
+        raise ConfigError(f"deadline must be above 0 seconds, got {deadline}")
+    if depth is not None and whole_number("depth", depth) < 1:
+        raise ConfigError(f"depth must be at least 1, got {depth}")
+    if scores is None:
+        named = next((name for name, value in (("weight", weight), ("depth", depth)) if value is not None), None)
+        if named is not None:
+            raise ConfigError(f"`{named}` is about the scores of a first stage: pass `scores`, one per document")
+        return None
+    return _numbers(scores, count)
+
+
+def _numbers(scores: Any, count: int) -> list[float]:
+    """Return scores, one for each of so many documents, as a list."""
+    listed = scores.tolist() if hasattr(scores, "tolist") else scores
+    if not is_listing(listed) or len(listed) != count:
+        raise ConfigError(f"`scores` must be a list with one number per document, {count}")
+    for index, score in enumerate(listed):
+        demand_number(f"score {index}", score)
+        if not math.isfinite(score):
+            raise ConfigError(f"score {index} is {score}, which is no score")
+    return [float(score) for score in listed]
 
 
 def check_relevance(query: Any, documents: Any, top_k: int | None, by: str | None) -> tuple[str, list[str]]:

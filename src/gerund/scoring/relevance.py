@@ -1,20 +1,40 @@
-"""Rank documents for a query: by vectors, by the model's trained scorer, or by the likelihood of the query."""
+"""Rank documents for a query: by how likely they make it, by vectors, or by the model's trained scorer.
 
-from collections.abc import Sequence
+With the scores of a first stage, such as BM25's, the two are fused: both are standardized over the documents that were
+read (z-scores), and added up with a weight. Then only the first stage's best documents are read, in its order, so that
+what a deadline leaves unread keeps its place.
+"""
+
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from gerund.errors import ConfigError, TextError
-from gerund.inference.likelihood import causal_runtime, continuation_logprobs
-from gerund.inference.text_ids import beginnings, encode_texts
+from gerund.errors import ConfigError
+from gerund.models.architectures import NoHead, is_encoder_decoder
 from gerund.models.vectors import compared
-from gerund.scoring.names import RelevanceMeasure
+from gerund.scoring.names import DEFAULT_WEIGHT, QUERY_MEASURES, RelevanceMeasure
 from gerund.types import Ranking, Scorer, TextModel
 
-# Asks for the query after a document (Sachan et al. 2022, section 2.2).
-BEFORE = "Passage: "
-BEHIND = ". Please write a question based on this passage."
+# Documents that are read between two looks at the clock, at most.
+_AT_ONCE = 16
+
+# Returns the score of each text ``(N,)`` for one query.
+Score = Callable[[Sequence[str]], np.ndarray]
+
+
+def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = False) -> RelevanceMeasure:
+    """Return what ranks where nothing is said: what the model was tuned to, else the lift where it writes.
+
+    A model that was trained to embed compares vectors, unless it is the second stage of a search (``is_second``), whose
+    first stage has compared them.
+    """
+    if lm.encoder.rerank_by is not None:
+        tuned: RelevanceMeasure = lm.encoder.rerank_by
+        return tuned
+    writes = not is_encoder_decoder(lm.model) and not isinstance(lm.model.get_output_embeddings(), NoHead | None)
+    embeds = scorer is not None or bool(lm.adapters.hash("encode")) or lm.encoder.follows_sentence_transformers
+    return "lift" if writes and (is_second or not embeds) else "vectors"
 
 
 def rank(
@@ -25,57 +45,92 @@ def rank(
     by: RelevanceMeasure,
     scorer: Scorer | None,
     top_k: int | None = None,
+    scores: Sequence[float] | None = None,
+    weight: float | None = None,
+    depth: int | None = None,
+    deadline: float | None = None,
 ) -> Ranking:
     """Rank documents for a query, best first; see ``LanguageModel.rerank``. ``scorer`` is the model's trained one."""
+    end = None if deadline is None else time.monotonic() + deadline
     if not documents:
-        return Ranking([], [], by)
+        return Ranking([], [], by, read=0)
+    first_N = None if scores is None else np.asarray(scores, dtype=np.float64)
+    order = np.arange(len(documents)) if first_N is None else np.argsort(-first_N, kind="stable")
+    offered = order[: len(order) if first_N is None else depth]
+    score = _scorer(lm, query, by, scorer)
+    own = _read(score, [documents[index] for index in offered], end)
+    read, rest = offered[: len(own)], order[len(own) :]
+    value = None
+    if first_N is not None:
+        value = weight if weight is not None else lm.encoder.rerank_weight
+        value = DEFAULT_WEIGHT if value is None else value
+        own = value * standardized(own) + (1 - value) * standardized(first_N[read])
+    best = np.argsort(-own, kind="stable")
+    # What was not read follows: its scores say its order, and nothing else.
+    low = float(own.min()) if len(own) else 0.0
+    found = [*((int(read[place]), float(own[place])) for place in best)]
+    found += [(int(index), low - number) for number, index in enumerate(rest, start=1)]
+    found = found[:top_k]
+    return Ranking([index for index, _ in found], [one for _, one in found], by, read=len(own), weight=value)
+
+
+def standardized(scores_N: np.ndarray) -> np.ndarray:
+    """Return z-scores ``(N,)``; zeros where all are equal, and for none.
+
+    >>> standardized(np.array([1.0, 3.0])), standardized(np.array([2.0, 2.0]))
+    (array([-1.,  1.]), array([0., 0.]))
+    """
+    if not len(scores_N):
+        return scores_N
+    deviation = float(scores_N.std())
+    # Equal numbers may differ in their last bits.
+    if deviation <= 1e-12 * float(np.abs(scores_N).max()):
+        return np.zeros_like(scores_N)
+    return np.asarray((scores_N - scores_N.mean()) / deviation)
+
+
+def _read(score: Callable[[], Score], texts: Sequence[str], end: float | None) -> np.ndarray:
+    """Return the scores of as many texts, from the first on, as the time allows: ``(n,)``."""
+    if end is None:
+        return score()(texts) if len(texts) else np.zeros(0)
+    found: list[np.ndarray] = []
+    done, each = 0, 0.0
+    reader = score() if time.monotonic() < end else None
+    while reader is not None and done < len(texts):
+        start = time.monotonic()
+        left = end - start
+        if left <= each:
+            break
+        count = 1 if not done else max(1, min(_AT_ONCE, int(left / each)))
+        found.append(reader(texts[done : done + count]))
+        done += len(found[-1])
+        each = max(1e-6, (time.monotonic() - start) / len(found[-1]))
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _scorer(lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | None) -> Callable[[], Score]:
+    """Return what makes the function that scores documents for a query: the query itself is read then."""
+    if by in QUERY_MEASURES:
+        from gerund.scoring.query_likelihood import QueryLikelihood
+
+        return lambda: QueryLikelihood(lm.model, lm.tokenizer, query, by, autocast=lm.runtime.autocast)
     if by == "vectors":
-        score_N = by_vectors(lm, query, documents)
-    elif by == "likelihood":
-        score_N = by_likelihood(lm, query, documents)
-    elif scorer is None:
+        return lambda: _by_vectors(lm, query)
+    if scorer is None:
         raise ConfigError(
-            f'{lm.name} was not trained to score under this encoder config. Use `by="vectors"` or `by="likelihood"`.'
+            f'{lm.name} was not trained to score under this encoder config. Use `by="lift"` or `by="vectors"`.'
         )
-    else:
-        score_N = np.asarray(scorer.score([query], [list(documents)])[0], dtype=np.float64)
-    order = np.argsort(-score_N, kind="stable")[:top_k]
-    return Ranking([int(index) for index in order], [float(score_N[index]) for index in order], by)
+    return lambda: lambda texts: np.asarray(scorer.score([query], [list(texts)])[0], dtype=np.float64)
 
 
-def by_vectors(lm: TextModel, query: str, documents: Sequence[str]) -> np.ndarray:
-    """Return the similarity of each document and the query ``(n,)``, with the encoder's prompts for the two."""
+def _by_vectors(lm: TextModel, query: str) -> Score:
+    """Return what compares documents with a query by their vectors, with the encoder's prompts for the two."""
     prompts = lm.encoder.prompts
     query_D = lm.encode(query, prompt_name="query" if "query" in prompts else None, show_progress=False)
-    document_ND = lm.encode(documents, prompt_name="document" if "document" in prompts else None, show_progress=False)
-    return compared(document_ND, query_D[None], lm.encoder.similarity)[:, 0]
 
+    def score(documents: Sequence[str]) -> np.ndarray:
+        name = "document" if "document" in prompts else None
+        document_ND = lm.encode(documents, prompt_name=name, show_progress=False)
+        return compared(document_ND, query_D[None], lm.encoder.similarity)[:, 0]
 
-def by_likelihood(lm: TextModel, query: str, documents: Sequence[str]) -> np.ndarray:
-    """Return the mean log-probability of the query's tokens after each document ``(n,)``, under the base model.
-
-    Unsupervised passage re-ranking (UPR, Sachan et al. 2022): a request for a question stands between document and
-    query. Documents that do not fit the model's context are truncated at their end.
-    """
-    model, tokenizer = lm.model, lm.tokenizer
-    limit = causal_runtime(model, tokenizer).max_length
-    room = None
-    if limit is not None:
-        [around] = encode_texts(tokenizer, [f"{BEFORE}a{BEHIND} {query.strip()}"])
-        room = limit - len(around.ids)
-        if room < 1:
-            raise TextError(
-                f"the query is so long that the model's context of {limit} tokens holds no document with it"
-            )
-    pairs = [(f"{BEFORE}{_beginning(tokenizer, text, room)}{BEHIND}", f" {query.strip()}") for text in documents]
-    logprobs = continuation_logprobs(model, tokenizer, pairs, show=False)
-    return np.array([float(pair.continuation.mean(dtype=np.float64)) for pair in logprobs])
-
-
-def _beginning(tokenizer: PreTrainedTokenizerBase, text: str, limit: int | None) -> str:
-    """Return the first ``limit`` tokens of a text, without the full stop at its end."""
-    text = text.strip().rstrip(".")
-    # No text has more tokens than bytes; half of them leaves room for what a tokenizer adds.
-    if limit is None or len(text.encode()) <= limit // 2:
-        return text
-    return beginnings(tokenizer, [text], limit)[0]
+    return score

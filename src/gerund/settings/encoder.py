@@ -128,6 +128,16 @@ class EncoderSettings(Generic[Auto, Unset]):
         "Weight of the vectors in hybrid search, from 0 (keywords alone) to 1 (vectors alone). Default: 0.5. No vector "
         "depends on it.",
     )
+    rerank_by: Literal["lift", "mixed", "likelihood", "vectors", "model"] | Auto | Unset = setting(
+        None,
+        "How rerank and searches measure relevance: lift, mixed, likelihood, vectors or model. Default: lift for a "
+        "language model, vectors for an encoder. No vector depends on it.",
+    )
+    rerank_weight: Fraction | Auto | Unset = setting(
+        None,
+        "Weight of that measure beside the scores of a first stage, from 0 (these alone) to 1. Default: 0.5. No vector "
+        "depends on it.",
+    )
     conventions: Literal["gerund", "sentence-transformers"] | Unset = setting(
         "gerund",
         "Conventions where libraries differ: gerund, or sentence-transformers, as for every ready-made encoder. There "
@@ -147,6 +157,8 @@ _DEFAULTS = {one.name: one.default for one in fields(EncoderSettings)}
 _METHODS = ("template", "layers", "prepend", "reroute", "transform", "pool_bos", "text_normalization")
 METHODS = {name: _DEFAULTS[name] for name in _METHODS}
 """Defaults of the settings of methods without training."""
+RANKING = ("fusion", "rerank_by", "rerank_weight")
+"""Settings of searches, which no vector depends on."""
 READING = {name: _DEFAULTS[name] for name in ("conventions", "similarity")}
 """Defaults of settings that a ready-made encoder brings along."""
 
@@ -238,7 +250,7 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        unused = METHODS.keys() - set(self.methods) | ({"fusion"} if self.fusion is None else set())
+        unused = METHODS.keys() - set(self.methods) | {name for name in RANKING if getattr(self, name) is None}
         unused |= {name for name, usual in READING.items() if getattr(self, name) == usual}
         written = {name: value for name, value in asdict(self).items() if name not in unused}
         return {**written, "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
@@ -246,7 +258,7 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
 
 def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
     """Whether two encoder configs differ in nothing that a fitted transform depends on."""
-    same = ("normalize", "max_length", "fusion", "similarity")
+    same = ("normalize", "max_length", *RANKING, "similarity")
     return replace(one, **{name: getattr(other, name) for name in same}) == other
 
 

@@ -2,7 +2,7 @@
 
 import base64
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -20,7 +20,7 @@ from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.inference.tokens import Overflow, check_unicode
 from gerund.language_model import LanguageModel
 from gerund.models.vectors import compared, unit
-from gerund.scoring.names import check_relevance
+from gerund.scoring.names import check_first_stage, check_relevance
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.config import FINGERPRINT_HEADER
 from gerund.server.errors import MISMATCH, ApiError, api_error, blamed, errors_about
@@ -111,7 +111,10 @@ async def rerank(body: RerankRequest, request: Request, service: Served) -> dict
     """Order documents by how relevant they are to a query, the most relevant first."""
     service.require_model(body.model)
     texts, most = body.texts, body.most
-    scores, tokens = await _relevance(service, request, body.query, texts, body.by, most=body.max_tokens_per_doc)
+    stage = {"scores": body.scores, "weight": body.weight, "deadline": body.deadline}
+    scores, tokens = await _relevance(
+        service, request, body.query, texts, body.by, most=body.max_tokens_per_doc, stage=stage
+    )
     order = np.argsort(-scores, kind="stable")[:most]
     results: list[dict[str, Any]] = [{"index": int(index), "relevance_score": float(scores[index])} for index in order]
     if body.return_documents:
@@ -322,11 +325,18 @@ async def _relevance(
     param: str = "documents",
     most: int | None = None,
     truncate: bool = True,
+    stage: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Return the score of each document ``(N,)``, and the number of tokens, of which ``most`` per document count."""
-    lm = service.lm
+    """Return the score of each document ``(N,)``, and the number of tokens, of which ``most`` per document count.
+
+    ``stage`` has what ``rerank`` takes of a first stage.
+    """
+    lm, by = service.lm, by or service.lm.default_measure()
+    stage = {name: value for name, value in (stage or {}).items() if value is not None}
     with errors_about(lambda error: "query" if "query" in str(error) else param):
         check_relevance(query, documents, None, by)
+    with errors_about(lambda error: next((name for name in ("weight", "deadline") if name in str(error)), "scores")):
+        check_first_stage(stage.get("scores"), len(documents), stage.get("weight"), None, stage.get("deadline"))
     async with service.context(request) as context:
         if most is not None:
             texts, most_each = documents, most
@@ -334,11 +344,11 @@ async def _relevance(
                 for index, text in enumerate(texts):
                     check_unicode("text", text, index)
                 documents = await context.run(lambda: beginnings(lm.tokenizer, texts, most_each))
-        if by in (None, "vectors"):
+        if by == "vectors" and not stage:
             return await _cosines(service, context, query, documents, param, truncate)
         tokens = await context.run(lambda: _count(service, [query, *documents]))
         with errors_about("by"):
-            ranking = await context.call(lambda: lm.rerank(query, documents, by=by), tokens=tokens)
+            ranking = await context.call(lambda: lm.rerank(query, documents, by=by, **stage), tokens=tokens)
     scores_N = np.empty(len(documents))
     scores_N[ranking.indices] = ranking.scores
     return scores_N, tokens

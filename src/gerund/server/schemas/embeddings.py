@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from gerund.scoring.names import RelevanceMeasure
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import (
     MOST_TEXTS,
@@ -100,8 +101,14 @@ class RerankRequest(RequestBody):
     """Its name in Voyage's and other APIs."""
     return_documents: bool | None = None
     max_tokens_per_doc: Count | None = None
-    by: Literal["vectors", "model", "own", "likelihood"] | None = None
-    """How relevance is measured."""
+    by: RelevanceMeasure | None = None
+    """How relevance is measured; default: the model's measure."""
+    scores: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(max_length=MOST_TEXTS)] | None = None
+    """The score of each document in a first stage, which is fused with the measure."""
+    weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    """What the measure counts beside ``scores``."""
+    deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds after which no further document is read; the others come last."""
 
     @property
     def texts(self) -> list[str]:

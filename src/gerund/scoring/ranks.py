@@ -1,0 +1,103 @@
+"""``rerank`` and ``rank``, which order documents by how relevant they are to a query."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gerund.checks import flag
+from gerund.scoring import relevance
+from gerund.scoring.names import DEFAULT_DEPTH, RelevanceMeasure, check_first_stage, check_relevance
+from gerund.types import Ranking
+
+
+class Ranks:
+    """What a ``LanguageModel`` does to documents and a query."""
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        *,
+        by: RelevanceMeasure | None = None,
+        scores: Sequence[float] | None = None,
+        weight: float | None = None,
+        depth: int | None = None,
+        deadline: float | None = None,
+    ) -> Ranking:
+        """Order documents by how relevant they are to a query.
+
+        Args:
+            query: the search query.
+            documents: any number of texts.
+            top_k: return only the ``top_k`` most relevant ones.
+            by: ``lift``, how much likelier the document makes each token of the query, where it helps at all;
+                ``mixed``, the log-probability under the mean of the predictions with the document and without it;
+                ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``vectors``,
+                the similarity of the embeddings; or ``model``, the model's own scorer, if it was trained to be one.
+                None is the model's tuned measure (``gerund tune --rerank``), else ``lift`` for a language model, and
+                ``vectors`` for one that was trained to embed or does not generate.
+            scores: the score of each document in a first stage, such as a keyword search, which is fused with the
+                measure: both as z-scores. None ranks by the measure alone, which is worse wherever there are scores.
+            weight: what the measure counts beside ``scores``, from 0 to 1; None for the tuned weight, else 0.5.
+            depth: read only this many documents, the best by ``scores``; None for 100.
+            deadline: seconds after which no further document is read.
+
+        Returns:
+            The ranking. Documents that were not read come last, in the order of ``scores``; ``Ranking.read`` says how
+            many were.
+
+        Raises:
+            TextError: a text is not a string, or blank, or the query leaves no room for a document.
+            ConfigError: there is no such measure, the model has no scorer of its own, or a score is not a number.
+
+        >>> lm = gerund.load()
+        >>> ranking = lm.rerank("how to bake bread", ["Trains run on rails.", "Bread is baked of flour."], top_k=1)
+        >>> ranking.indices
+        [1]
+        """
+        checked, texts = check_relevance(query, documents, top_k, by)
+        first = check_first_stage(scores, len(texts), weight, depth, deadline)
+        lm: Any = self
+        return relevance.rank(
+            lm,
+            checked,
+            texts,
+            by=by or self.default_measure(),
+            scorer=lm.scorer,
+            top_k=top_k,
+            scores=first,
+            weight=weight,
+            depth=depth or DEFAULT_DEPTH,
+            deadline=deadline,
+        )
+
+    def default_measure(self, *, is_second: bool = False) -> RelevanceMeasure:
+        """Return the measure of ``rerank`` where none is named; with ``is_second`` as the second stage of a search."""
+        lm: Any = self
+        return relevance.default_measure(lm, lm.scorer, is_second=is_second)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        by: RelevanceMeasure | None = None,
+    ) -> list[dict[str, Any]]:
+        """Order documents as ``rerank`` does, and return what sentence-transformers' ``CrossEncoder.rank`` returns.
+
+        The other arguments are those of ``rerank``; ``return_documents`` adds each document's ``text``.
+
+        Returns:
+            One dict per document, the most relevant first: ``corpus_id``, its index in ``documents``, and ``score``.
+
+        >>> [best] = gerund.load().rank("how to bake bread", ["Trains run on rails.", "Bread is baked."], top_k=1)
+        >>> best["corpus_id"]
+        1
+        """
+        with_text = flag("return_documents", return_documents)
+        return [
+            {"corpus_id": index, "score": score, **({"text": documents[index]} if with_text else {})}
+            for index, score in self.rerank(query, documents, top_k, by=by)
+        ]
