@@ -18,23 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pooling:
-    """One way to pool.
+    """One way to pool."""
 
-    Attributes:
-        weights: the weight of each token, of any sum, from the mask of pooled tokens ``(B, T)``.
-        reads_end: whether it uses the last token's state, so that the end of a template is pooled too.
-        depends_on_places: whether a token's weight depends on its position, and so on the prompt before it.
-        sentence_transformers: its switch in that library's ``1_Pooling/config.json``.
-        takes_largest: whether it is the maximum over the pooled tokens instead of a weighted mean.
-        divides_by_root: whether the weighted sum is divided by the square root of the weights' sum.
-    """
-
+    # The weight of each token, of any sum, from the mask of pooled tokens ``(B, T)``.
     weights: Callable[[Tensor], Tensor]
-    reads_end: bool = False
-    depends_on_places: bool = False
-    sentence_transformers: str | None = None
-    takes_largest: bool = False
-    divides_by_root: bool = False
+    reads_end: bool = False  # whether it uses the last token's state, so that the end of a template is pooled too
+    depends_on_places: bool = False  # whether a token's weight depends on its position, and so on the prompt before it
+    sentence_transformers: str | None = None  # its switch in that library's ``1_Pooling/config.json``
+    takes_largest: bool = False  # whether it is the maximum over the pooled tokens instead of a weighted mean
+    divides_by_root: bool = False  # whether the weighted sum is divided by the square root of the weights' sum
 
 
 def _mean(counted_BT: Tensor) -> Tensor:

@@ -18,21 +18,13 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True)
 class WorkerModel:
-    """The model that a worker loads, and what identifies it.
+    """The model that a worker loads, and what identifies it."""
 
-    Attributes:
-        spec: loads it.
-        fingerprint: its fingerprint.
-        dtype: the dtype it computes in.
-        gpus: number of GPUs it needs.
-        threads: number of CPU threads.
-    """
-
-    spec: ModelSpec
+    spec: ModelSpec  # loads it
     fingerprint: str
-    dtype: str
-    gpus: float = 0.0
-    threads: int = 1
+    dtype: str  # the dtype it computes in
+    gpus: float = 0.0  # number of GPUs it needs
+    threads: int = 1  # number of CPU threads
 
     @classmethod
     def of(

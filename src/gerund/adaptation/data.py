@@ -49,14 +49,10 @@ if TYPE_CHECKING:
 class Collected:
     """What was found in files."""
 
-    documents: tuple[Document, ...]
-    """Each text once, in the order of the files."""
-    files: int
-    """How many files were read."""
-    failed: tuple[Failure, ...]
-    """Those that could not be, or not to their end."""
-    repeated: int
-    """Documents left out since another has the same text."""
+    documents: tuple[Document, ...]  # each text once, in the order of the files
+    files: int  # how many files were read
+    failed: tuple[Failure, ...]  # those that could not be, or not to their end
+    repeated: int  # documents left out since another has the same text
 
     @property
     def digest(self) -> str:
@@ -206,23 +202,17 @@ class Query:
     """A query and what answers it."""
 
     text: str
-    """The query."""
-    sources: tuple[str, ...]
-    """The names of the documents that answer it."""
-    kind: str
-    """What it was made of: ``title``, ``first sentence`` or ``question``."""
+    sources: tuple[str, ...]  # the names of the documents that answer it
+    kind: str  # what it was made of: ``title``, ``first sentence`` or ``question``
 
 
 @dataclass(frozen=True)
 class Split:
     """Documents to train on, and queries to measure on."""
 
-    training: tuple[Document, ...]
-    """The documents that may be trained on."""
-    held_out: tuple[Document, ...]
-    """The documents that were held out, without what their queries are made of."""
+    training: tuple[Document, ...]  # the documents that may be trained on
+    held_out: tuple[Document, ...]  # the documents that were held out, without what their queries are made of
     queries: tuple[Query, ...]
-    """The queries."""
 
     @cached_property
     def corpus(self) -> tuple[Document, ...]:
@@ -415,14 +405,10 @@ _SMALL = 16 * 2**20
 class Pairs:
     """What there is to train on."""
 
-    sentences: int
-    """Pairs of sentences that share a long substring."""
-    titles: int
-    """Pairs of a title, or a first sentence, with such a sentence."""
-    chunks: int
-    """Pairs of a title or a first sentence with a chunk."""
-    left_out: int
-    """Pairs that were dropped since the documents that were held out have a sentence of theirs, too."""
+    sentences: int  # pairs of sentences that share a long substring
+    titles: int  # pairs of a title, or a first sentence, with such a sentence
+    chunks: int  # pairs of a title or a first sentence with a chunk
+    left_out: int  # pairs that were dropped since the documents that were held out have a sentence of theirs, too
 
     @property
     def count(self) -> int:

@@ -46,12 +46,9 @@ class Measured:
 
     values: Mapping[str, Mapping[str, tuple[float, ...]]]
     """For each way to search (``words``, ``vectors``, ``hybrid``) and measure one number a query, from 0 to 1."""
-    documents: int
-    """How many documents were searched."""
-    chunks: int
-    """How many chunks they were cut into."""
-    weight: float
-    """What the vectors count in ``hybrid``."""
+    documents: int  # how many documents were searched
+    chunks: int  # how many chunks they were cut into
+    weight: float  # what the vectors count in ``hybrid``
 
     def mean(self, mode: str, measure: str = MAIN) -> float:
         """Return the mean over all queries."""
@@ -144,17 +141,11 @@ class Compared:
     """One way to search by one measure, before and after."""
 
     mode: Mode
-    """The way to search."""
     measure: str
-    """The measure."""
-    before: float
-    """Its mean before."""
-    before_interval: Interval
-    """Of that mean."""
-    after: float
-    """Its mean after."""
-    after_interval: Interval
-    """Of that mean."""
+    before: float  # its mean before
+    before_interval: Interval  # of that mean
+    after: float  # its mean after
+    after_interval: Interval  # of that mean
     change: Difference | None
     """How much it rose, and whether by more than chance; None where nothing was trained, for words alone."""
 

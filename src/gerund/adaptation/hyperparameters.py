@@ -29,30 +29,21 @@ _USUAL_MIB = 8192
 class Base:
     """What a recipe depends on in the model."""
 
-    name: str
-    """Folder or hub id, as it was given."""
-    parameters: int
-    """How many it has."""
-    layers: int
-    """How many layers."""
-    width: int
-    """Numbers of a hidden state."""
-    vocabulary: int
-    """How many tokens."""
-    adapter: bool
-    """Whether it has an adapter for encoding, which is trained further."""
-    longest: int | None
-    """Its context in tokens; None where it has no limit."""
+    name: str  # folder or hub id, as it was given
+    parameters: int  # how many it has
+    layers: int  # how many layers
+    width: int  # numbers of a hidden state
+    vocabulary: int  # how many tokens
+    adapter: bool  # whether it has an adapter for encoding, which is trained further
+    longest: int | None  # its context in tokens; None where it has no limit
 
 
 @dataclass(frozen=True)
 class Machine:
     """What a recipe depends on in the machine."""
 
-    device: str
-    """``cuda`` or ``cpu``."""
-    free_mib: int
-    """Memory that is free, in MiB: of the GPU where there is one."""
+    device: str  # ``cuda`` or ``cpu``
+    free_mib: int  # memory that is free, in MiB: of the GPU where there is one
 
     @classmethod
     def this(cls) -> "Machine":
@@ -69,15 +60,10 @@ class Choice:
     """A recipe as it will be carried out, and what it takes."""
 
     recipe: Recipe
-    """The recipe."""
-    seconds: float | None
-    """Estimated seconds of the training; None where nobody measured it."""
-    memory_mib: int | None
-    """Memory at the peak of a step, in MiB; None where nobody measured it."""
-    bound: str
-    """What decided the number of steps: ``minutes``, ``pairs``, ``steps`` or ``recipe``."""
-    epochs: float | None
-    """How often the pairs are read; None for a recipe that reads no pairs."""
+    seconds: float | None  # estimated seconds of the training; None where nobody measured it
+    memory_mib: int | None  # memory at the peak of a step, in MiB; None where nobody measured it
+    bound: str  # what decided the number of steps: ``minutes``, ``pairs``, ``steps`` or ``recipe``
+    epochs: float | None  # how often the pairs are read; None for a recipe that reads no pairs
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""

@@ -234,16 +234,11 @@ class Rerouting:
 
     A second copy of a key with its value, at a bias b, is the key itself with more weight: b is added to its score
     where a token does not see the original, and log(1 + e^b) where it does. So keys and values stay as they are.
-
-    Attributes:
-        layers: their indices.
-        last_B: the place of each text's last token.
-        reached: the layers that made their mask so.
     """
 
-    layers: frozenset[int]
-    last_B: Tensor
-    reached: set[int] = field(default_factory=set)
+    layers: frozenset[int]  # their indices
+    last_B: Tensor  # the place of each text's last token
+    reached: set[int] = field(default_factory=set)  # the layers that made their mask so
 
     def mask(self, see: Tensor, dtype: torch.dtype) -> Tensor:
         """Return what is added to the scores ``(B, 1, T, T)`` of a layer; ``see`` is its mask ``(B or 1, 1, T, T)``."""

@@ -40,21 +40,13 @@ _LEAK_HALF = 1e-2
 
 @dataclass(frozen=True)
 class LayerMap:
-    """What one layer sees, as ``(T, T)`` maps of which input (column) moves which output (row).
+    """What one layer sees, as ``(T, T)`` maps of which input (column) moves which output (row)."""
 
-    Attributes:
-        leaks: moves by more than rounding could.
-        moves: moves at all. A sink may drown a look so far that it hardly differs from rounding.
-        expected: what the plan asks for.
-        sees_padding: whether a token is moved by padding.
-        exact: whether the layer computed in a precision in which most looks must show.
-    """
-
-    leaks: Tensor
-    moves: Tensor
-    expected: Tensor
-    sees_padding: bool
-    exact: bool
+    leaks: Tensor  # moves by more than rounding could
+    moves: Tensor  # moves at all. A sink may drown a look so far that it hardly differs from rounding.
+    expected: Tensor  # what the plan asks for
+    sees_padding: bool  # whether a token is moved by padding
+    exact: bool  # whether the layer computed in a precision in which most looks must show
 
     @property
     def is_right(self) -> bool:

@@ -54,17 +54,11 @@ _LEXICAL = "PLELayer"
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What a decoder layer mixes tokens with.
+    """What a decoder layer mixes tokens with."""
 
-    Attributes:
-        attends: it has an attention module, which asks for the plan's mask.
-        recurrent: it has a recurrent module; some have both.
-        reach: how many tokens the recurrent module sees, itself included; None for all on its side.
-    """
-
-    attends: bool
-    recurrent: bool
-    reach: int | None = None
+    attends: bool  # it has an attention module, which asks for the plan's mask
+    recurrent: bool  # it has a recurrent module; some have both
+    reach: int | None = None  # how many tokens the recurrent module sees, itself included; None for all on its side
 
     def changes(self, view: View) -> bool:
         """Whether a layer of this kind does anything else under ``view`` than untouched."""

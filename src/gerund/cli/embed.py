@@ -200,28 +200,18 @@ def _threads(threads: int | None, *, alone: bool) -> int:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the texts of a shard are encoded.
+    """How the texts of a shard are encoded."""
 
-    Attributes:
-        settings: for ``LanguageModel.encode_with_usage``.
-        refusing: whether texts that are too long have no vector, rather than one of their beginning.
-    """
-
-    settings: dict[str, Any]
-    refusing: bool = False
+    settings: dict[str, Any]  # for ``LanguageModel.encode_with_usage``
+    refusing: bool = False  # whether texts that are too long have no vector, rather than one of their beginning
 
 
 @dataclass(frozen=True)
 class EncodingWorker:
-    """Makes what encodes in another process.
+    """Makes what encodes in another process."""
 
-    Attributes:
-        model: loads the model there.
-        encoding: how texts are encoded.
-    """
-
-    model: "WorkerModel"
-    encoding: Encoding
+    model: "WorkerModel"  # loads the model there
+    encoding: Encoding  # how texts are encoded
 
     def __call__(self) -> "Encode":
         """Load the model there; return what encodes a shard with it."""

@@ -42,8 +42,7 @@ class BadDocument:
     """A document that can't be used."""
 
     file: str
-    line: int | None
-    """The line or row, from 1; None for the file as a whole."""
+    line: int | None  # the line or row, from 1; None for the file as a whole
     reason: str
 
     def __str__(self) -> str:
@@ -62,14 +61,11 @@ class Record:
     """A document as it is in its file, not parsed yet."""
 
     path: Path
-    number: int
-    """Its line or row, from 1."""
-    unit: str
-    """``line`` or ``row``, whichever ``number`` counts; "" where the file is one document."""
+    number: int  # its line or row, from 1
+    unit: str  # ``line`` or ``row``, whichever ``number`` counts; "" where the file is one document
     content: bytes | tuple[object, object] | DataError
     """The bytes of a line or file, the text and title of a row, or why they can't be read."""
-    offset: int | None = None
-    """Where these bytes begin in the file; None for compressed files and tables."""
+    offset: int | None = None  # where these bytes begin in the file; None for compressed files and tables
 
     @property
     def place(self) -> str:

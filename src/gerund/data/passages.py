@@ -40,16 +40,11 @@ class Passage:
 
     prefix: str
     continuation: str
-    sentences: range
-    """The document's sentences that both are."""
-    words: int
-    """Words of the continuation."""
-    start: int
-    """Offset of the prefix in the document."""
-    middle: int
-    """Offset of the continuation."""
-    end: int
-    """Offset of the continuation's end."""
+    sentences: range  # the document's sentences that both are
+    words: int  # words of the continuation
+    start: int  # offset of the prefix in the document
+    middle: int  # offset of the continuation
+    end: int  # offset of the continuation's end
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,10 @@ Result = TypeVar("Result")
 class Table:
     """A file of rows and the columns to read."""
 
-    path: Path | None
-    """The file or folder; None for standard input."""
-    format: str
-    """One of ``FORMATS``; or ``folder``, for all files of these formats in a folder and below it."""
-    name: str
-    """The table's name in messages."""
-    column: str = DEFAULT_COLUMN
-    """The text column; a txt file has none."""
+    path: Path | None  # the file or folder; None for standard input
+    format: str  # one of ``FORMATS``; or ``folder``, for all files of these formats in a folder and below it
+    name: str  # the table's name in messages
+    column: str = DEFAULT_COLUMN  # the text column; a txt file has none
     id_column: str | None = None
     """The id column; None for ``id`` or ``_id`` if the first row has one, "" to number the rows from 0."""
 
@@ -424,8 +420,7 @@ _READERS: dict[str, Callable[[Table, Cursor], Iterator[Row]]] = {
 class BadRow:
     """A row that can't be used."""
 
-    place: str
-    """Where it is, such as ``notes.jsonl, line 7``."""
+    place: str  # where it is, such as ``notes.jsonl, line 7``
     reason: str
     id: int | str | None = None
 
@@ -438,14 +433,10 @@ class Rows:
     """Some consecutive rows of a table."""
 
     ids: list[int | str]
-    texts: list[str]
-    """Their texts; "" for a null."""
-    lines: list[int | str]
-    """Their line or row numbers, from 1; or their places, where a table has several files."""
-    name: str
-    """The table's name in messages."""
-    unit: str = "line"
-    """``line`` or ``row``, whichever ``lines`` counts; "" where there is only one text."""
+    texts: list[str]  # their texts; "" for a null
+    lines: list[int | str]  # their line or row numbers, from 1; or their places, where a table has several files
+    name: str  # the table's name in messages
+    unit: str = "line"  # ``line`` or ``row``, whichever ``lines`` counts; "" where there is only one text
     start: Cursor | None = None
     """Where they begin in their table; None where no reader can start there, as in an archive."""
 

@@ -38,17 +38,11 @@ class Passage:
 
 @dataclass(frozen=True)
 class Beginning:
-    """A text that is continued.
-
-    Attributes:
-        text: the beginning.
-        right: the sentence that follows it.
-        wrong: sentences that do not.
-    """
+    """A text that is continued."""
 
     text: str
-    right: str
-    wrong: tuple[str, ...]
+    right: str  # the sentence that follows it
+    wrong: tuple[str, ...]  # sentences that do not
 
 
 @dataclass(frozen=True)
@@ -90,19 +84,12 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """What the searches found, under one attention plan.
+    """What the searches found, under one attention plan."""
 
-    Attributes:
-        plan: name of the plan, and of the adapter where there is one; or what the baseline is called.
-        answers: for each search its best documents, best first.
-        right: fraction of those answers whose topic is the search's.
-        neighbours: fraction of the documents' own nearest documents that have the same topic.
-    """
-
-    plan: str
-    answers: tuple[tuple[Hit, ...], ...]
-    right: float
-    neighbours: float
+    plan: str  # name of the plan, and of the adapter where there is one; or what the baseline is called
+    answers: tuple[tuple[Hit, ...], ...]  # for each search its best documents, best first
+    right: float  # fraction of those answers whose topic is the search's
+    neighbours: float  # fraction of the documents' own nearest documents that have the same topic
 
 
 @dataclass(frozen=True)
@@ -115,32 +102,20 @@ class Scored:
 
 @dataclass(frozen=True)
 class Written:
-    """How one beginning was continued.
-
-    Attributes:
-        prompt: the beginning.
-        plain: one continuation, sampled without looking at any score.
-        ranked: those that were sampled to choose from, best first; empty where the model cannot rank.
-    """
+    """How one beginning was continued."""
 
     prompt: str
-    plain: str
-    ranked: tuple[Scored, ...]
+    plain: str  # one continuation, sampled without looking at any score
+    ranked: tuple[Scored, ...]  # those that were sampled to choose from, best first; empty where the model cannot rank
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """Which of several sentences a scorer lets follow a beginning.
-
-    Attributes:
-        prompt: the beginning.
-        candidates: the sentences, best first.
-        right: the one that follows it.
-    """
+    """Which of several sentences a scorer lets follow a beginning."""
 
     prompt: str
-    candidates: tuple[Scored, ...]
-    right: str
+    candidates: tuple[Scored, ...]  # the sentences, best first
+    right: str  # the one that follows it
 
     @property
     def is_right(self) -> bool:
@@ -150,38 +125,23 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Filled:
-    """A gap, filled in two ways.
+    """A gap, filled in two ways."""
 
-    Attributes:
-        before: the text before the gap.
-        after: the text behind it.
-        span: the filling, seeing both sides.
-        left_only: the filling by the untouched model, seeing the left side.
-        original: what stood there.
-    """
-
-    before: str
-    after: str
-    span: str
-    left_only: str
-    original: str
+    before: str  # the text before the gap
+    after: str  # the text behind it
+    span: str  # the filling, seeing both sides
+    left_only: str  # the filling by the untouched model, seeing the left side
+    original: str  # what stood there
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared with the model as plain transformers loads it, and what came out.
+    """What was compared with the model as plain transformers loads it, and what came out."""
 
-    Attributes:
-        tokens: how many positions were compared.
-        numbers: how many logits that makes.
-        difference: the largest difference between two logits.
-        same_text: whether greedy decoding wrote the same tokens.
-    """
-
-    tokens: int
-    numbers: int
-    difference: float
-    same_text: bool
+    tokens: int  # how many positions were compared
+    numbers: int  # how many logits that makes
+    difference: float  # the largest difference between two logits
+    same_text: bool  # whether greedy decoding wrote the same tokens
 
     @property
     def is_equal(self) -> bool:
@@ -191,25 +151,15 @@ class Verification:
 
 @dataclass(frozen=True)
 class DemoResults:
-    """All that one run of the demo found.
+    """All that one run of the demo found."""
 
-    Attributes:
-        found: the searches under the model's own plan.
-        baseline: the same with the untouched causal attention.
-        written: the beginnings, continued.
-        scorer: what ranked them.
-        fitting: the same beginnings with sentences to choose from.
-        filled: the gaps; empty where the model cannot see both sides of one.
-        verification: whether it is still the same language model.
-    """
-
-    found: SearchResults
-    baseline: SearchResults
-    written: tuple[Written, ...]
-    scorer: str
-    fitting: tuple[Fitting, ...]
-    filled: tuple[Filled, ...]
-    verification: Verification
+    found: SearchResults  # the searches under the model's own plan
+    baseline: SearchResults  # the same with the untouched causal attention
+    written: tuple[Written, ...]  # the beginnings, continued
+    scorer: str  # what ranked them
+    fitting: tuple[Fitting, ...]  # the same beginnings with sentences to choose from
+    filled: tuple[Filled, ...]  # the gaps; empty where the model cannot see both sides of one
+    verification: Verification  # whether it is still the same language model
 
 
 HITS = 3

@@ -39,17 +39,11 @@ _CAUSAL = ("causal", "echo")
 
 @dataclass(frozen=True)
 class Support:
-    """What can be done with a model.
+    """What can be done with a model."""
 
-    Attributes:
-        verdict: a key of ``MEANINGS``.
-        refusals: for each plan, by name, why it is refused; None for a plan that is obeyed.
-        both: the same for the plans with recurrent layers both ways; empty for a model without any.
-    """
-
-    verdict: str
-    refusals: dict[str, str | None]
-    both: dict[str, str | None]
+    verdict: str  # a key of ``MEANINGS``
+    refusals: dict[str, str | None]  # for each plan, by name, why it is refused; None for a plan that is obeyed
+    both: dict[str, str | None]  # the same for the plans with recurrent layers both ways; empty for a model without any
 
     @property
     def reason(self) -> str:

@@ -22,52 +22,35 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class LayerResult:
-    """One layer.
+    """One layer."""
 
-    Attributes:
-        layer: its index, 0 at the bottom.
-        view: what the plan lets it see.
-        converted: whether the plan lets it see otherwise than the untouched model does.
-        hidden: how many first tokens it does not see.
-        window: its sliding window in tokens, or the size of the parts in which it reads a text; None for neither.
-        obeys: whether it sees exactly that.
-        seen: what it was measured to see on a few tokens, a row a query: ``#`` seen, ``.`` not,
-            ``x`` seen though it must not be, ``o`` not seen though it should be.
-        sink_before: fraction of attention that the first token takes from later ones in the untouched model; None for a
-            layer without attention.
-        sink_after: the same under the plan; None where no plan reaches the model as well.
-        moved_sink: under the plan, the fraction of the first token that is not hidden; None where none is hidden.
-    """
-
-    layer: int
-    view: str
-    converted: bool
-    hidden: int
+    layer: int  # its index, 0 at the bottom
+    view: str  # what the plan lets it see
+    converted: bool  # whether the plan lets it see otherwise than the untouched model does
+    hidden: int  # how many first tokens it does not see
+    # Its sliding window in tokens, or the size of the parts in which it reads a text; None for neither.
     window: int | None
-    obeys: bool
+    obeys: bool  # whether it sees exactly that
+    # What it was measured to see on a few tokens, a row a query: ``#`` seen, ``.`` not, ``x`` seen though it must not
+    # be, ``o`` not seen though it should be.
     seen: tuple[str, ...]
+    # Fraction of attention that the first token takes from later ones in the untouched model; None for a layer without
+    # attention.
     sink_before: float | None
-    sink_after: float | None
+    sink_after: float | None  # the same under the plan; None where no plan reaches the model as well
+    # Under the plan, the fraction of the first token that is not hidden; None where none is hidden.
     moved_sink: float | None
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried out.
+    """One thing that was tried out."""
 
-    Attributes:
-        name: a short name, for programs.
-        what: what ought to be, in a few words.
-        passed: whether it is.
-        value: what was measured; None where there is only a yes or no.
-        limit: how far ``value`` may go.
-    """
-
-    name: str
-    what: str
-    passed: bool
-    value: float | None = None
-    limit: float | None = None
+    name: str  # a short name, for programs
+    what: str  # what ought to be, in a few words
+    passed: bool  # whether it is
+    value: float | None = None  # what was measured; None where there is only a yes or no
+    limit: float | None = None  # how far ``value`` may go
 
 
 @dataclass(frozen=True)
@@ -89,72 +72,41 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found out about a model.
+    """All that was found out about a model."""
 
-    Attributes:
-        name: what it was loaded from.
-        architecture: transformers' ``model_type``.
-        model_class: its class in transformers.
-        parameters: their number; tied ones count once.
-        n_layers: decoder layers.
-        heads: query heads a layer.
-        kv_heads: key and value heads a layer.
-        width: size of a hidden state.
-        stored_dtype: type that the checkpoint names.
-        dtype: type in which it was examined.
-        device: where.
-        context: longest text in tokens; None when nothing says it.
-        embeddings: rows of the input embeddings.
-        adapter: whether an adapter takes part in encoding.
-        adapter_computation: how adapters are read, merged or beside the weights, as a sentence; empty without any.
-        settings_from: the file in its folder that says how it is read; empty where none does.
-        prompts: the names of the prompts that it has.
-        pooling: how token states become one vector.
-        plan: the attention plan, k and k0 filled in.
-        reached: whether the plan reaches every layer and each does what it says.
-        support: what can be done with the architecture: ``exact``, ``recurrent`` (exact, with recurrent layers causal
-            or both ways) or ``causal`` (nothing but causal encoding).
-        reason: why some plan is refused; empty where none is.
-        plans: for every plan by name, whether the model obeys it.
-        recurrent: the same for plans with recurrent layers both ways; empty for a model without any.
-        layers: one result a layer.
-        even_fraction: the sink fraction that attention without preference would have.
-        checks: what was tried out.
-        tokenizer: what matters of the tokenizer.
-        seconds: how long the diagnostics took, without loading.
-        advice: plain sentences, most important first.
-    """
-
-    name: str
-    architecture: str
-    model_class: str
-    parameters: int
-    n_layers: int
-    heads: int
-    kv_heads: int
-    width: int
-    stored_dtype: str
-    dtype: str
-    device: str
-    context: int | None
-    embeddings: int
-    adapter: bool
-    pooling: str
-    plan: AttentionPlan
-    reached: bool
+    name: str  # what it was loaded from
+    architecture: str  # transformers' ``model_type``
+    model_class: str  # its class in transformers
+    parameters: int  # their number; tied ones count once
+    n_layers: int  # decoder layers
+    heads: int  # query heads a layer
+    kv_heads: int  # key and value heads a layer
+    width: int  # size of a hidden state
+    stored_dtype: str  # type that the checkpoint names
+    dtype: str  # type in which it was examined
+    device: str  # where
+    context: int | None  # longest text in tokens; None when nothing says it
+    embeddings: int  # rows of the input embeddings
+    adapter: bool  # whether an adapter takes part in encoding
+    pooling: str  # how token states become one vector
+    plan: AttentionPlan  # the attention plan, k and k0 filled in
+    reached: bool  # whether the plan reaches every layer and each does what it says
+    # What can be done with the architecture: ``exact``, ``recurrent`` (exact, with recurrent layers causal or both
+    # ways) or ``causal`` (nothing but causal encoding).
     support: str
-    reason: str
-    plans: dict[str, bool]
-    recurrent: dict[str, bool]
-    layers: tuple[LayerResult, ...]
-    even_fraction: float
-    checks: tuple[Check, ...]
-    tokenizer: TokenizerFacts
-    seconds: float
-    advice: tuple[str, ...] = field(default=())
+    reason: str  # why some plan is refused; empty where none is
+    plans: dict[str, bool]  # for every plan by name, whether the model obeys it
+    recurrent: dict[str, bool]  # the same for plans with recurrent layers both ways; empty for a model without any
+    layers: tuple[LayerResult, ...]  # one result a layer
+    even_fraction: float  # the sink fraction that attention without preference would have
+    checks: tuple[Check, ...]  # what was tried out
+    tokenizer: TokenizerFacts  # what matters of the tokenizer
+    seconds: float  # how long the diagnostics took, without loading
+    advice: tuple[str, ...] = field(default=())  # plain sentences, most important first
+    # How adapters are read, merged or beside the weights, as a sentence; empty without any.
     adapter_computation: str = ""
-    settings_from: str = ""
-    prompts: tuple[str, ...] = ()
+    settings_from: str = ""  # the file in its folder that says how it is read; empty where none does
+    prompts: tuple[str, ...] = ()  # the names of the prompts that it has
 
     @property
     def healthy(self) -> bool:

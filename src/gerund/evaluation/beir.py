@@ -23,21 +23,13 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, the queries that are scored, and what is relevant.
+    """Documents, the queries that are scored, and what is relevant."""
 
-    Attributes:
-        titles: by document id; empty where there is none.
-        bodies: by document id.
-        queries: texts by query id: those with judgements, in the order of the file.
-        judgements: grades by query and document id; relevant from 1 on.
-        unjudged: how many queries have no judgements and are left out.
-    """
-
-    titles: Mapping[str, str]
-    bodies: Mapping[str, str]
-    queries: Mapping[str, str]
-    judgements: Mapping[str, Mapping[str, int]]
-    unjudged: int = 0
+    titles: Mapping[str, str]  # by document id; empty where there is none
+    bodies: Mapping[str, str]  # by document id
+    queries: Mapping[str, str]  # texts by query id: those with judgements, in the order of the file
+    judgements: Mapping[str, Mapping[str, int]]  # grades by query and document id; relevant from 1 on
+    unjudged: int = 0  # how many queries have no judgements and are left out
 
     @property
     def documents(self) -> dict[str, str]:

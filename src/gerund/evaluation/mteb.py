@@ -84,23 +84,14 @@ class MTEBEncoder(EncoderForMTEB):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """What makes local data one of MTEB's tasks.
+    """What makes local data one of MTEB's tasks."""
 
-    Attributes:
-        name: what errors and prompts call it.
-        base: the class in ``mteb.abstasks``.
-        type: MTEB's type of task.
-        main: MTEB's name of the main metric.
-        splits: columns of equal length by split.
-        attributes: attributes of the task class, as MTEB documents them.
-    """
-
-    name: str
-    base: str
-    type: str
-    main: str
-    splits: Mapping[str, Mapping[str, Any]]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # what errors and prompts call it
+    base: str  # the class in ``mteb.abstasks``
+    type: str  # MTEB's type of task
+    main: str  # MTEB's name of the main metric
+    splits: Mapping[str, Mapping[str, Any]]  # columns of equal length by split
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # attributes of the task class, as MTEB documents them
 
 
 def mteb_seed(config: EvaluationConfig) -> int:

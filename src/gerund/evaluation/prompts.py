@@ -22,16 +22,11 @@ _YAML_ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Instructions by MTEB's names of tasks.
+    """Instructions by MTEB's names of tasks."""
 
-    Attributes:
-        instructions: by task; ``STS`` is for all STS tasks.
-        form: how an instruction stands before a text, with ``{}`` for it.
-        documents: those of MTEB's tasks whose documents get the instruction as well as their queries.
-    """
-
-    instructions: Mapping[str, str]
-    form: str
+    instructions: Mapping[str, str]  # by task; ``STS`` is for all STS tasks
+    form: str  # how an instruction stands before a text, with ``{}`` for it
+    # Those of MTEB's tasks whose documents get the instruction as well as their queries.
     documents: tuple[str, ...] = ()
 
     def for_tasks(self, tasks: Sequence[str]) -> dict[str, str]:

@@ -45,17 +45,11 @@ _SPREAD, _REFINED = 0.65, 0.8
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and how it scored.
+    """One setting and how it scored."""
 
-    Attributes:
-        config: the encoder config.
-        label: its short name.
-        scores: the main metric by task.
-    """
-
-    config: EncoderConfig
-    label: str
-    scores: dict[str, float]
+    config: EncoderConfig  # the encoder config
+    label: str  # its short name
+    scores: dict[str, float]  # the main metric by task
 
     @property
     def plan(self) -> AttentionPlan:
@@ -80,22 +74,15 @@ class Trial:
 
 @dataclass
 class Tuned:
-    """What was tried and what was chosen.
+    """What was tried and what was chosen."""
 
-    Attributes:
-        trials: in the order in which they were tried.
-        n_layers: of the model.
-        budget: how many settings might have been tried.
-        sample: texts on which transforms were fitted.
-        recurrent: what becomes of recurrent layers while plans are compared: ``both`` only where no layer attends.
-        refused: settings that the model cannot be read with, and why, by their label.
-    """
-
-    n_layers: int
-    budget: int
-    trials: list[Trial] = field(default_factory=list)
-    sample: Sequence[str] = ()
+    n_layers: int  # of the model
+    budget: int  # how many settings might have been tried
+    trials: list[Trial] = field(default_factory=list)  # in the order in which they were tried
+    sample: Sequence[str] = ()  # texts on which transforms were fitted
+    # What becomes of recurrent layers while plans are compared: ``both`` only where no layer attends.
     recurrent: Literal["causal", "both"] = "causal"
+    # Settings that the model cannot be read with, and why, by their label.
     refused: dict[str, GerundError] = field(default_factory=dict)
 
     def chosen(self, lm: LanguageModel) -> LanguageModel:
@@ -378,15 +365,10 @@ WEIGHTS = tuple(place / 10 for place in range(11))
 
 @dataclass(frozen=True)
 class FusionTrial:
-    """One weight and its scores.
+    """One weight and its scores."""
 
-    Attributes:
-        weight: what the vectors count.
-        scores: by task.
-    """
-
-    weight: float
-    scores: Mapping[str, float]
+    weight: float  # what the vectors count
+    scores: Mapping[str, float]  # by task
 
     @property
     def mean(self) -> float:
@@ -396,13 +378,9 @@ class FusionTrial:
 
 @dataclass(frozen=True)
 class TunedFusion:
-    """What was tried.
+    """What was tried."""
 
-    Attributes:
-        trials: by rising weight.
-    """
-
-    trials: Sequence[FusionTrial]
+    trials: Sequence[FusionTrial]  # by rising weight
 
     @property
     def best(self) -> FusionTrial:

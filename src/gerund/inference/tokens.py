@@ -28,25 +28,18 @@ Overflow = Literal["truncate", "error"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """One text as the model reads it.
+    """One text as the model reads it."""
 
-    Attributes:
-        ids: token ids: special tokens, prompt, text (twice for the echo layout), special tokens.
-        text_from: index of the first token of the text (of its second copy for the echo layout).
-        specials_before: how many special tokens precede prompt and text.
-        offsets: for each token from ``text_from`` on, its (start, end) characters in the text; empty unless
-            they were asked for.
-        behind: where the end of a template stands: its first token, and the one after its last; None without one.
-        placeholder: where the token stands that takes over the last token's state (Token Prepending); None without one.
-        is_cut: whether the text was longer than there was room, so that its end is missing.
-    """
-
-    ids: list[int]
-    text_from: int
-    specials_before: int
+    ids: list[int]  # token ids: special tokens, prompt, text (twice for the echo layout), special tokens
+    text_from: int  # index of the first token of the text (of its second copy for the echo layout)
+    specials_before: int  # how many special tokens precede prompt and text
+    # For each token from ``text_from`` on, its (start, end) characters in the text; empty unless they were asked for.
     offsets: tuple[tuple[int, int], ...] = ()
+    # Where the end of a template stands: its first token, and the one after its last; None without one.
     behind: tuple[int, int] | None = None
+    # Where the token stands that takes over the last token's state (Token Prepending); None without one.
     placeholder: int | None = None
+    # Whether the text was longer than there was room, so that its end is missing.
     is_cut: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
@@ -164,17 +157,11 @@ def _in_normal_form(
 
 @dataclass(frozen=True)
 class _Formatted:
-    """A text with what stands around it.
+    """A text with what stands around it."""
 
-    Attributes:
-        whole: all of it.
-        begin: the character at which the text begins in it.
-        end: the one behind its last.
-    """
-
-    whole: str
-    begin: int
-    end: int
+    whole: str  # all of it
+    begin: int  # the character at which the text begins in it
+    end: int  # the one behind its last
 
     @classmethod
     def of(

@@ -44,20 +44,13 @@ class Manifest:
     that an input or a model may be moved between two runs.
     """
 
-    kind: str
-    """The command, such as ``embed``."""
-    settings: Mapping[str, Any]
-    """What determines the result; values are JSON, nested by one level at most."""
-    inputs: str
-    """A digest of the content of all inputs."""
-    inputs_name: str
-    """The inputs' name in messages, such as ``the rows of notes.txt``."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Other names, such as ``model``; not part of the key."""
-    stage: str = ""
-    """How far the job is; not part of the key."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Counts to store; not part of the key."""
+    kind: str  # the command, such as ``embed``
+    settings: Mapping[str, Any]  # what determines the result; values are JSON, nested by one level at most
+    inputs: str  # a digest of the content of all inputs
+    inputs_name: str  # the inputs' name in messages, such as ``the rows of notes.txt``
+    names: Mapping[str, str] = field(default_factory=dict)  # other names, such as ``model``; not part of the key
+    stage: str = ""  # how far the job is; not part of the key
+    facts: Mapping[str, Any] = field(default_factory=dict)  # counts to store; not part of the key
 
     @property
     def key(self) -> str:

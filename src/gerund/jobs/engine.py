@@ -73,12 +73,9 @@ _AUTH_MODE = "RAY_AUTH_MODE"
 class StatefulWork(Generic[Shard, Facts]):
     """Work that needs something that each worker makes once, such as a model."""
 
-    make: Callable[[], Callable[[Shard], Facts]]
-    """Makes it, and returns the function that works on a shard."""
-    gpus: float = 0.0
-    """GPUs per worker, where an engine assigns them."""
-    threads: int = 1
-    """Cores per worker."""
+    make: Callable[[], Callable[[Shard], Facts]]  # makes it, and returns the function that works on a shard
+    gpus: float = 0.0  # GPUs per worker, where an engine assigns them
+    threads: int = 1  # cores per worker
 
 
 Work = Callable[[Shard], Facts] | StatefulWork[Shard, Facts]

@@ -45,13 +45,10 @@ def is_url(path: str | Path) -> bool:
 class Staged:
     """Local paths that a job reads and writes."""
 
-    sources: list[str]
-    """The inputs, in their order."""
+    sources: list[str]  # the inputs, in their order
     output: Path
-    target: str | None
-    """Where the output is uploaded to; None where it is written directly."""
-    places: tuple[str, ...] = ()
-    """Targets of all files that may come with the output."""
+    target: str | None  # where the output is uploaded to; None where it is written directly
+    places: tuple[str, ...] = ()  # targets of all files that may come with the output
 
     def send(self, files: Sequence[Path]) -> list[str]:
         """Upload finished files, the main one last; returns their targets. After an error the files stay here."""

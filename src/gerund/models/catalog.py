@@ -261,15 +261,10 @@ def gguf_in(folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A GGUF file that another program has downloaded.
+    """A GGUF file that another program has downloaded."""
 
-    Attributes:
-        name: what ``gerund.load`` takes, such as ``ollama:llama3.2:latest``.
-        path: the file.
-    """
-
-    name: str
-    path: Path
+    name: str  # what ``gerund.load`` takes, such as ``ollama:llama3.2:latest``
+    path: Path  # the file
 
 
 def local_models() -> list[LocalModel]:

@@ -33,19 +33,12 @@ LARGEST_COPIES = 2**29
 
 @dataclass(frozen=True)
 class AdapterComputation:
-    """How a model's adapters are computed.
+    """How a model's adapters are computed."""
 
-    Attributes:
-        way: ``merged`` or ``low-rank``; None where no layer has a plain LoRA.
-        layers: how many layers are read so.
-        others: how many layers PEFT computes itself.
-        copies: bytes of the merged copies that there may be, of all adapters.
-    """
-
-    way: Way | None
-    layers: int
-    others: int
-    copies: int
+    way: Way | None  # ``merged`` or ``low-rank``; None where no layer has a plain LoRA
+    layers: int  # how many layers are read so
+    others: int  # how many layers PEFT computes itself
+    copies: int  # bytes of the merged copies that there may be, of all adapters
 
     def summary(self) -> str:
         """Return it as a sentence for people.

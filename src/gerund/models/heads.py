@@ -46,22 +46,14 @@ _WIDEST = 1 << 24
 
 @dataclass(frozen=True)
 class VectorModule:
-    """One module of sentence-transformers after the pooling.
+    """One module of sentence-transformers after the pooling."""
 
-    Attributes:
-        kind: ``Dense``, ``Normalize`` or ``LayerNorm``.
-        width: dimensions of the input.
-        dimensions: dimensions of the output.
-        activation: of a dense layer, from ``ACTIVATIONS``.
-        residual: whether a dense layer adds its input to its output.
-    """
-
-    kind: str
-    width: int
-    dimensions: int
+    kind: str  # ``Dense``, ``Normalize`` or ``LayerNorm``
+    width: int  # dimensions of the input
+    dimensions: int  # dimensions of the output
     bias: bool = True
-    activation: str = "Tanh"
-    residual: bool = False
+    activation: str = "Tanh"  # of a dense layer, from ``ACTIVATIONS``
+    residual: bool = False  # whether a dense layer adds its input to its output
 
     def __post_init__(self) -> None:
         one_of("module of a head", self.kind, ("Dense", "Normalize", "LayerNorm"))
@@ -78,29 +70,22 @@ class VectorModule:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The shape of a head.
+    """The shape of a head."""
 
-    Attributes:
-        width: dimensions of a state.
-        dimensions: dimensions of a vector; GUR has 128 (Table I).
-        variant: ``paper``: "a non-linear projection head" as SimCLR's, to which GUR's section III-C refers: two linear
-            maps with a ReLU between. ``released``: GUR's code: a gated GELU, a linear map, an RMS norm, no biases.
-            ``linear``: one linear map without a bias, into a teacher's space. ``modules``: those of a ready-made
-            encoder of sentence-transformers.
-        vocabulary: number of token vectors of a ``linear`` head: their mean over a text's pooled tokens is added to its
-            projected state. None for no token vectors.
-        words: number of word vectors of a head with ``vocabulary``, which are added too. None for no word vectors.
-        space: identifies the shared space of the vectors: a teacher's fingerprint. None for a space of its own.
-        modules: the modules of the variant ``modules``, in order.
-    """
-
-    width: int
-    dimensions: int = 128
+    width: int  # dimensions of a state
+    dimensions: int = 128  # dimensions of a vector; GUR has 128 (Table I)
+    # ``paper``: "a non-linear projection head" as SimCLR's, to which GUR's section III-C refers: two linear maps with a
+    # ReLU between. ``released``: GUR's code: a gated GELU, a linear map, an RMS norm, no biases. ``linear``: one linear
+    # map without a bias, into a teacher's space. ``modules``: those of a ready-made encoder of sentence-transformers..
     variant: str = "paper"
+    # Number of token vectors of a ``linear`` head: their mean over a text's pooled tokens is added to its projected
+    # state. None for no token vectors.
     vocabulary: int | None = None
+    # Identifies the shared space of the vectors: a teacher's fingerprint. None for a space of its own.
     space: str | None = None
+    # Number of word vectors of a head with ``vocabulary``, which are added too. None for no word vectors.
     words: int | None = None
-    modules: tuple[VectorModule, ...] | None = None
+    modules: tuple[VectorModule, ...] | None = None  # the modules of the variant ``modules``, in order
 
     def __post_init__(self) -> None:
         one_of("variant of a head", self.variant, VARIANTS)

@@ -26,17 +26,11 @@ _NOTHING = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """A transform.
+    """A transform."""
 
-    Attributes:
-        name: such as ``whitening-128``.
-        mean_D: the sample's mean; zeros for a truncation.
-        matrix_DE: what vectors without the mean are multiplied by.
-    """
-
-    name: str
-    mean_D: np.ndarray
-    matrix_DE: np.ndarray
+    name: str  # such as ``whitening-128``
+    mean_D: np.ndarray  # the sample's mean; zeros for a truncation
+    matrix_DE: np.ndarray  # what vectors without the mean are multiplied by
 
     def __call__(self, vectors_ND: np.ndarray) -> np.ndarray:
         """Return the vectors ``(N, E)`` float32."""

@@ -28,19 +28,12 @@ _LONGEST_GRADIENT = 1.0
 
 @dataclass(frozen=True)
 class FineTuningConfig:
-    """How a copy is trained.
+    """How a copy is trained."""
 
-    Attributes:
-        epochs: passes over the texts.
-        learning_rate: AdamW's at the beginning; it falls to 0 in a straight line.
-        batch_size: texts a step.
-        seed: of the first weights of the linear layer, the order of texts and what dropout drops.
-    """
-
-    epochs: int
-    learning_rate: float
-    batch_size: int
-    seed: int
+    epochs: int  # passes over the texts
+    learning_rate: float  # AdamW's at the beginning; it falls to 0 in a straight line
+    batch_size: int  # texts a step
+    seed: int  # of the first weights of the linear layer, the order of texts and what dropout drops
 
 
 def copied(runtime: EncoderRuntime) -> EncoderRuntime:

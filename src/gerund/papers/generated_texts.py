@@ -40,25 +40,15 @@ _RESAMPLES = 100
 
 @dataclass(frozen=True)
 class MauveResult:
-    """What two sets of vectors came to.
+    """What two sets of vectors came to."""
 
-    Attributes:
-        value: mean over the k-means seeds, from 0 to 1.
-        spread: standard deviation over the seeds; the spread over other samples is larger.
-        error: standard error by resampling the texts, with replacement, in the buckets of the median seed.
-        curve: ``(points, 2)`` divergence curve of the seed with the median value, from (0, 1) to (1, 0).
-        buckets: number of clusters.
-        n: vectors of either set.
-        notes: sentences that a reader of the number has to know.
-    """
-
-    value: float
-    spread: float
-    error: float
-    curve: np.ndarray
-    buckets: int
-    n: int
-    notes: tuple[str, ...] = ()
+    value: float  # mean over the k-means seeds, from 0 to 1
+    spread: float  # standard deviation over the seeds; the spread over other samples is larger
+    error: float  # standard error by resampling the texts, with replacement, in the buckets of the median seed
+    curve: np.ndarray  # ``(points, 2)`` divergence curve of the seed with the median value, from (0, 1) to (1, 0)
+    buckets: int  # number of clusters
+    n: int  # vectors of either set
+    notes: tuple[str, ...] = ()  # sentences that a reader of the number has to know
 
 
 def require_scikit_learn() -> None:
@@ -265,30 +255,19 @@ _GRAMS = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a document, cut in two.
+    """A piece of a document, cut in two."""
 
-    Attributes:
-        prefix: its first words.
-        rest: what follows, white space first.
-    """
-
-    prefix: str
-    rest: str
+    prefix: str  # its first words
+    rest: str  # what follows, white space first
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What continuations came to.
+    """What continuations came to."""
 
-    Attributes:
-        metrics: by name.
-        notes: sentences that a reader of them has to know.
-        curve: MAUVE's divergence curve ``(points, 2)``; None for too few texts.
-    """
-
-    metrics: dict[str, float]
-    notes: tuple[str, ...]
-    curve: np.ndarray | None
+    metrics: dict[str, float]  # by name
+    notes: tuple[str, ...]  # sentences that a reader of them has to know
+    curve: np.ndarray | None  # MAUVE's divergence curve ``(points, 2)``; None for too few texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,26 +41,19 @@ class NegativesConfig:
     clean: str = "none"
     """Quirks to remove from the documents first: a style of ``gerund.data.corpus.clean_text``. Hard-wrapped lines,
     which no model writes, would tell true continuations from generated ones."""
-    prefix_words: int = 256
-    """Words of a prefix at most."""
-    fewest_words: int = 10
-    """Words of a continuation at least."""
-    most_words: int = 128
-    """Words of a continuation at most."""
+    prefix_words: int = 256  # words of a prefix at most
+    fewest_words: int = 10  # words of a continuation at least
+    most_words: int = 128  # words of a continuation at most
     part: str = "1/1"
     """Which documents: ``2/2`` takes every second one, where those of ``1/2`` trained the generator (section 3)."""
-    per_document: int | None = None
-    """Passages of a document at most; None for one from every sentence on."""
+    per_document: int | None = None  # passages of a document at most; None for one from every sentence on
     generate: float = 0.5
     """Fraction of the passages that get a generated continuation; the paper's other half trained its generator."""
-    hard: int = 0
-    """Stretches of the same document that a scorer takes for continuations most (appendix C.1)."""
+    hard: int = 0  # stretches of the same document that a scorer takes for continuations most (appendix C.1)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, top_p=0.9))
     """How continuations are sampled."""
-    seed: int = 0
-    """Determines passages and samples."""
-    part_documents: int = 16
-    """Documents of a part."""
+    seed: int = 0  # determines passages and samples
+    part_documents: int = 16  # documents of a part
 
     def __post_init__(self) -> None:
         if self.clean not in CLEANERS:
@@ -82,32 +75,23 @@ class NegativesConfig:
 class Made:
     """What was made."""
 
-    documents: int
-    """Documents that were read."""
-    short: int
-    """Documents that were too short for a passage, which were passed over."""
-    passages: int
-    """Passages."""
-    generated: int
-    """Generated continuations."""
-    hard: int
-    """Hard stretches of documents."""
-    errors: int = 0
-    """Documents that could not be used."""
+    documents: int  # documents that were read
+    short: int  # documents that were too short for a passage, which were passed over
+    passages: int  # passages
+    generated: int  # generated continuations
+    hard: int  # hard stretches of documents
+    errors: int = 0  # documents that could not be used
 
 
 @dataclass(frozen=True)
 class Elsewhere:
     """Who makes passages, where it is not this process."""
 
-    engine: JobEngine
-    """Gives out the parts."""
+    engine: JobEngine  # gives out the parts
     load: Callable[[], tuple[LanguageModel | None, Scorer | None]]
     """Loads the model and the scorer in each worker; can be sent there."""
-    gpus: float = 0.0
-    """GPUs that a worker needs for itself."""
-    threads: int = 1
-    """Cores that it needs."""
+    gpus: float = 0.0  # GPUs that a worker needs for itself
+    threads: int = 1  # cores that it needs
 
     def work(self, config: NegativesConfig, batch_size: int) -> StatefulWork["DocumentPart", Made]:
         """Return what a worker does."""
@@ -119,9 +103,7 @@ class DocumentPart:
     """Some documents, and where what is made of them goes."""
 
     path: Path
-    """The part."""
-    documents: list[tuple[int, str]]
-    """Their numbers in the corpus, and their texts as they were read."""
+    documents: list[tuple[int, str]]  # their numbers in the corpus, and their texts as they were read
 
 
 class PassageMaker:

@@ -106,21 +106,13 @@ _SIDES = ("before", _BOTH)
 
 @dataclass(frozen=True)
 class Quotations:
-    """The claims about one book whose quotations have the same number of sentences.
+    """The claims about one book whose quotations have the same number of sentences."""
 
-    Attributes:
-        book: its title.
-        before: for each claim the sentences before the quotation.
-        after: for each claim the sentences behind it.
-        candidates: stretches of the book.
-        right: for each claim which of the candidates it quotes.
-    """
-
-    book: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    candidates: tuple[str, ...]
-    right: tuple[int, ...]
+    book: str  # its title
+    before: tuple[str, ...]  # for each claim the sentences before the quotation
+    after: tuple[str, ...]  # for each claim the sentences behind it
+    candidates: tuple[str, ...]  # stretches of the book
+    right: tuple[int, ...]  # for each claim which of the candidates it quotes
 
 
 @dataclass(frozen=True, kw_only=True)

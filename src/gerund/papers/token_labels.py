@@ -74,15 +74,10 @@ _CHUNK_TAG = re.compile(r"O|[BI]-\S+")
 
 @dataclass(frozen=True)
 class TaggedSentences:
-    """Sentences that are split into words, with three tags a word.
+    """Sentences that are split into words, with three tags a word."""
 
-    Attributes:
-        words: the words of each sentence.
-        tags: for each of ``COLUMNS`` the tags of each sentence.
-    """
-
-    words: list[list[str]]
-    tags: Mapping[Column, list[list[str]]]
+    words: list[list[str]]  # the words of each sentence
+    tags: Mapping[Column, list[list[str]]]  # for each of ``COLUMNS`` the tags of each sentence
 
     def first(self, limit: int | None) -> "TaggedSentences":
         """Return the first ``limit`` sentences; all for None."""
@@ -181,23 +176,14 @@ def _write(path: Path, blocks: Iterator[np.ndarray], size: int) -> None:
 
 @dataclass(frozen=True)
 class TaggerTraining:
-    """How linear taggers are trained.
+    """How linear taggers are trained."""
 
-    Attributes:
-        batch: sentences a step.
-        learning_rate: AdamW's.
-        steps: number of steps; None for ``epochs`` passes.
-        epochs: passes over the sentences, each in an order of its own.
-        decays: whether the rate falls to 0 in a straight line.
-        longest_gradient: what the gradient is cut to; None for no limit.
-    """
-
-    batch: int = BATCH_SENTENCES
-    learning_rate: float = LEARNING_RATE
-    steps: int | None = STEPS
-    epochs: int = 0
-    decays: bool = False
-    longest_gradient: float | None = None
+    batch: int = BATCH_SENTENCES  # sentences a step
+    learning_rate: float = LEARNING_RATE  # AdamW's
+    steps: int | None = STEPS  # number of steps; None for ``epochs`` passes
+    epochs: int = 0  # passes over the sentences, each in an order of its own
+    decays: bool = False  # whether the rate falls to 0 in a straight line
+    longest_gradient: float | None = None  # what the gradient is cut to; None for no limit
 
     def count(self, sentences: int) -> int:
         """Return how many steps that is for so many sentences."""
@@ -210,17 +196,11 @@ RELEASED_TAGGER = TaggerTraining(32, 5e-3, steps=None, epochs=3, decays=True, lo
 
 @dataclass(frozen=True)
 class LinearTagger:
-    """A linear classifier of word vectors.
+    """A linear classifier of word vectors."""
 
-    Attributes:
-        tags: the classes.
-        weight_CD: one row a class.
-        bias_C: one number a class.
-    """
-
-    tags: list[str]
-    weight_CD: np.ndarray
-    bias_C: np.ndarray
+    tags: list[str]  # the classes
+    weight_CD: np.ndarray  # one row a class
+    bias_C: np.ndarray  # one number a class
 
     def predict(self, vectors_ND: np.ndarray) -> list[str]:
         """Return the tag of each vector; of equals the first."""
@@ -557,17 +537,11 @@ def _tagged(
 
 @dataclass(frozen=True)
 class ChunkScores:
-    """What fraction of the chunks was found; a prediction counts where begin, end and type are all right.
+    """What fraction of the chunks was found; a prediction counts where begin, end and type are all right."""
 
-    Attributes:
-        precision: fraction of the predicted chunks that are right; 0 where none is predicted.
-        recall: fraction of the true chunks that were found; 0 where there are none.
-        f1: harmonic mean of both; 0 where both are 0.
-    """
-
-    precision: float
-    recall: float
-    f1: float
+    precision: float  # fraction of the predicted chunks that are right; 0 where none is predicted
+    recall: float  # fraction of the true chunks that were found; 0 where there are none
+    f1: float  # harmonic mean of both; 0 where both are 0
 
 
 def chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:

@@ -25,21 +25,13 @@ _TOO_LONG = 1e5
 
 @dataclass(frozen=True)
 class Cell:
-    """One score in its place.
+    """One score in its place."""
 
-    Attributes:
-        result: the score and all that it depends on.
-        shown: the main metric as it is printed.
-        spread: its standard deviation as it is printed; None for a single run.
-        best: whether no other system is better, and some other is worse; ties are all best.
-        notes: numbers of the notes that are about this score alone, from 1.
-    """
-
-    result: Result
-    shown: str
-    spread: str | None
-    best: bool
-    notes: tuple[int, ...]
+    result: Result  # the score and all that it depends on
+    shown: str  # the main metric as it is printed
+    spread: str | None  # its standard deviation as it is printed; None for a single run
+    best: bool  # whether no other system is better, and some other is worse; ties are all best
+    notes: tuple[int, ...]  # numbers of the notes that are about this score alone, from 1
 
     @property
     def value(self) -> float:
@@ -54,26 +46,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One task.
+    """One task."""
 
-    Attributes:
-        task: its whole name, ``kind/name``.
-        metric: the name of the main metric.
-        unit: what its numbers are.
-        higher_is_better: which way is up.
-        cells: one a system, None where it has no score.
-        comparable: whether all scores were measured under the same limit, split and options. Otherwise none is
-            marked as best, and the task counts in no mean.
-        notes: numbers of the notes that hold for every score of the row.
-    """
-
-    task: str
-    metric: str
-    unit: str
-    higher_is_better: bool
-    cells: tuple[Cell | None, ...]
+    task: str  # its whole name, ``kind/name``
+    metric: str  # the name of the main metric
+    unit: str  # what its numbers are
+    higher_is_better: bool  # which way is up
+    cells: tuple[Cell | None, ...]  # one a system, None where it has no score
+    # Whether all scores were measured under the same limit, split and options. Otherwise none is marked as best, and
+    # the task counts in no mean.
     comparable: bool
-    notes: tuple[int, ...]
+    notes: tuple[int, ...]  # numbers of the notes that hold for every score of the row
 
     @property
     def title(self) -> str:
@@ -88,36 +71,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over the tasks that every system finished.
+    """The mean over the tasks that every system finished."""
 
-    Attributes:
-        label: over how many tasks it is.
-        values: one a system; None where it did not finish them all.
-        shown: the values as they are printed; empty where there is none.
-        best: which of them are best.
-        higher_is_better: which way is up.
-    """
-
-    label: str
-    values: tuple[float | None, ...]
-    shown: tuple[str, ...]
-    best: tuple[bool, ...]
-    higher_is_better: bool
+    label: str  # over how many tasks it is
+    values: tuple[float | None, ...]  # one a system; None where it did not finish them all
+    shown: tuple[str, ...]  # the values as they are printed; empty where there is none
+    best: tuple[bool, ...]  # which of them are best
+    higher_is_better: bool  # which way is up
 
 
 @dataclass(frozen=True)
 class Group:
-    """The tasks of one kind.
-
-    Attributes:
-        kind: its name.
-        rows: one a task.
-        mean: None where the tasks' numbers are of different units.
-    """
+    """The tasks of one kind."""
 
     kind: str
-    rows: tuple[Row, ...]
-    mean: Mean | None
+    rows: tuple[Row, ...]  # one a task
+    mean: Mean | None  # None where the tasks' numbers are of different units
 
     @property
     def metric(self) -> str | None:
@@ -128,17 +97,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """One side: the tasks that read whole texts, single words, or that write.
+    """One side: the tasks that read whole texts, single words, or that write."""
 
-    Attributes:
-        side: which.
-        groups: one a kind.
-        mean: over all tasks of the side; None where their numbers are not of one unit.
-    """
-
-    side: Side
-    groups: tuple[Group, ...]
-    mean: Mean | None
+    side: Side  # which
+    groups: tuple[Group, ...]  # one a kind
+    mean: Mean | None  # over all tasks of the side; None where their numbers are not of one unit
 
     @property
     def rows(self) -> list[Row]:
@@ -148,17 +111,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Column:
-    """One system.
-
-    Attributes:
-        label: its name.
-        description: model, plan, pooling and so on.
-        seconds: how long all its scores together took.
-    """
+    """One system."""
 
     label: str
-    description: Mapping[str, Any]
-    seconds: float
+    description: Mapping[str, Any]  # model, plan, pooling and so on
+    seconds: float  # how long all its scores together took
 
     @property
     def only_ranks(self) -> bool:
@@ -168,19 +125,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The whole table.
+    """The whole table."""
 
-    Attributes:
-        columns: the systems, in the order in which they were first seen.
-        sections: the sides that were measured.
-        notes: sentences that cells and rows point to; the first has number 1.
-        remarks: sentences that hold for every score.
-    """
-
-    columns: tuple[Column, ...]
-    sections: tuple[Section, ...]
-    notes: tuple[str, ...]
-    remarks: tuple[str, ...]
+    columns: tuple[Column, ...]  # the systems, in the order in which they were first seen
+    sections: tuple[Section, ...]  # the sides that were measured
+    notes: tuple[str, ...]  # sentences that cells and rows point to; the first has number 1
+    remarks: tuple[str, ...]  # sentences that hold for every score
 
     @property
     def rows(self) -> list[Row]:
@@ -405,23 +355,14 @@ _MOST_EXAMPLES = 10
 
 @dataclass(frozen=True)
 class Lead:
-    """The best system of a task compared with another one.
+    """The best system of a task compared with another one."""
 
-    Attributes:
-        task: ``kind/name``.
-        unit: of the scores.
-        best: the system that is ahead.
-        other: the system that it is compared with.
-        difference: by how much, with the p value of this comparison alone.
-        p: what that becomes with all comparisons of the row.
-    """
-
-    task: str
-    unit: str
-    best: str
-    other: str
-    difference: Difference
-    p: float
+    task: str  # ``kind/name``
+    unit: str  # of the scores
+    best: str  # the system that is ahead
+    other: str  # the system that it is compared with
+    difference: Difference  # by how much, with the p value of this comparison alone
+    p: float  # what that becomes with all comparisons of the row
 
     @property
     def is_sure(self) -> bool:
@@ -450,28 +391,19 @@ class Lead:
 
 @dataclass(frozen=True)
 class TellingExample:
-    """An example on which systems are far apart.
+    """An example on which systems are far apart."""
 
-    Attributes:
-        id: of the example.
-        values: what it contributes to each system's score, in the order of the table's columns; None without.
-    """
-
-    id: str
+    id: str  # of the example
+    # What it contributes to each system's score, in the order of the table's columns; None without.
     values: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
 class Significance:
-    """What is known of a table's scores and differences.
+    """What is known of a table's scores and differences."""
 
-    Attributes:
-        intervals: by task and system.
-        leads: of each task with at least two systems, in the order of the table.
-    """
-
-    intervals: dict[tuple[str, str], Interval]
-    leads: tuple[Lead, ...] = ()
+    intervals: dict[tuple[str, str], Interval]  # by task and system
+    leads: tuple[Lead, ...] = ()  # of each task with at least two systems, in the order of the table
 
     def interval_text(self, result: Result) -> str:
         """Return an interval as tables print it; empty without one."""

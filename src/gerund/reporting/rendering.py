@@ -21,21 +21,13 @@ _SCALE = 96 / 150
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture for a page.
+    """A picture for a page."""
 
-    Attributes:
-        title: a few words.
-        caption: what is to be seen, in a sentence or two.
-        alt: what it shows, for those who do not see it.
-        png: the picture.
-        group: the heading under which it stands.
-    """
-
-    title: str
-    caption: str
-    alt: str
+    title: str  # a few words
+    caption: str  # what is to be seen, in a sentence or two
+    alt: str  # what it shows, for those who do not see it
     png: bytes
-    group: str
+    group: str  # the heading under which it stands
 
     @property
     def data_uri(self) -> str:
@@ -61,15 +53,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures, and for those that could not be drawn a sentence each.
+    """Pictures, and for those that could not be drawn a sentence each."""
 
-    Attributes:
-        pictures: what was drawn.
-        missing: what was not, and why.
-    """
-
-    pictures: tuple[Picture, ...] = ()
-    missing: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()  # what was drawn
+    missing: tuple[str, ...] = ()  # what was not, and why
 
     def groups(self) -> list[tuple[str, list[Picture]]]:
         """Return the pictures under their headings, in the order in which those first occur."""

@@ -130,11 +130,9 @@ class Window:
 
     text: str
 
-    spans: list[tuple[int, int]]
-    """Where its chunks are in the text."""
+    spans: list[tuple[int, int]]  # where its chunks are in the text
 
-    repeated: int
-    """How many of the first chunks have a vector already, and are only context."""
+    repeated: int  # how many of the first chunks have a vector already, and are only context
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], head: str, repeated: int) -> "Window":

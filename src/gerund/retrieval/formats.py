@@ -29,11 +29,9 @@ from gerund.retrieval.encodings import decoded
 class Section:
     """A section of a document."""
 
-    start: int
-    """Its first character, that of its heading."""
+    start: int  # its first character, that of its heading
 
-    path: tuple[str, ...]
-    """The headings above its text, outermost first, ending with its own."""
+    path: tuple[str, ...]  # the headings above its text, outermost first, ending with its own
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,9 @@ class ParsedText:
     title: str = ""
     sections: tuple[Section, ...] = ()
 
-    key: str = ""
-    """Identifies one of several documents in a file; empty where the file is a single document."""
+    key: str = ""  # identifies one of several documents in a file; empty where the file is a single document
 
-    encoding: str = ""
-    """The encoding where it is not UTF-8: ``windows-1252 (declared)`` or ``utf-16-le (detected)``."""
+    encoding: str = ""  # the encoding where it is not UTF-8: ``windows-1252 (declared)`` or ``utf-16-le (detected)``
 
 
 TEXT_COLUMN, TITLE_COLUMN = "text", "title"

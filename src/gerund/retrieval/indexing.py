@@ -53,43 +53,33 @@ class Failure:
 
     file: str
 
-    reason: str
-    """Why; where several rows could not be read, the first row's."""
+    reason: str  # why; where several rows could not be read, the first row's
 
-    rows: int = 0
-    """How many rows could not be read; 0 where it is the file itself."""
+    rows: int = 0  # how many rows could not be read; 0 where it is the file itself
 
-    more: tuple[str, ...] = ()
-    """The reasons of the other rows, at most 100."""
+    more: tuple[str, ...] = ()  # the reasons of the other rows, at most 100
 
 
 @dataclass
 class IndexSummary:
     """What an indexing run did."""
 
-    files: int = 0
-    """Files that were checked."""
+    files: int = 0  # files that were checked
 
-    unchanged: int = 0
-    """Files that were skipped, since they have not changed."""
+    unchanged: int = 0  # files that were skipped, since they have not changed
 
-    documents: int = 0
-    """Documents that were stored, new or changed."""
+    documents: int = 0  # documents that were stored, new or changed
 
-    chunks: int = 0
-    """Their chunks."""
+    chunks: int = 0  # their chunks
 
-    removed: int = 0
-    """Documents that were removed."""
+    removed: int = 0  # documents that were removed
 
-    failed: list[Failure] = field(default_factory=list)
-    """Files that could not be read, or not completely."""
+    failed: list[Failure] = field(default_factory=list)  # files that could not be read, or not completely
 
     completed: bool = False
     """Whether this run updated the indices of words and vectors for an earlier run that was killed."""
 
-    seconds: float = 0.0
-    """Duration, without loading the model."""
+    seconds: float = 0.0  # duration, without loading the model
 
 
 class Writer:

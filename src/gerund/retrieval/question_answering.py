@@ -201,11 +201,9 @@ class PendingAnswer:
     lm: "LanguageModel"
     prompt: "AnswerPrompt"
 
-    session: "Session | None" = None
-    """Has the beginning of the prompt; None for nothing."""
+    session: "Session | None" = None  # has the beginning of the prompt; None for nothing
 
-    cites: bool = True
-    """Whether the answer cites sources by numbers; otherwise it is based on all of them."""
+    cites: bool = True  # whether the answer cites sources by numbers; otherwise it is based on all of them
 
     def stream(self) -> Any:
         """Return the text piece by piece."""

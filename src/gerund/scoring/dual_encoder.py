@@ -106,20 +106,16 @@ class VectorScorer:
 class ScorerConfig:
     """How a dual-encoder scorer encodes prefixes and continuations."""
 
-    prefix: str = "pre "
-    """Put before every prefix."""
+    prefix: str = "pre "  # put before every prefix
 
-    continuation: str = "suffi "
-    """Put before every continuation."""
+    continuation: str = "suffi "  # put before every continuation
 
     prefix_tokens: int = 512
     """Maximum tokens of a prefix, without marker and special tokens; a longer prefix is truncated at its start."""
 
-    continuation_tokens: int = 128
-    """Maximum tokens of a continuation; a longer one is truncated at its end."""
+    continuation_tokens: int = 128  # maximum tokens of a continuation; a longer one is truncated at its end
 
-    similarity: str = "dot"
-    """``dot``, or ``cosine``: the dot product of vectors of length 1."""
+    similarity: str = "dot"  # ``dot``, or ``cosine``: the dot product of vectors of length 1
 
     def __post_init__(self) -> None:
         if self.similarity not in SIMILARITIES:

@@ -150,11 +150,9 @@ _BATCH_TOKENS = 8192
 class Side:
     """How prefixes, or continuations, are tokenized."""
 
-    marker: str
-    """Put before each text."""
+    marker: str  # put before each text
 
-    limit: int
-    """Maximum tokens, marker and end token included."""
+    limit: int  # maximum tokens, marker and end token included
 
     keep: Literal["start", "end"] = "start"
     """Which end of a longer text is kept. ``start`` keeps the first tokens, and loses the end token too, as the

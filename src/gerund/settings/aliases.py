@@ -30,14 +30,10 @@ class _LeftOut:
 
 @dataclass(frozen=True)
 class Alias:
-    """What a keyword is another name for.
+    """What a keyword is another name for."""
 
-    Attributes:
-        of: the keyword itself.
-        convert: from the alias's value to that of the keyword; None for what says nothing.
-    """
-
-    of: str
+    of: str  # the keyword itself
+    # From the alias's value to that of the keyword; None for what says nothing.
     convert: Callable[[Any], Any] | None = None
 
 

@@ -100,8 +100,7 @@ class Template:
     ends_sentences: bool = False
     """Make the text a sentence first, as the released code does: it gets a full stop if it ends in none of ``. ? " '``,
     or instead of a question mark, and its double quotation marks become single ones."""
-    between: str | None = None
-    """What is put between the text and its copy; None if the text occurs once."""
+    between: str | None = None  # what is put between the text and its copy; None if the text occurs once
 
     def sentence(self, text: str) -> str:
         """Return the text as it stands in the template.

@@ -29,20 +29,13 @@ _MIB = 2**20
 class MemoryUse:
     """What each process holds, in MiB."""
 
-    processes: int
-    """How many processes there are."""
-    sharding: str
-    """How they hold the model: ``none``, or ``fsdp2``."""
-    weights: int
-    """Of the model and of what serves its training, frozen ones included."""
-    gradients: int
-    """Of all that is trained, in fp32."""
-    optimizer: int
-    """The optimizer's state."""
-    activations: int
-    """What a step keeps for its backward pass, at its peak; counted tensor by tensor."""
-    gathered: int
-    """With shards, the weights that are put together at a time: a layer's, and those outside of layers."""
+    processes: int  # how many processes there are
+    sharding: str  # how they hold the model: ``none``, or ``fsdp2``
+    weights: int  # of the model and of what serves its training, frozen ones included
+    gradients: int  # of all that is trained, in fp32
+    optimizer: int  # the optimizer's state
+    activations: int  # what a step keeps for its backward pass, at its peak; counted tensor by tensor
+    gathered: int  # with shards, the weights that are put together at a time: a layer's, and those outside of layers
 
     def lines(self) -> Iterator[str]:
         r"""Yield a line for each use, as ``--dry-run`` prints them.
@@ -164,25 +157,18 @@ _LONG_SECONDS = 30.0
 class Estimate:
     """What ``--dry-run`` finds out."""
 
-    parameters: int
-    """Parameters of the model."""
-    trained_parameters: int
-    """Parameters that are trained, heads for the training included."""
+    parameters: int  # parameters of the model
+    trained_parameters: int  # parameters that are trained, heads for the training included
     objectives: dict[str, int]
     """For each objective, by name, the tokens of a step in which it takes part; texts as long as they may be."""
-    tokens_per_step: int
-    """Tokens of an optimizer step, at most: those of the stage with most of them."""
-    tokens: int
-    """Tokens of the whole training, at most."""
+    tokens_per_step: int  # tokens of an optimizer step, at most: those of the stage with most of them
+    tokens: int  # tokens of the whole training, at most
     seconds_per_step: float
     """Mean over all steps, by two real ones of each stage, or one if they are long: of steps in which the same
     objectives take part."""
-    seconds: float
-    """Estimated time of all steps."""
-    memory_mib: int
-    """Peak memory of these steps, over all stages: of the GPU where there is one, else of the process."""
-    memory: MemoryUse
-    """What each process holds, by what it is."""
+    seconds: float  # estimated time of all steps
+    memory_mib: int  # peak memory of these steps, over all stages: of the GPU where there is one, else of the process
+    memory: MemoryUse  # what each process holds, by what it is
 
 
 class RandomTexts:

@@ -44,16 +44,11 @@ _LONGEST = 2**20
 class TrainableModel:
     """The model that is trained, before any objective is attached to it."""
 
-    model: "PreTrainedModel"
-    """The language model, with the adapter's layers inside where there is one."""
+    model: "PreTrainedModel"  # the language model, with the adapter's layers inside where there is one
     tokenizer: "PreTrainedTokenizerBase"
-    """Its tokenizer."""
-    encoder: EncoderConfig
-    """How it is read as an encoder."""
-    source: Source | None = None
-    """Where it was loaded from; None for a model from scratch."""
-    adapter: "PeftModel | None" = None
-    """The adapter that is trained; None where all weights are."""
+    encoder: EncoderConfig  # how it is read as an encoder
+    source: Source | None = None  # where it was loaded from; None for a model from scratch
+    adapter: "PeftModel | None" = None  # the adapter that is trained; None where all weights are
     head: ProjectionHead | None = None
     """What projects its pooled states, of the base or from an objective; None without one."""
 

@@ -29,12 +29,9 @@ _PART_KEY = "gerund.part"
 class Part:
     """Some consecutive rows with their vectors."""
 
-    ids: Sequence[int | str]
-    """All integers or all strings."""
-    texts: Sequence[str] | None
-    """None where they are not stored."""
-    vectors: np.ndarray
-    """``(n, d)`` float32."""
+    ids: Sequence[int | str]  # all integers or all strings
+    texts: Sequence[str] | None  # None where they are not stored
+    vectors: np.ndarray  # ``(n, d)`` float32
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,14 @@ _NOT_FINITE = "the vector has values that are not finite; try --dtype float32"
 class EmbeddingConfig:
     """How a table is embedded into a file."""
 
-    empty: EmptyTexts = "error"
-    """For a row without a text: an error, a vector of zeros, or no output row."""
+    empty: EmptyTexts = "error"  # for a row without a text: an error, a vector of zeros, or no output row
     bad_rows: BadRows = "error"
     """For a row that can't be used: an error, or it is left out and listed in ``OUT.errors.jsonl``. A bad row is
     malformed, has no text where that is an error, is refused by the encoder, or gets a vector that is not finite."""
-    overflow: Overflow = "truncate"
-    """What the encoder does with a text that is too long."""
-    keep_text: bool = False
-    """Store the texts too."""
-    shard_rows: int = 4096
-    """Rows per part; the texts of a batch are from one part."""
-    force: bool = False
-    """Replace an existing output, and start from scratch if unfinished work doesn't match."""
+    overflow: Overflow = "truncate"  # what the encoder does with a text that is too long
+    keep_text: bool = False  # store the texts too
+    shard_rows: int = 4096  # rows per part; the texts of a batch are from one part
+    force: bool = False  # replace an existing output, and start from scratch if unfinished work doesn't match
 
     def __post_init__(self) -> None:
         for name, value, kind in (
@@ -111,19 +106,15 @@ class EmbeddingSummary:
     """The result of a job."""
 
     files: list[Path]
-    rows: int
-    """Rows of the output."""
+    rows: int  # rows of the output
     resumed_rows: int
     truncated: int
     empty: int
-    bad: int
-    """Bad rows that were left out."""
+    bad: int  # bad rows that were left out
     first_bad: tuple[BadRow, ...]
-    errors_file: Path | None
-    """The list of all bad rows, if any."""
+    errors_file: Path | None  # the list of all bad rows, if any
     dimensions: int
-    seconds: float
-    """For reading, encoding and writing in this process, without the first reading and loading the model."""
+    seconds: float  # for reading, encoding and writing in this process, without the first reading and loading the model
 
     @property
     def rows_per_second(self) -> float:
@@ -135,16 +126,11 @@ class EmbeddingSummary:
 class Survey:
     """What the first reading of the table found."""
 
-    rows: int
-    """Rows that get a vector."""
-    empty: int
-    """Rows without a text that are not bad rows."""
-    id_type: IdType
-    """``int`` if all ids are integers."""
-    digest: str
-    """A hash of all ids and texts."""
-    shards: tuple[str, ...]
-    """A hash of each shard."""
+    rows: int  # rows that get a vector
+    empty: int  # rows without a text that are not bad rows
+    id_type: IdType  # ``int`` if all ids are integers
+    digest: str  # a hash of all ids and texts
+    shards: tuple[str, ...]  # a hash of each shard
     bad: tuple[BadRow, ...]
 
 
@@ -238,10 +224,8 @@ def _add(digest: "hashlib.blake2b", text: str) -> None:
 class Encoded:
     """The encoder's result for one shard."""
 
-    vectors: np.ndarray
-    """``(n, d)`` float32."""
-    truncated: int = 0
-    """How many texts were truncated."""
+    vectors: np.ndarray  # ``(n, d)`` float32
+    truncated: int = 0  # how many texts were truncated
     refused: Mapping[int, str] = field(default_factory=dict)
     """Texts that the encoder refuses, and why; their vectors don't count."""
 
@@ -251,12 +235,10 @@ class EncodedRows:
     """The rows of a shard that have a usable vector, and those that don't."""
 
     rows: Rows
-    vectors: np.ndarray
-    """``(n, d)`` float32."""
+    vectors: np.ndarray  # ``(n, d)`` float32
     truncated: int
     bad: tuple[BadRow, ...] = ()
-    refused: int = 0
-    """How many of the bad rows the encoder refuses."""
+    refused: int = 0  # how many of the bad rows the encoder refuses
 
 
 # From the texts of a shard and the rows that are done already to its vectors.
@@ -268,14 +250,10 @@ class EncodingWorkers:
     """Other processes that encode."""
 
     engine: JobEngine
-    make: Callable[[], Encode]
-    """Makes the encode function in each worker; is sent there."""
-    gpus: float = 0.0
-    """GPUs per worker."""
-    threads: int = 1
-    """Cores per worker."""
-    passes: int = 1
-    """Passes over a shard per vector."""
+    make: Callable[[], Encode]  # makes the encode function in each worker; is sent there
+    gpus: float = 0.0  # GPUs per worker
+    threads: int = 1  # cores per worker
+    passes: int = 1  # passes over a shard per vector
 
 
 @dataclass(frozen=True)
@@ -284,10 +262,8 @@ class Shard:
 
     index: int
     digest: str
-    rows: Rows
-    """The rows; in a worker none before it has read them, if there is a ``start``."""
-    start: Cursor | None = None
-    """Where they start, so that a worker can read them itself; None sends them."""
+    rows: Rows  # the rows; in a worker none before it has read them, if there is a ``start``
+    start: Cursor | None = None  # where they start, so that a worker can read them itself; None sends them
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "rows": self.rows if self.start is None else None}
@@ -301,8 +277,7 @@ class Shard:
 class ShardWork:
     """What is done with every shard: it becomes a part, which is complete or absent and depends on the shard alone."""
 
-    job: str
-    """A hash of everything that determines the parts."""
+    job: str  # a hash of everything that determines the parts
     folder: Path
     id_type: IdType
     keep_text: bool

@@ -104,32 +104,20 @@ class Mined:
     """Counts of a mining run."""
 
     output: Path
-    documents: int
-    """Documents with a text."""
-    sentences: int
-    """Their sentences that were long enough, without titles."""
-    repeated: int
-    """Sentences that their document had before, which were skipped."""
-    candidates: int
-    """Pairs of sentences that were compared."""
-    found: int
-    """Pairs found."""
-    duplicates: int
-    """Pairs that another document had before, which were dropped."""
-    pairs: int
-    """Pairs written."""
-    errors: int
-    """Documents that could not be used."""
+    documents: int  # documents with a text
+    sentences: int  # their sentences that were long enough, without titles
+    repeated: int  # sentences that their document had before, which were skipped
+    candidates: int  # pairs of sentences that were compared
+    found: int  # pairs found
+    duplicates: int  # pairs that another document had before, which were dropped
+    pairs: int  # pairs written
+    errors: int  # documents that could not be used
     first_errors: tuple[BadDocument, ...]
-    errors_file: Path | None
-    """The list of all of them, if any."""
-    megabytes: float
-    """Size of the documents, unpacked, in millions of bytes."""
+    errors_file: Path | None  # the list of all of them, if any
+    megabytes: float  # size of the documents, unpacked, in millions of bytes
     seconds: float
-    resumed_parts: int
-    """Parts that an earlier run had finished."""
-    megabytes_per_second: float
-    """Throughput of this run, everything included."""
+    resumed_parts: int  # parts that an earlier run had finished
+    megabytes_per_second: float  # throughput of this run, everything included
 
 
 # Contriever crops spans of 5 to 50% of a text, lengths sampled evenly.
@@ -165,16 +153,11 @@ class Pair(NamedTuple):
 class Prepared:
     """A document cut into sentences."""
 
-    number: int
-    """Its number in the corpus."""
-    text: str
-    """Its cleaned text: what offsets refer to."""
-    sentences: list[Sentence]
-    """Its distinct sentences; with the title first where titles are paired."""
-    total: int
-    """How many sentences it has, with repeated sentences and without the title."""
-    repeated: int
-    """How many of them it had before."""
+    number: int  # its number in the corpus
+    text: str  # its cleaned text: what offsets refer to
+    sentences: list[Sentence]  # its distinct sentences; with the title first where titles are paired
+    total: int  # how many sentences it has, with repeated sentences and without the title
+    repeated: int  # how many of them it had before
 
 
 def prepare(document: Document, number: int, config: MiningConfig) -> Prepared:

@@ -64,14 +64,10 @@ _MOST_DOCUMENTS = 20_000
 class Extent:
     """A byte range of a file with consecutive documents."""
 
-    path: Path
-    """The file as it was named; messages and the output name it so."""
-    place: Path
-    """Its absolute path, for a process that works in another folder."""
-    number: int
-    """Line number of the first document, or 1."""
-    unit: str
-    """As in ``Record``."""
+    path: Path  # the file as it was named; messages and the output name it so
+    place: Path  # its absolute path, for a process that works in another folder
+    number: int  # line number of the first document, or 1
+    unit: str  # as in ``Record``
     offset: int
     length: int
 
@@ -90,16 +86,11 @@ class Shard:
     """Some consecutive documents of a corpus."""
 
     index: int
-    first: int
-    """Number of its first document in the corpus."""
-    size: int
-    """Bytes of its documents."""
-    records: list[Record]
-    """The documents; none in a process that got only their places, before ``loaded``."""
-    extents: tuple[Extent, ...] = ()
-    """Where they are; none if they are sent themselves."""
-    checksum: int = 0
-    """Of their bytes, if there are extents."""
+    first: int  # number of its first document in the corpus
+    size: int  # bytes of its documents
+    records: list[Record]  # the documents; none in a process that got only their places, before ``loaded``
+    extents: tuple[Extent, ...] = ()  # where they are; none if they are sent themselves
+    checksum: int = 0  # of their bytes, if there are extents
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "records": [] if self.extents else self.records}
@@ -221,10 +212,8 @@ class Work:
     config: MiningConfig
     text_column: str
     title_column: str
-    job: str
-    """A hash of everything that determines the parts."""
-    folder: Path
-    """Where parts are written."""
+    job: str  # a hash of everything that determines the parts
+    folder: Path  # where parts are written
 
     def part(self, index: int) -> Path:
         """Return the path of a part."""
@@ -236,8 +225,7 @@ class Facts:
     """Counts of a part; see ``Mined``."""
 
     job: str
-    shard: str = ""
-    """A hash of its documents."""
+    shard: str = ""  # a hash of its documents
     documents: int = 0
     sentences: int = 0
     repeated: int = 0

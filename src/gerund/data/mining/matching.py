@@ -35,8 +35,7 @@ class Side:
     meetings: Meetings
     short: np.ndarray | None = None
     """``(n,)`` bool: the short sentences, of which a pair needs one; None where any two make a pair."""
-    both: bool = False
-    """Whether a pair needs two short sentences."""
+    both: bool = False  # whether a pair needs two short sentences
 
 
 def all_pairs(n: int, sides: Sequence[Side], wanted: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -175,12 +174,9 @@ class Match(NamedTuple):
 class Rule:
     """When two sentences are a pair."""
 
-    threshold: int = 30
-    """Minimum weight of their heaviest common substring."""
-    short_threshold: int | None = None
-    """Minimum weight in a pair of short texts; None for no such exception."""
-    weights: SymbolWeights = field(default_factory=SymbolWeights)
-    """Weights of symbols."""
+    threshold: int = 30  # minimum weight of their heaviest common substring
+    short_threshold: int | None = None  # minimum weight in a pair of short texts; None for no such exception
+    weights: SymbolWeights = field(default_factory=SymbolWeights)  # weights of symbols
     short_characters: int | None = None
     """Two texts with fewer characters are a pair of short texts (GUR, section IV-A, has 64, with a short threshold of
     20: two Chinese characters). None: one of the two weighs at most ``SHORT_WEIGHT``, as in the released code."""
@@ -250,12 +246,9 @@ def matching_pairs(
 class Pairs:
     """The pairs among the sentences of some documents, which are numbered consecutively."""
 
-    first: np.ndarray
-    """``(p,)`` int64, the first sentence of each pair."""
-    second: np.ndarray
-    """``(p,)`` int64, the second, of the same document."""
-    weights: np.ndarray
-    """``(p,)`` int64, the weights of their spans."""
+    first: np.ndarray  # ``(p,)`` int64, the first sentence of each pair
+    second: np.ndarray  # ``(p,)`` int64, the second, of the same document
+    weights: np.ndarray  # ``(p,)`` int64, the weights of their spans
     spans: list[str]
 
     def columns(self) -> tuple[list[int], list[int], list[str], list[int]]:

@@ -40,12 +40,9 @@ _BEYOND_LETTERS = 0x40000
 class SymbolWeights:
     """What a symbol adds to the weight of a substring."""
 
-    wide: int = 10
-    """A letter (Unicode category L) beyond U+2710: Han, kana, Hangul and others."""
-    letter: int = 3
-    """Any other letter."""
-    other: int = 1
-    """Anything else: spaces, digits, punctuation, combining marks."""
+    wide: int = 10  # a letter (Unicode category L) beyond U+2710: Han, kana, Hangul and others
+    letter: int = 3  # any other letter
+    other: int = 1  # anything else: spaces, digits, punctuation, combining marks
 
     def __post_init__(self) -> None:
         for name in ("wide", "letter", "other"):
@@ -159,12 +156,9 @@ class Texts:
 class Windows:
     """All windows of one threshold."""
 
-    starts: np.ndarray
-    """``(k,)`` int64, where they begin, ascending."""
-    ends: np.ndarray
-    """``(N,)`` int32 or int64, the end of the window that begins at a symbol; 0 where none does."""
-    hashes: np.ndarray
-    """``(k,)`` uint64; equal windows of one document have equal hashes."""
+    starts: np.ndarray  # ``(k,)`` int64, where they begin, ascending
+    ends: np.ndarray  # ``(N,)`` int32 or int64, the end of the window that begins at a symbol; 0 where none does
+    hashes: np.ndarray  # ``(k,)`` uint64; equal windows of one document have equal hashes
 
 
 def find_windows(texts: Texts, threshold: int) -> Windows:
@@ -196,10 +190,8 @@ class Shared:
     not at each of their symbols.
     """
 
-    places: np.ndarray
-    """``(m,)`` int64, where the windows begin, ascending in each group."""
-    group: np.ndarray
-    """``(m,)`` int64, the group of each, ascending."""
+    places: np.ndarray  # ``(m,)`` int64, where the windows begin, ascending in each group
+    group: np.ndarray  # ``(m,)`` int64, the group of each, ascending
 
 
 def share(texts: Texts, windows: Windows, wanted: np.ndarray | None = None) -> Shared:

@@ -362,21 +362,13 @@ class HybridSearch:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How an index is built and searched.
+    """How an index is built and searched."""
 
-    Attributes:
-        mode: as in ``Index.search``.
-        is_whole: a document is one chunk, truncated to the model's context.
-        is_late: chunks are pooled from one pass over their document.
-        is_reranked: the model re-ranks the first hits by the likelihood of the query.
-        precision: how vectors are stored.
-    """
-
-    mode: Mode = "hybrid"
-    is_whole: bool = False
-    is_late: bool = False
-    is_reranked: bool = False
-    precision: str = PRECISIONS[0]
+    mode: Mode = "hybrid"  # as in ``Index.search``
+    is_whole: bool = False  # a document is one chunk, truncated to the model's context
+    is_late: bool = False  # chunks are pooled from one pass over their document
+    is_reranked: bool = False  # the model re-ranks the first hits by the likelihood of the query
+    precision: str = PRECISIONS[0]  # how vectors are stored
 
     def __str__(self) -> str:
         flags = {_WHOLE: self.is_whole, _LATE: self.is_late, _RERANK: self.is_reranked}

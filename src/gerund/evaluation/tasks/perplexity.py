@@ -34,16 +34,10 @@ _FORMAT = InputFormat(empty="zeros")
 
 @dataclass(frozen=True)
 class Stretch:
-    """The beginning of a document, as far as it is scored.
+    """The beginning of a document, as far as it is scored."""
 
-    Attributes:
-        ids: its tokens, without special ones.
-        offsets: (start, end) characters of each token.
-        text: the document.
-    """
-
-    ids: list[int]
-    offsets: Sequence[tuple[int, int]]
+    ids: list[int]  # its tokens, without special ones
+    offsets: Sequence[tuple[int, int]]  # (start, end) characters of each token
     text: str
 
     def spelled(self, first: int) -> str:

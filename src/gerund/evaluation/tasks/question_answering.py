@@ -28,32 +28,20 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph that questions are about.
+    """A paragraph that questions are about."""
 
-    Attributes:
-        id: what tells it from others.
-        title: of the article that it is from; empty where there is none.
-        text: the paragraph.
-    """
-
-    id: str
-    title: str
+    id: str  # what tells it from others
+    title: str  # of the article that it is from; empty where there is none
     text: str
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a paragraph.
-
-    Attributes:
-        text: the question.
-        answers: those that are right; none where no paragraph answers it.
-        paragraph: the id of the paragraph that it was asked about.
-    """
+    """A question about a paragraph."""
 
     text: str
-    answers: tuple[str, ...]
-    paragraph: str
+    answers: tuple[str, ...]  # those that are right; none where no paragraph answers it
+    paragraph: str  # the id of the paragraph that it was asked about
 
 
 @dataclass(frozen=True)

@@ -41,22 +41,17 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 class Reproducibility:
     """How sequences are decoded in a batch, and what that guarantees."""
 
-    fits: bool
-    """Whether slots can hold the model's cache; if not, each sequence is generated alone."""
+    fits: bool  # whether slots can hold the model's cache; if not, each sequence is generated alone
 
     guarantee: Guarantee
 
-    why: str
-    """How the guarantee was verified, or why there is none."""
+    why: str  # how the guarantee was verified, or why there is none
 
-    alone: bool = False
-    """Each row attends in a call of its own."""
+    alone: bool = False  # each row attends in a call of its own
 
-    at_least: int = 1
-    """A step has so many rows at least."""
+    at_least: int = 1  # a step has so many rows at least
 
-    multiple: int = 1
-    """The rows of a step are a multiple of this."""
+    multiple: int = 1  # the rows of a step are a multiple of this
 
     recalls: bool = False
     """Read by blocks, a token of a prompt is bit-identical however long the prompt is, however much of its prefix is

@@ -46,8 +46,7 @@ class BlankedText:
     """
 
     pieces: tuple[str, ...]
-    spaced: tuple[bool, ...] = ()
-    """For each blank, whether spaces before it were removed."""
+    spaced: tuple[bool, ...] = ()  # for each blank, whether spaces before it were removed
 
     @classmethod
     def of(cls, text: Any, blank: Any, spaces: str = _SPACES) -> "BlankedText":

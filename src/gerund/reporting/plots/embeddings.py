@@ -65,21 +65,14 @@ class Tsne:
 
 @dataclass(frozen=True)
 class Separation:
-    """How far the least and the best rated pairs are apart in an encoder's eyes, whatever their number.
+    """How far the least and the best rated pairs are apart in an encoder's eyes, whatever their number."""
 
-    Attributes:
-        mean: mean cosine of all pairs; near 1 in an anisotropic space, where everything is alike.
-        low: mean cosine of the pairs with the lowest ratings.
-        high: mean cosine of those with the highest.
-        effect: their difference in standard deviations (Cohen's d).
-        overlap: the fraction that their two distributions have in common; 1 - the largest difference of the
-            distribution functions, which is the common area of two densities that cross once.
-    """
-
-    mean: float
-    low: float
-    high: float
-    effect: float
+    mean: float  # mean cosine of all pairs; near 1 in an anisotropic space, where everything is alike
+    low: float  # mean cosine of the pairs with the lowest ratings
+    high: float  # mean cosine of those with the highest
+    effect: float  # their difference in standard deviations (Cohen's d)
+    # The fraction that their two distributions have in common; 1 - the largest difference of the distribution
+    # functions, which is the common area of two densities that cross once.
     overlap: float
 
 

@@ -34,38 +34,23 @@ _LINE_POINTS = 11
 
 @dataclass(frozen=True)
 class ScorePanel:
-    """The scores of one task.
-
-    Attributes:
-        title: the task.
-        scores: value and spread (None for a single run) by system.
-        percent: whether values are fractions that are shown as percent.
-        higher_is_better: which way is up.
-        marks_best: whether the best is to be seen; scores of different settings have none.
-    """
+    """The scores of one task."""
 
     title: str
-    scores: Mapping[str, tuple[float, float | None]]
-    percent: bool = True
-    higher_is_better: bool = True
-    marks_best: bool = True
+    scores: Mapping[str, tuple[float, float | None]]  # value and spread (None for a single run) by system
+    percent: bool = True  # whether values are fractions that are shown as percent
+    higher_is_better: bool = True  # which way is up
+    marks_best: bool = True  # whether the best is to be seen; scores of different settings have none
 
 
 @dataclass(frozen=True)
 class TradePoint:
-    """What a model is worth on both sides.
-
-    Attributes:
-        label: its name.
-        representation: a score where more is better.
-        generation: bits per byte or perplexity, where less is better.
-        group: points of one group have one colour; empty for no groups.
-    """
+    """What a model is worth on both sides."""
 
     label: str
-    representation: float
-    generation: float
-    group: str = ""
+    representation: float  # a score where more is better
+    generation: float  # bits per byte or perplexity, where less is better
+    group: str = ""  # points of one group have one colour; empty for no groups
 
 
 def score_bars(panels: Sequence[ScorePanel], *, title: str) -> Any:

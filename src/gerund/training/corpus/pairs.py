@@ -20,15 +20,10 @@ class Example:
     """A query, what belongs to it, and what does not."""
 
     query: str
-    """The query."""
-    positive: str
-    """A text that belongs to it."""
-    negatives: tuple[str, ...]
-    """Texts that do not; there may be none."""
-    instruction: str = ""
-    """What the query asks for, where examples have an instruction of their own."""
-    task: str = ""
-    """Which task it belongs to, where batches are of one task each."""
+    positive: str  # a text that belongs to it
+    negatives: tuple[str, ...]  # texts that do not; there may be none
+    instruction: str = ""  # what the query asks for, where examples have an instruction of their own
+    task: str = ""  # which task it belongs to, where batches are of one task each
 
 
 # Where a row stood, and its columns.
@@ -250,14 +245,11 @@ _READERS: dict[str, Callable[[Path, tuple[str, ...], tuple[str, ...]], Iterator[
 class MinedPair:
     """A pair of texts of one document, as ``gerund mine`` writes it."""
 
-    query: str
-    """One side; of a pair with a title, the title."""
-    positive: str
-    """The other side."""
+    query: str  # one side; of a pair with a title, the title
+    positive: str  # the other side
     opening: str | None
     """How the document begins whose title ``query`` is; None where it is none, or another row has it."""
-    weight: int | None
-    """What both share weighs; None where that is not known."""
+    weight: int | None  # what both share weighs; None where that is not known
 
 
 def read_pairs(
@@ -317,11 +309,8 @@ class Bucket:
     """Pairs of about one length, which make batches of their own (GUR, section IV-A)."""
 
     examples: Examples
-    """The pairs."""
-    length: int
-    """Longest text in tokens."""
-    factor: int = 1
-    """A batch has so many times the objective's batch size."""
+    length: int  # longest text in tokens
+    factor: int = 1  # a batch has so many times the objective's batch size
 
 
 class Buckets:

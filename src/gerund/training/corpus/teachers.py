@@ -253,11 +253,8 @@ class KnownVectors:
     """Texts with their teacher's vectors, from a file that ``gerund embed --keep-text`` wrote."""
 
     texts: list[str]
-    """The texts."""
-    vectors: np.ndarray
-    """``(n, dimensions)`` float32."""
-    space: str
-    """The fingerprint of the encoder that made them."""
+    vectors: np.ndarray  # ``(n, dimensions)`` float32
+    space: str  # the fingerprint of the encoder that made them
 
     @property
     def dimensions(self) -> int:

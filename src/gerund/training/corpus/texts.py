@@ -36,14 +36,10 @@ if TYPE_CHECKING:
 class Sample:
     """What row ``number`` of a training is made of."""
 
-    source: int
-    """Which source."""
-    epoch: int
-    """How often all items of the source have been read before."""
-    item: int
-    """Which of its items."""
-    shift: int
-    """A number below ``shifts``, the same for a whole epoch of a source."""
+    source: int  # which source
+    epoch: int  # how often all items of the source have been read before
+    item: int  # which of its items
+    shift: int  # a number below ``shifts``, the same for a whole epoch of a source
 
 
 class Mixture:
@@ -119,22 +115,14 @@ _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 1024, 2**20
 class TokenCache:
     """A tokenised corpus on disk."""
 
-    path: Path
-    """The file of tokens."""
-    dtype: str
-    """``uint16`` or ``uint32``."""
-    tokens: int
-    """How many there are, special tokens around the texts included."""
-    documents: int
-    """How many documents they come from."""
-    text_bytes: int
-    """UTF-8 bytes of the texts, for bits per byte."""
-    texts: int
-    """How many texts: the documents, or their sentences."""
-    specials_before: int
-    """How many special tokens precede each text: 1 for BOS, or 0."""
-    specials_after: int
-    """How many follow each text: 1 for EOS, or 0."""
+    path: Path  # the file of tokens
+    dtype: str  # ``uint16`` or ``uint32``
+    tokens: int  # how many there are, special tokens around the texts included
+    documents: int  # how many documents they come from
+    text_bytes: int  # UTF-8 bytes of the texts, for bits per byte
+    texts: int  # how many texts: the documents, or their sentences
+    specials_before: int  # how many special tokens precede each text: 1 for BOS, or 0
+    specials_after: int  # how many follow each text: 1 for EOS, or 0
 
     def open(self) -> np.ndarray:
         """Return the tokens as a read-only memory map of shape (tokens,)."""

@@ -124,14 +124,10 @@ class JointLosses(PairLosses):
 class Objective:
     """An objective that is ready to be trained."""
 
-    name: str
-    """What its batches are called."""
-    batches: Batches
-    """Its training texts."""
-    losses: TokenLosses | PairLosses
-    """What is computed on them."""
-    configs: dict[str, ObjectiveConfig]
-    """For each of its losses the settings that hold its weight."""
+    name: str  # what its batches are called
+    batches: Batches  # its training texts
+    losses: TokenLosses | PairLosses  # what is computed on them
+    configs: dict[str, ObjectiveConfig]  # for each of its losses the settings that hold its weight
     factors: dict[str, float] = field(default_factory=dict)
     """For each loss a constant factor on its weight; 1 where there is none."""
     validation: dict[str, tuple[Batches, int]] = field(default_factory=dict)
@@ -193,13 +189,9 @@ class Context:
     """What every objective is prepared with."""
 
     recipe: Recipe
-    """The settings."""
     model: "TrainableModel"
-    """The model."""
-    source: TextSource
-    """What gives texts."""
-    resuming: bool = False
-    """Whether a run continues from a checkpoint, by the same recipe and on the same texts."""
+    source: TextSource  # what gives texts
+    resuming: bool = False  # whether a run continues from a checkpoint, by the same recipe and on the same texts
 
     def formatter(self, config: ObjectiveConfig, prompt: str | None = None) -> InputFormatter:
         """Return what puts special tokens and a prompt around texts, as the encoder reads them.

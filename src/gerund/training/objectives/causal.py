@@ -44,8 +44,7 @@ def prepare(context: Context, config: CausalConfig) -> Objective:
 class CausalObjective(Objective):
     """Language modelling that is ready to be trained."""
 
-    names: list[str] = field(default_factory=list)
-    """The sources that are read."""
+    names: list[str] = field(default_factory=list)  # the sources that are read
 
     def report(self) -> dict[str, Any]:
         """Return how often each source is read."""

@@ -82,12 +82,10 @@ def _batches(context: Context, config: RankgenConfig, paths: list[Path], seed: i
 class PassageExample:
     """A prefix, what follows it, and what does not."""
 
-    document: tuple[str, int]
-    """Which document it is from; passages of one document are each other's negatives."""
+    document: tuple[str, int]  # which document it is from; passages of one document are each other's negatives
     prefix: str
     continuation: str
-    negatives: tuple[str, ...]
-    """Continuations that a model generated, and hard ones."""
+    negatives: tuple[str, ...]  # continuations that a model generated, and hard ones
     span: tuple[int, int, int]
     """The prefix's first character in the document, the continuation's, and the one after its last."""
     negative_spans: tuple[tuple[int, int], ...]
