@@ -142,6 +142,13 @@ class GgufFile:
             raise ModelError(f"cannot load {self.path}: its {self.architecture}.{key} is {value!r}, not a number")
         return value
 
+    def numbers(self, key: str) -> list[int]:
+        """Return an integer for each layer, which the file has as a list or as one for all."""
+        value = self.value(key)
+        if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
+            return value
+        return [self.number(key)] * self.number("block_count")
+
     def fraction(self, key: str, default: float | None = None) -> float | None:
         """Return a float, if the file has it."""
         value = self.value(key, default)

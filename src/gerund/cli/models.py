@@ -90,7 +90,7 @@ def _local() -> Iterator[dict[str, Any]]:
 def _described(path: Path) -> tuple[int | None, str]:
     """Return how large a model is, with all its files, and what it is in a few words."""
     from gerund.gguf_file import parts_of, read_file
-    from gerund.models.gguf_files import LAYOUTS
+    from gerund.models.gguf_architectures import LAYOUTS
 
     try:
         size = sum(part.stat().st_size for part in parts_of(path))

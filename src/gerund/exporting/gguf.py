@@ -32,7 +32,8 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import base_state
 from gerund.models.architectures import NoHead
-from gerund.models.gguf_files import LAYOUTS, Layout, pairs_from_halves
+from gerund.models.gguf_architectures import LAYOUTS, Layout
+from gerund.models.gguf_weights import pairs_from_halves
 
 MODEL_FILE = "model.gguf"
 _NEEDED = ("gguf", "xllamacpp")
@@ -168,7 +169,7 @@ def _kind_of(model: PreTrainedModel) -> Layout:
     if isinstance(model.get_output_embeddings(), NoHead):
         raise ConfigError("this model was saved without an output head: it encodes, and GGUF is for generating")
     rope = config.rope_parameters.get("rope_type", "default")
-    if rope not in (("default", "linear", "llama3") if kind.scaled else ("default",)):
+    if rope not in (("default", "linear", "llama3") if "llama3" in kind.scalings else ("default",)):
         raise ConfigError(
             f"positions that are scaled by {rope!r} are not written as GGUF for a {config.model_type} model"
         )
@@ -195,7 +196,7 @@ def _write_file(
 
     writer = gguf.GGUFWriter(path, kind.name)
     _write_settings(writer, model, table, eight_bits=eight_bits)
-    _write_tokens(writer, tokenizer, model, table)
+    write_tokens(writer, tokenizer, model, table)
     for name, tensor in _tensors(model, kind).items():
         data, stored = _stored(tensor, eight_bits=eight_bits)
         writer.add_tensor(name, data, raw_dtype=stored)
@@ -227,7 +228,8 @@ def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable, *, e
     writer.add_vocab_size(len(table.tokens))
 
 
-def _write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, table: TokenTable) -> None:
+def write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, table: TokenTable) -> None:
+    """Write a tokenizer into a file."""
     writer.add_tokenizer_model(table.model)
     writer.add_tokenizer_pre(table.pre_tokenizer)
     writer.add_token_list(table.tokens)
@@ -278,7 +280,7 @@ def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
         elif kind.pairs and ".k_proj." in name:
             tensor = pairs_from_halves(tensor, config.num_key_value_heads)
         weights[gguf_name] = tensor
-    factors = _frequency_factors(model)
+    factors = frequency_factors(model)
     if factors is not None:
         weights["rope_freqs.weight"] = factors
     return weights
@@ -291,7 +293,7 @@ def _untied(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     }
 
 
-def _frequency_factors(model: PreTrainedModel) -> Tensor | None:
+def frequency_factors(model: PreTrainedModel) -> Tensor | None:
     """Return the divisor of each rotary frequency; None if the frequencies are not scaled."""
     rope = model.config.rope_parameters
     if rope.get("rope_type", "default") == "default":

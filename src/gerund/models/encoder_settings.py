@@ -20,7 +20,7 @@ from gerund.gguf_file import read_file
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.adapters import Adapters
 from gerund.models.architectures import SEQ2SEQ, is_bidirectional, is_body, state_width
-from gerund.models.gguf_files import encoder_settings
+from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
 from gerund.progress import say_once
 from gerund.settings.encoder import (

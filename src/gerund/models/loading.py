@@ -31,7 +31,7 @@ from gerund.attention.weight_checks import refuse_unsound
 from gerund.checks import place, read_json
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.gguf_file import read_file
-from gerund.models import gguf_files
+from gerund.models import gguf_architectures, gguf_tokenizer
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.architectures import (
     SEQ2SEQ,
@@ -174,10 +174,10 @@ def _read_gguf(
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = guarded(f"cannot load {path}", AutoModelForCausalLM.from_config, config)
     if weights:
-        gguf_files.read_weights(file, model, dtype or dtype_of(config) or torch.float32)
+        gguf_architectures.read_weights(file, model, dtype or dtype_of(config) or torch.float32)
         refuse_unsound(model, str(path))
-    tokenizer = checked_tokenizer(gguf_files.read_tokenizer(file))
-    model.generation_config.eos_token_id = gguf_files.ends_of(file, tokenizer) or None
+    tokenizer = checked_tokenizer(gguf_tokenizer.read_tokenizer(file))
+    model.generation_config.eos_token_id = gguf_tokenizer.ends_of(file, tokenizer) or None
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.eval(), tokenizer
 
@@ -213,7 +213,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def read_config(source: Source) -> PreTrainedConfig:
     """Read the config of a model."""
     if source.gguf is not None:
-        return gguf_files.read_config(read_file(source.gguf))
+        return gguf_architectures.read_config(read_file(source.gguf))
     what = source.unreadable
     options = source.hub_options
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
