@@ -470,10 +470,10 @@ def layout_of(file: GgufFile) -> Layout:
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
     """Return the config of the model in a file."""
-    layout = layout_of(file)
+    layout, vocabulary = layout_of(file), file.vocabulary
     _refuse_absurd_sizes(file)
     own = layout.config(file)
-    settings = {**_shared_settings(file, own), **own}
+    settings = {"vocab_size": vocabulary, **_shared_settings(file, own), **own}
     settings.setdefault("model_type", layout.model_type)
     settings["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]]
     if "rope_parameters" not in own:
@@ -498,7 +498,6 @@ def _shared_settings(file: GgufFile, own: Mapping[str, Any]) -> Settings:
     size = own.get("intermediate_size") or file.number("feed_forward_length", own.get("moe_intermediate_size"))
     key_value = own.get("num_key_value_heads") or file.number("attention.head_count_kv", heads)
     return {
-        "vocab_size": file.vocabulary,
         "hidden_size": file.number("embedding_length"),
         "intermediate_size": size,
         "num_hidden_layers": _layers_of(file),
