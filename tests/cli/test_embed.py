@@ -3,12 +3,9 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -123,34 +120,6 @@ def test_standard_input(tiny_folder, tmp_path):
     assert ran.code == 0, ran.err
     assert pq.read_table(out)["id"].to_pylist() == ["a", "b"]
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_gives_the_same_file(tiny_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # only in this process
-    source = tmp_path / "in.txt"
-    source.write_text("".join(f"the text with the number {i}\n" for i in range(1000)))
-    arguments = ["embed", source, "-m", tiny_folder, "--shard-rows", 20, "-o"]
-    out = tmp_path / "out.parquet"
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "gerund.cli.main", *map(str, arguments), str(out)]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    parts = tmp_path / "out.parquet.parts"
-    deadline = time.monotonic() + 120
-    while len(list(parts.glob("part-*"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not out.exists()
-    ran = run_cli(*arguments, out, "--json")
-    assert ran.code == 0, ran.err
-    assert "of them done before" in ran.err
-    assert 60 <= json.loads(ran.out)["resumed_rows"] < 1000
-    assert not parts.exists()
-    whole = tmp_path / "whole.parquet"
-    assert run_cli(*arguments, whole).code == 0
-    assert whole.read_bytes() == out.read_bytes()
 
 
 @pytest.mark.slow
@@ -272,17 +241,6 @@ class TestMistakes:
         assert mistake.endswith("give --force to start from scratch")
         ran = run_cli(*arguments)
         assert "5 of them done before" in ran.err
-
-
-def test_real_texts(stories_folder, data_folder, tmp_path):
-    source = data_folder / "classification" / "banking77" / "test.jsonl"
-    head = tmp_path / "head.jsonl"
-    head.write_text("".join(source.read_text().splitlines(keepends=True)[:200]))
-    ran = run_cli("embed", head, "-m", stories_folder, "-o", tmp_path / "out.npy")
-    assert ran.code == 0, ran.err
-    vectors = np.load(tmp_path / "out.npy")
-    assert vectors.shape == (200, 64)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.sweep(quick=3)

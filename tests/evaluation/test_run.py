@@ -143,27 +143,6 @@ def test_results_read_back_as_they_were(lm, tmp_path):
     assert json.loads(json.dumps(kept.to_dict())) == json.loads(json.dumps(result.to_dict()))
 
 
-def test_scores_of_the_first_format_still_count(lm, tmp_path):
-    [result] = evaluate(systems_of([lm]), [TOY], folder=tmp_path).results
-    [path] = (tmp_path / "scores").iterdir()
-    written = json.loads(path.read_text())
-    now = {"system": "contender", "description": "reading", "config": "settings"}
-    path.write_text(json.dumps({now.get(name, name): value for name, value in written.items()} | {"format": 1}))
-    assert ResultStore(tmp_path).all() == [result]
-    assert evaluate(systems_of([lm]), [TOY], folder=tmp_path).reused == 1
-
-
-def test_scores_of_the_second_format_have_no_examples_and_count(lm, tmp_path):
-    [result] = evaluate(systems_of([lm]), [TOY], folder=tmp_path).results
-    [path] = (tmp_path / "scores").iterdir()
-    written = json.loads(path.read_text())
-    assert written["format"] == 3
-    del written["score"]["examples"]
-    path.write_text(json.dumps(written | {"format": 2}))
-    assert ResultStore(tmp_path).all() == [result]
-    assert evaluate(systems_of([lm]), [TOY], folder=tmp_path).reused == 1
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 99}'])
 def test_a_file_that_is_no_score_is_named(tmp_path, text):
     (tmp_path / "scores").mkdir()

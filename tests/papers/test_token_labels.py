@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -131,31 +130,6 @@ def test_what_a_word_tells_is_learnt(tasks: dict[str, TokenTask]) -> None:
     }
     assert scores["ner"].metrics == scores["chunking"].metrics == dict(f1=1.0, precision=1.0, recall=1.0, accuracy=1.0)
     assert scores["pos"].metrics == dict(accuracy=1.0, macro_f1=1.0)
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_other_libraries(tasks: dict[str, TokenTask], tiny_folder: Path) -> None:
-    from seqeval.metrics import f1_score, precision_score, recall_score
-    from sklearn import metrics
-
-    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
-    train, test = (read_conll(tasks["ner"].files[place]) for place in (0, 2))
-    vectors, test_vectors = (np.concatenate(lm.encode_words(some.words)) for some in (train, test))
-    taggers = train_taggers(vectors, [train.tags[column] for column in COLUMNS], seed=7, steps=STEPS)
-    system = language_model_system("tiny", lm)
-    for kind, column in (("pos", "pos"), ("chunking", "chunk"), ("ner", "ner")):
-        score = tasks[kind].run(system, EvaluationConfig(seed=7))
-        flat = taggers[COLUMNS.index(column)].predict(test_vectors)
-        gold = [tag for sentence in test.tags[column] for tag in sentence]
-        assert score.metrics["accuracy"] == pytest.approx(metrics.accuracy_score(gold, flat))
-        if kind == "pos":
-            macro = metrics.f1_score(gold, flat, average="macro", zero_division=0)
-            assert score.metrics["macro_f1"] == pytest.approx(macro)
-            continue
-        ends = np.cumsum([0, *map(len, test.words)])
-        predicted = [flat[begin:end] for begin, end in pairwise(ends)]
-        for name, measure in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
-            assert score.metrics[name] == pytest.approx(measure(test.tags[column], predicted))
 
 
 @pytest.mark.slow
@@ -551,20 +525,6 @@ def test_a_full_disk(system: LanguageModelSystem, tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_word_is_encoded_twice(system: LanguageModelSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    encode = system.encode_words
-
-    def remember(sentences: Any, **more: Any) -> list[np.ndarray]:
-        asked.extend(sentences)
-        return encode(sentences, **more)
-
-    monkeypatch.setattr(system, "encode_words", remember)
-    with word_states(system, SENTENCES_word_states) as vectors:
-        assert vectors.sum() == vectors.sum()
-    assert asked == SENTENCES_word_states
-
-
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
@@ -632,37 +592,3 @@ def test_sentences_are_not_run_together() -> None:
 def test_other_numbers_of_sentences_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         chunk_scores([["O"]], [])
-
-
-def longest_phrases(train, test) -> list[list[str]]:
-    """Tag the longest phrases that are known from training with the type that they had most often."""
-    counts: dict[tuple[str, ...], dict[str, int]] = {}
-    for words, tags in zip(train.words, train.tags["ner"], strict=True):
-        for begin, end, kind in chunks(tags):
-            kinds = counts.setdefault(tuple(words[begin:end]), {})
-            kinds[kind] = kinds.get(kind, 0) + 1
-    known = {phrase: min(kinds, key=lambda kind: (-kinds[kind], kind)) for phrase, kinds in counts.items()}
-    longest = max(map(len, known))
-    predicted = []
-    for words in test.words:
-        tags = ["O"] * len(words)
-        place = 0
-        while place < len(words):
-            lengths = range(min(longest, len(words) - place), 0, -1)
-            length = next((length for length in lengths if tuple(words[place : place + length]) in known), None)
-            if length is not None:
-                kind = known[tuple(words[place : place + length])]
-                tags[place : place + length] = [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
-            place += length or 1
-        predicted.append(tags)
-    return predicted
-
-
-@pytest.mark.slow
-def test_the_published_baseline(data_folder) -> None:
-    # The shared task's own baseline; its scores stand in the last row of the paper's tables.
-    splits = conll_splits(data_folder / "tokens" / "conll2003")
-    train, test = read_conll(splits["train"]), read_conll(splits["test"])
-    assert sum(len(chunks(tags)) for tags in train.tags["ner"]) == 23499
-    scores = chunk_scores(test.tags["ner"], longest_phrases(train, test))
-    assert [round(100 * value, 2) for value in (scores.precision, scores.recall, scores.f1)] == [71.91, 50.90, 59.61]

@@ -19,11 +19,7 @@ from gerund.evaluation.task import EvaluationConfig, Score, Task, options_of
 from gerund.jobs.files import write_atomic
 from gerund.version import __version__
 
-# The second format, which has no examples in its scores, is still read.
 FORMAT = 3
-_READ = (2, FORMAT)
-# Names in the first format, and their current names.
-_RENAMED = {"contender": "system", "reading": "description", "settings": "config"}
 _FOLDER = "scores"
 EMBEDDINGS = "embeddings"
 
@@ -91,7 +87,6 @@ def key_of(task: Task, system: System, config: EvaluationConfig) -> str:
         relevant["document_prompts"] = config.document_prompts[task.name]
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
     parts += [json.dumps(relevant, sort_keys=True), system_key, _digest((*task.files, *task.also_read))]
-    parts += task.key_parts(config)
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -134,11 +129,7 @@ class ResultStore:
 def _read(path: Path) -> Result:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        written = data.pop("format")
-        if written == 1:
-            data = {_RENAMED.get(name, name): value for name, value in data.items()}
-            data["unit"] = "fraction" if data["unit"] == "share" else data["unit"]
-        elif written not in _READ:
+        if data.pop("format") != FORMAT:
             raise DataError(f"{path} was written by another version of gerund; choose another output folder")
         return Result.from_dict(data)
     except (ValueError, KeyError, TypeError) as error:

@@ -221,11 +221,6 @@ class Task(ABC):
         """Files besides the data that a finished score depends on."""
         return ()
 
-    def key_parts(self, config: EvaluationConfig) -> tuple[str, ...]:
-        """Return what a finished score depends on besides files, options, config and system; mostly nothing."""
-        del config
-        return ()
-
     @property
     def has_validation(self) -> bool:
         """Whether there is a split to choose settings on."""

@@ -15,7 +15,7 @@ from gerund.evaluation.data_files import read_titled, test_files
 from gerund.evaluation.mteb import LocalTask, run_search, score_of
 from gerund.evaluation.systems.base import Ranks
 from gerund.evaluation.systems.search import bm25_candidates
-from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Split, Task
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,6 @@ class CollectionTask(Task):
     def collection(self, config: EvaluationConfig) -> Collection:
         """Return the documents, and the queries that are scored."""
         return read_collection(self.places, config.split).first(config.limit)
-
-    def key_parts(self, config: EvaluationConfig) -> tuple[str, ...]:
-        """Return what tells scores from those of versions that ranked a query's own document as well."""
-        states = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.files)
-        return ("without itself",) if _has_itself(self, config.split, config.limit, states) else ()
 
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the queries, and the documents too unless only queries have the prompt."""
@@ -121,13 +116,6 @@ def notes_on(collection: Collection) -> tuple[str, ...]:
     if collection.itself:
         notes.append(f"queries that are documents too, left out of their own rankings: {len(collection.itself)}")
     return tuple(notes)
-
-
-@lru_cache(maxsize=16)
-def _has_itself(task: CollectionTask, split: Split, limit: int | None, states: object) -> bool:
-    """Whether a query is itself a document; read once for all systems unless the files change."""
-    del states
-    return bool(read_collection(task.places, split).first(limit).itself)
 
 
 @dataclass(frozen=True, kw_only=True)
