@@ -3,9 +3,10 @@
 Inputs: ``embedded`` (B, T, D); per kind of rotary positions ``cos_i`` and ``sin_i`` (B, T, R); per layer ``mask_l``
 (B, 1, T, S), added to the products of queries and keys, and ``keys_l`` and ``values_l`` (B, KV, S, H), the cache;
 ``write`` (B,), the slot of the cache that the first of the T tokens takes; ``picked`` (N,), where logits are wanted, as
-places in B * T. Outputs: ``logits`` (N, V), ``states`` (B, T, D), ``hidden_l`` and the cache as ``new_keys_l`` and
-``new_values_l``. The cache is written with ``TensorScatter``, which copies nothing where a cache's input and output are
-bound to the same memory.
+places in B * T; ``query_shape``, how attention takes its queries: (B, heads, T, H), or (B, KV, T * heads / KV, H) with
+masks repeated accordingly, which reads each key and value once. Outputs: ``logits`` (N, V), ``states`` (B, T, D),
+``hidden_l`` and the cache as ``new_keys_l`` and ``new_values_l``. The cache is written with ``TensorScatter``, which
+copies nothing where a cache's input and output are bound to the same memory.
 
 Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV heads of keys and values, V vocabulary.
 """
@@ -186,10 +187,14 @@ def build(shape: NetworkShape, weights: Weights, *, accuracy: int = 4, attention
         for part in ("cos", "sin"):
             graph.input(f"{part}_{index}", ["B", "T", rope.size // 2])
     graph.input("write", ["B"], TensorProto.INT64)
+    graph.input("query_shape", [4], TensorProto.INT64)
     graph.input("picked", ["N"], TensorProto.INT64)
+    more: str | None = None
     for layer in range(shape.n_layers):
-        x = _Layer(graph, shape, weights, layer).add(x, attention=attention)
-    x = _norm(graph, shape, x, weights.vector("final_norm"), "states")
+        x, more = _Layer(graph, shape, weights, layer).add(x, more, attention=attention)
+    _, x = _added_and_normed(graph, shape, x, more, weights.vector("final_norm"), "states", _hidden(shape.n_layers - 1))
+    for layer in range(shape.n_layers):
+        graph.output(_hidden(layer), ["B", "T", shape.width])
     graph.output("states", ["B", "T", shape.width])
     rows = graph.node("Reshape", [x, graph.integers(-1, shape.width)], "rows")
     rows = graph.node("Gather", [rows, "picked"], "picked_rows", axis=0)
@@ -198,10 +203,37 @@ def build(shape: NetworkShape, weights: Weights, *, accuracy: int = 4, attention
 
 
 def _norm(graph: GraphBuilder, shape: NetworkShape, x: str, weight: np.ndarray | None, name: str) -> str:
+    weights = graph.constant(f"{name}_weight", _present(weight, name), np.float32)
+    return graph.node("RMSNormalization", [x, weights], name, axis=-1, epsilon=shape.epsilon)
+
+
+def _hidden(layer: int) -> str:
+    """Return the name of a layer's output."""
+    return f"hidden_{layer}"
+
+
+def _added_and_normed(
+    graph: GraphBuilder,
+    shape: NetworkShape,
+    x: str,
+    more: str | None,
+    weight: np.ndarray | None,
+    name: str,
+    name_of_sum: str,
+) -> tuple[str, str]:
+    """Add ``more``, if it is given, and norm; return the sum and the normed sum."""
+    if more is None:
+        return x, _norm(graph, shape, x, weight, name)
+    weights = graph.constant(f"{name}_weight", _present(weight, name), np.float32)
+    operator, details = "SkipSimplifiedLayerNormalization", {"domain": MICROSOFT, "epsilon": shape.epsilon}
+    graph.node(operator, [x, more, weights], name, "", "", name_of_sum, **details)
+    return name_of_sum, name
+
+
+def _present(weight: np.ndarray | None, name: str) -> np.ndarray:
     if weight is None:
         raise ModelError(f"the weights of {name} are missing")
-    weights = graph.constant(f"{name}_weight", weight, np.float32)
-    return graph.node("RMSNormalization", [x, weights], name, axis=-1, epsilon=shape.epsilon)
+    return weight
 
 
 def _scaled(graph: GraphBuilder, x: str, factor: float, name: str) -> str:
@@ -235,24 +267,25 @@ class _Layer:
     def name(self, part: str) -> str:
         return f"{part}_{self.layer}"
 
-    def add(self, x: str, *, attention: bool) -> str:
-        """Add the layer and return its output."""
-        x = self._added(x, self._attention(self._before(x, "attention_norm"), attention), "attention_after_norm")
-        y = self._added(x, self._feed_forward(self._before(x, "feed_norm")), "feed_after_norm")
-        hidden = self.graph.node("Identity", [y], self.name("hidden"))
-        self.graph.output(hidden, ["B", "T", self.shape.width])
-        return y
+    def add(self, x: str, more: str | None, *, attention: bool) -> tuple[str, str]:
+        """Add the layer to ``x + more``; return two values whose sum is its output."""
+        x, normed = self._before(x, more, "attention_norm", _hidden(self.layer - 1))
+        y = self._after(self._attention(normed, attention), "attention_after_norm")
+        x, normed = self._before(x, y, "feed_norm", self.name("attention_added"))
+        return x, self._after(self._feed_forward(normed), "feed_after_norm")
 
-    def _before(self, x: str, norm: str) -> str:
+    def _before(self, x: str, more: str | None, norm: str, name_of_sum: str) -> tuple[str, str]:
+        """Return the sum, and what the next part of the layer reads."""
         if not self.shape.norms_before:
-            return x
-        return _norm(self.graph, self.shape, x, self.weights.vector(norm, self.layer), self.name(norm))
+            x = x if more is None else self.graph.node("Add", [x, more], name_of_sum)
+            return x, x
+        weight = self.weights.vector(norm, self.layer)
+        return _added_and_normed(self.graph, self.shape, x, more, weight, self.name(norm), name_of_sum)
 
-    def _added(self, x: str, y: str, norm: str) -> str:
+    def _after(self, y: str, norm: str) -> str:
         if self.shape.norms_after:
             y = _norm(self.graph, self.shape, y, self.weights.vector(norm, self.layer), self.name(norm))
-        y = _scaled(self.graph, y, self.shape.residual_scale, f"{y}_scaled")
-        return self.graph.node("Add", [x, y], f"{y}_added")
+        return _scaled(self.graph, y, self.shape.residual_scale, f"{y}_scaled")
 
     def _attention(self, x: str, record: bool) -> str:
         graph, shape = self.graph, self.shape
@@ -263,19 +296,23 @@ class _Layer:
             graph.input(self.name(part), cache)
             graph.node("TensorScatter", [self.name(part), new, "write"], self.name(f"new_{part}"), axis=2)
             graph.output(self.name(f"new_{part}"), cache)
-        graph.input(self.name("mask"), ["B", 1, "T", "S"])
+        graph.input(self.name("mask"), ["B", 1, "T_mask", "S"])
+        query = graph.node("Reshape", [query, "query_shape"], self.name("shaped_query"))
         more: tuple[str, ...] = ()
         details: dict[str, Any] = {"scale": shape.attention_scale, "softcap": shape.soft_cap}
         if record:
             more = ("", "", self.name("attention"))
             details["qk_matmul_output_mode"] = 3
-            graph.output(more[-1], ["B", shape.n_heads, "T", "S"])
+            graph.output(more[-1], ["B", "heads", "T_mask", "S"])
         y = graph.node(
             "Attention",
             [query, self.name("new_keys"), self.name("new_values"), self.name("mask")],
             self.name("attended"),
             *more,
             **details,
+        )
+        y = graph.node(
+            "Reshape", [y, graph.integers(0, shape.n_heads, -1, shape.head_dim)], self.name("attended_heads")
         )
         y = graph.node("Transpose", [y], self.name("attended_by_token"), perm=[0, 2, 1, 3])
         y = graph.node("Reshape", [y, graph.integers(0, 0, shape.n_heads * shape.head_dim)], self.name("attended_row"))

@@ -7,7 +7,7 @@ L layers, P masks, N places where logits are wanted.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,11 @@ from gerund.packed.shape import NetworkShape, read_shape
 MASKED = np.float32(-1e9)
 """What a mask adds where a token does not see a slot."""
 
+# Up to so many tokens of a text, the queries that share keys and values are multiplied with them at once.
+_MOST_GROUPED = 8
+_MOST_BINDINGS = 8  # that a cache keeps
+_INTEGERS = ("write", "picked", "query_shape")
+
 OUTPUTS = ("logits", "states", "hidden_states", "attention")
 """What ``PackedNetwork.run`` can return."""
 
@@ -34,27 +39,17 @@ class KeyValues:
 
     Attributes:
         keys, values: per layer an array (B, KV, S, H), float32. Read and write them freely: ``run`` uses this memory.
+            Slots that no token has taken must stay finite, because masks are added.
     """
 
-    def __init__(self, shape: NetworkShape, rows: int, capacity: int) -> None:
+    def __init__(self, shape: NetworkShape, rows: int, capacity: int, *, scratch: bool = False) -> None:
         size = (rows, shape.n_kv_heads, capacity, shape.head_dim)
-        self.shape = shape
-        self.keys = [np.zeros(size, np.float32) for _ in range(shape.n_layers)]
-        self.values = [np.zeros(size, np.float32) for _ in range(shape.n_layers)]
-        self._bound = [
-            (ort.OrtValue.ortvalue_from_numpy(key), ort.OrtValue.ortvalue_from_numpy(value))
-            for key, value in zip(self.keys, self.values, strict=True)
-        ]
-
-    @property
-    def rows(self) -> int:
-        """Number of texts."""
-        return int(self.keys[0].shape[0])
-
-    @property
-    def capacity(self) -> int:
-        """Number of slots per text."""
-        return int(self.keys[0].shape[2])
+        self.shape, self.rows, self.capacity = shape, rows, capacity
+        # What nobody keeps may be overwritten by the next layer.
+        count = 1 if scratch else shape.n_layers
+        self.keys, self.values = ([np.zeros(size, np.float32) for _ in range(count)] for _ in range(2))
+        self._bound = [(_shared(key), _shared(value)) for key, value in zip(self.keys, self.values, strict=True)]
+        self._bindings: dict[Any, list[_Binding]] = {}
 
     def grown(self, capacity: int) -> "KeyValues":
         """Return a copy with more slots."""
@@ -65,21 +60,39 @@ class KeyValues:
 
     def bind(self, binding: Any) -> None:
         """Make these the cache of a run: read and written in the same memory."""
-        for layer, pair in enumerate(self._bound):
+        for layer in range(self.shape.n_layers):
+            pair = self._bound[layer if len(self._bound) > 1 else 0]
             for part, memory in zip(("keys", "values"), pair, strict=True):
                 binding.bind_ortvalue_input(f"{part}_{layer}", memory)
                 binding.bind_ortvalue_output(f"new_{part}_{layer}", memory)
 
 
-class _Scratch(KeyValues):
-    """Keys and values that nobody keeps: all layers write to the same memory, one after the other."""
+class _Binding:
+    """The inputs of a run in memory that the next run of the same sizes uses again: binding takes longer than copying.
 
-    def __init__(self, shape: NetworkShape, rows: int, capacity: int) -> None:
-        size = (rows, shape.n_kv_heads, capacity, shape.head_dim)
-        self.shape = shape
-        self.keys, self.values = [np.zeros(size, np.float32)], [np.zeros(size, np.float32)]
-        pair = (ort.OrtValue.ortvalue_from_numpy(self.keys[0]), ort.OrtValue.ortvalue_from_numpy(self.values[0]))
-        self._bound = [pair] * shape.n_layers
+    Attributes:
+        io: ONNX Runtime's binding. inputs: an array per input of the graph, masks as ``masks_0`` and so on.
+    """
+
+    def __init__(
+        self, session: ort.InferenceSession, cache: KeyValues, sizes: Mapping[str, tuple[int, ...]], of_layer: list[int]
+    ) -> None:
+        self.io = session.io_binding()
+        self.inputs: dict[str, np.ndarray] = {}
+        for name, size in sizes.items():
+            array = np.zeros(size, np.int64 if name in _INTEGERS else np.float32)
+            self.inputs[name], value = array, _shared(array)
+            if name.startswith("masks_"):
+                for layer in (layer for layer, which in enumerate(of_layer) if name == f"masks_{which}"):
+                    self.io.bind_ortvalue_input(f"mask_{layer}", value)
+            else:
+                self.io.bind_ortvalue_input(name, value)
+        cache.bind(self.io)
+
+
+def _shared(array: np.ndarray) -> Any:
+    """Return ONNX Runtime's view of an array, which shares its memory."""
+    return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,9 @@ class PackedNetwork:
     def __init__(self, shape: NetworkShape, file: GgufFile, *, threads: int | None, accuracy: int = 4) -> None:
         self.shape = shape
         self._file, self._threads, self._accuracy = file, threads, accuracy
+        # Plain rows of the mapped file: an index of numpy's memmap takes ten times as long.
+        self._embeddings = file.tensors.stored("token_embd.weight").view(np.ndarray)
+        self._embeddings_kind = file.tensors.infos["token_embd.weight"].ggml_type
         self._session = self._open_session(attention=False)
         self._attention_session: ort.InferenceSession | None = None
 
@@ -148,9 +164,7 @@ class PackedNetwork:
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""
         ids_BT = np.asarray(ids_BT)
-        name = "token_embd.weight"
-        rows = self._file.tensors.stored(name)[ids_BT.reshape(-1)]
-        matrix = repack(np.array(rows), self._file.tensors.infos[name].ggml_type)
+        matrix = repack(self._embeddings[ids_BT.reshape(-1)], self._embeddings_kind)
         values = matrix.unpack() if isinstance(matrix, Blocks) else matrix
         return (values * np.float32(self.shape.embedding_scale)).reshape(*ids_BT.shape, self.shape.width)
 
@@ -201,34 +215,55 @@ class PackedNetwork:
                 raise ConfigError("give ids or embeddings")
             embedded_BTD = self.embed(ids_BT)
         rows, tokens, _ = embedded_BTD.shape
-        write_B = np.zeros(rows, np.int64) if write_B is None else np.ascontiguousarray(write_B, np.int64)
-        position_BT = write_B[:, None] + np.arange(tokens) if position_BT is None else position_BT
-        slots = tokens if cache is None else cache.capacity
-        if cache is not None and cache.rows != rows:
-            raise ConfigError(f"the cache is of {cache.rows} texts, not {rows}")
-        if int(write_B.max(initial=0)) + tokens > slots:
-            raise ConfigError(f"the cache has {slots} slots, too few for {tokens} tokens from {int(write_B.max())} on")
+        write_B = np.zeros(rows, np.int64) if write_B is None else np.asarray(write_B)
+        if position_BT is None:
+            position_BT = write_B[:, None] + np.arange(tokens)
+        cache = KeyValues(self.shape, rows, tokens, scratch=True) if cache is None else cache
         if masks_PB1TS is None:
-            masks_PB1TS, mask_of_layer_L = self.causal_masks(tokens, slots, write_B)
-        if masks_PB1TS.shape[1:] != (rows, 1, tokens, slots):
-            raise ConfigError(f"masks are (P, {rows}, 1, {tokens}, {slots}), not {masks_PB1TS.shape}")
-        if mask_of_layer_L is None:
-            mask_of_layer_L = [0] * self.shape.n_layers
-        session = self._session_for(outputs)
-        binding = session.io_binding()
-        self._bind_inputs(binding, embedded_BTD, position_BT, write_B, masks_PB1TS, mask_of_layer_L)
-        (cache or _Scratch(self.shape, rows, slots)).bind(binding)
+            masks_PB1TS, mask_of_layer_L = self.causal_masks(tokens, cache.capacity, write_B)
+        _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
+        of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
         at_Bn = np.empty((rows, 0), np.int64)
         if "logits" in outputs:
             at_Bn = np.broadcast_to(np.arange(tokens), (rows, tokens)) if logits_at is None else np.asarray(logits_at)
-        picked_N = (np.arange(rows)[:, None] * tokens + at_Bn % tokens).reshape(-1)
-        _bind(binding, "picked", picked_N, np.int64)
-        results = self._bind_outputs(binding, outputs, (rows, tokens), at_Bn.shape)
-        session.run_with_iobinding(binding)
-        attention = None
+        group = self.shape.n_heads // self.shape.n_kv_heads
+        if tokens > _MOST_GROUPED or "attention" in outputs:
+            group = 1
+        inputs: dict[str, np.ndarray] = {
+            "embedded": embedded_BTD,
+            "write": write_B,
+            "query_shape": np.array([rows, self.shape.n_heads // group, tokens * group, self.shape.head_dim]),
+            "picked": (np.arange(rows)[:, None] * tokens + at_Bn % tokens).reshape(-1),
+        }
+        for index, rope in enumerate(self.shape.ropes):
+            inputs[f"cos_{index}"], inputs[f"sin_{index}"] = rope.angles(position_BT)
+        for index, mask_B1TS in enumerate(masks_PB1TS):
+            inputs[f"masks_{index}"] = mask_B1TS if group == 1 else np.tile(mask_B1TS, (1, 1, group, 1))
+        result = self._run(inputs, cache, of_layer, outputs)
+        return self._outputs(outputs, result, embedded_BTD, at_Bn.shape)
+
+    def _run(
+        self, inputs: dict[str, np.ndarray], cache: KeyValues, of_layer: list[int], outputs: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Run the graph, and return its outputs by name."""
+        session = self._session_for(outputs)
+        sizes = {name: array.shape for name, array in inputs.items()}
+        # A binding belongs to one run at a time; the cache keeps those that are idle.
+        key = (id(session), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)))
+        idle = cache._bindings.setdefault(key, [])
+        if not idle and len(cache._bindings) > _MOST_BINDINGS:
+            cache._bindings.pop(next(iter(cache._bindings)))
+        binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer)
+        for name, array in inputs.items():
+            binding.inputs[name][...] = array
+        results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape, len(inputs["picked"]))
+        session.run_with_iobinding(binding.io)
         if "attention" in outputs:
-            attention = tuple(value.numpy() for value in binding.get_outputs()[-self.shape.n_layers :])
-        return self._outputs(outputs, results, embedded_BTD, attention)
+            attention = binding.io.get_outputs()[-self.shape.n_layers :]
+            results |= {f"attention_{layer}": value.numpy() for layer, value in enumerate(attention)}
+        else:
+            idle.append(binding)
+        return results
 
     def _session_for(self, outputs: Sequence[str]) -> ort.InferenceSession:
         unknown = set(outputs) - set(OUTPUTS)
@@ -240,45 +275,24 @@ class PackedNetwork:
             self._attention_session = self._open_session(attention=True)
         return self._attention_session
 
-    def _bind_inputs(
-        self,
-        binding: Any,
-        embedded_BTD: np.ndarray,
-        position_BT: np.ndarray,
-        write_B: np.ndarray,
-        masks_PB1TS: np.ndarray,
-        mask_of_layer_L: Sequence[int] | np.ndarray,
-    ) -> None:
-        _bind(binding, "embedded", embedded_BTD, np.float32)
-        _bind(binding, "write", write_B, np.int64)
-        for index, rope in enumerate(self.shape.ropes):
-            for part, values in zip(("cos", "sin"), rope.angles(position_BT), strict=True):
-                _bind(binding, f"{part}_{index}", values, np.float32)
-        masks = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(mask, np.float32)) for mask in masks_PB1TS]
-        for layer, which in enumerate(mask_of_layer_L):
-            binding.bind_ortvalue_input(f"mask_{layer}", masks[which])
-
     def _bind_outputs(
-        self, binding: Any, outputs: Sequence[str], sizes: tuple[int, int], picked: tuple[int, ...]
+        self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...], n_picked: int
     ) -> dict[str, np.ndarray]:
         """Allocate what is wanted, and return it by its name in the graph."""
-        shape, (rows, tokens) = self.shape, sizes
         wanted: dict[str, tuple[int, ...]] = {}
         if "logits" in outputs:
-            wanted["logits"] = (picked[0] * picked[1], shape.vocabulary)
+            wanted["logits"] = (n_picked, self.shape.vocabulary)
         if "states" in outputs or "hidden_states" in outputs:
-            wanted["states"] = (rows, tokens, shape.width)
+            wanted["states"] = embedded
         if "hidden_states" in outputs:
-            wanted |= {f"hidden_{layer}": (rows, tokens, shape.width) for layer in range(shape.n_layers - 1)}
+            wanted |= {f"hidden_{layer}": embedded for layer in range(self.shape.n_layers - 1)}
         results = {name: np.empty(size, np.float32) for name, size in wanted.items()}
         for name, array in results.items():
-            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+            io.bind_ortvalue_output(name, _shared(array))
         if "attention" in outputs:
             # ONNX infers a wrong last dimension for these, so that memory of the right size is refused.
-            for layer in range(shape.n_layers):
-                binding.bind_output(f"attention_{layer}", "cpu")
-        if "logits" in results:
-            results["logits"] = results["logits"].reshape(*picked, shape.vocabulary)
+            for layer in range(self.shape.n_layers):
+                io.bind_output(f"attention_{layer}", "cpu")
         return results
 
     def _outputs(
@@ -286,14 +300,26 @@ class PackedNetwork:
         outputs: Sequence[str],
         results: dict[str, np.ndarray],
         embedded_BTD: np.ndarray,
-        attention: tuple[np.ndarray, ...] | None,
+        picked: tuple[int, ...],
     ) -> Outputs:
-        hidden = None
+        hidden = attention = None
         if "hidden_states" in outputs:
             layers = range(self.shape.n_layers - 1)
             hidden = (embedded_BTD, *(results[f"hidden_{layer}"] for layer in layers), results["states"])
-        return Outputs(results.get("logits"), results.get("states"), hidden, attention)
+        if "attention" in outputs:
+            attention = tuple(results[f"attention_{layer}"] for layer in range(self.shape.n_layers))
+        logits = results["logits"].reshape(*picked, self.shape.vocabulary) if "logits" in outputs else None
+        states = results["states"] if "states" in outputs else None
+        return Outputs(logits, states, hidden, attention)
 
 
-def _bind(binding: Any, name: str, values: np.ndarray, dtype: Any) -> None:
-    binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values, dtype)))
+def _check_sizes(embedded_BTD: np.ndarray, masks_PB1TS: np.ndarray, cache: KeyValues, write_B: np.ndarray) -> None:
+    """Refuse what would be written outside the cache, or does not fit together."""
+    rows, tokens, _ = embedded_BTD.shape
+    if cache.rows != rows:
+        raise ConfigError(f"the cache is of {cache.rows} texts, not {rows}")
+    first, last = int(write_B.min(initial=0)), int(write_B.max(initial=0))
+    if first < 0 or last + tokens > cache.capacity:
+        raise ConfigError(f"the cache has {cache.capacity} slots, too few for {tokens} tokens from {last} on")
+    if masks_PB1TS.shape[1:] != (rows, 1, tokens, cache.capacity):
+        raise ConfigError(f"masks are (P, {rows}, 1, {tokens}, {cache.capacity}), not {masks_PB1TS.shape}")
