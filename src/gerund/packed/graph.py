@@ -225,8 +225,8 @@ def _added_and_normed(
     if more is None:
         return x, _norm(graph, shape, x, weight, name)
     weights = graph.constant(f"{name}_weight", _present(weight, name), np.float32)
-    operator, details = "SkipSimplifiedLayerNormalization", {"domain": MICROSOFT, "epsilon": shape.epsilon}
-    graph.node(operator, [x, more, weights], name, "", "", name_of_sum, **details)
+    operator = "SkipSimplifiedLayerNormalization"
+    graph.node(operator, [x, more, weights], name, "", "", name_of_sum, domain=MICROSOFT, epsilon=shape.epsilon)
     return name_of_sum, name
 
 
