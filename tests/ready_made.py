@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from tests.tiny import byte_tokenizer, tiny
 
@@ -142,4 +142,91 @@ def ready_made(
         settings |= {"similarity_fn_name": similarity, "model_type": "SentenceTransformer"}
         settings |= {} if truncate_dim is None else {"truncate_dim": truncate_dim}
         write(folder / "config_sentence_transformers.json", settings)
+    return folder
+
+
+PAIR_TEMPLATE = (
+    "{% for m in messages if m.role == 'system' %}<s>{{ m.content }}\n{% endfor %}"
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}</s>\n"
+    "{% if add_generation_prompt %}answer:{% endif %}"
+)
+"""A chat template with the roles of a reranker."""
+
+
+def answering(*, bos: bool = True, template: str | None = None, context: int = 100) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that has the answers of yes/no rerankers as tokens."""
+    tokenizer = byte_tokenizer(bos=bos)
+    tokenizer.add_tokens(["yes", "no", "Yes", "<|im_end|>"])
+    tokenizer.chat_template = template
+    tokenizer.model_max_length = context
+    return tokenizer
+
+
+def reranker(
+    folder: Path,
+    model_type: str = "qwen3",
+    *,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    layout: str | None = None,
+    activation: str | None = None,
+    old_activation: str | None = None,
+    false: str | None = "no",
+    instruction: str | None = None,
+    processing: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a tiny reranker.
+
+    Args:
+        folder: where to.
+        model_type: of the language model.
+        tokenizer: None takes that of ``answering``.
+        layout: ``LogitScore``, ``CrossEncoder`` (with modules.json), ``classifier`` (transformers' files alone) or
+            None, a plain language model.
+        activation: a class of ``torch.nn`` in sentence-transformers' settings; with ``classifier`` in config.json.
+        old_activation: the same in config.json under the key of versions before 4.
+        false: the token whose logit is subtracted.
+        instruction: the default prompt.
+        processing: ``processing_kwargs``.
+        **changes: of the model's config.
+    """
+    tokenizer = tokenizer or answering()
+    changes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "pad_token_id": 0, **changes}
+    if layout in ("CrossEncoder", "classifier"):
+        changes = {"num_labels": 1, **changes}
+    model = tiny(model_type, **changes)
+    if layout in ("CrossEncoder", "classifier"):
+        body, model = model.base_model, AutoModelForSequenceClassification.from_config(model.config)
+        model.base_model.load_state_dict(body.state_dict())
+        torch.nn.init.normal_(model.score.weight, std=0.2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    kind = f"torch.nn.modules.{'linear' if activation == 'Identity' else 'activation'}.{activation}"
+    if layout == "classifier" and activation is not None:
+        change(folder / "config.json", sentence_transformers={"activation_fn": kind, "version": "5.0.0"})
+    if old_activation is not None:
+        change(folder / "config.json", sbert_ce_default_activation_function=old_activation)
+    if layout not in ("LogitScore", "CrossEncoder"):
+        return folder
+    types = [NEW["Transformer"], "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"]
+    listed = [("", types[0]), ("1_LogitScore", types[1])][: 2 if layout == "LogitScore" else 1]
+    write(
+        folder / "modules.json", [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(listed)]
+    )
+    forward = {"method": "forward", "method_output_name": "logits"}
+    message = {"message": {**forward, "format": "flat"}} if tokenizer.chat_template else {}
+    generates = layout == "LogitScore"
+    text: dict[str, Any] = {"transformer_task": "text-generation" if generates else "sequence-classification"}
+    text |= {"modality_config": {"text": forward, **message}}
+    text |= {"module_output_name": "causal_logits" if generates else "scores"}
+    write(folder / "sentence_bert_config.json", {**text, **({"processing_kwargs": processing} if processing else {})})
+    if generates:
+        ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) if token else None
+               for name, token in (("true", "yes"), ("false", false))}  # fmt: skip
+        write(folder / "1_LogitScore" / "config.json", {**ids, "module_input_name": "causal_logits"})
+    prompts = {} if instruction is None else {"query": instruction}
+    settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": prompts}
+    settings |= {"default_prompt_name": "query" if prompts else None}
+    write(folder / "config_sentence_transformers.json", {**settings, **({"activation_fn": kind} if activation else {})})
     return folder

@@ -3,6 +3,7 @@
 Knows: what the user may say. Does not know: which setting wins, or what is done with the model.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.encoder_settings import default_encoder_config, read_adapters, read_saved
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
-from gerund.models.loading import open_model
+from gerund.models.loading import LoadedModel, open_model
 from gerund.models.sources import find, find_spec
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
+from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_settings
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import LoadKeywords, ModelSpec, takes
+from gerund.settings.rerankers import OWN_RERANKER
 from gerund.settings.templates import NO_TRANSFORM
 
 
@@ -59,6 +62,8 @@ def load(
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
     lm.fills_gaps = opened.fills_gaps
+    if opened.reranker is not None:
+        _make_reranker(lm, opened)
     for given in (spec.infill_adapter, spec.scorer):
         if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)
@@ -71,6 +76,20 @@ def load(
     if lm.encoder.transform == NO_TRANSFORM:
         raise ConfigError("a sample is for a transform, such as transform='whitening'; give one")
     return lm.fitted(texts)
+
+
+def _make_reranker(lm: LanguageModel, opened: LoadedModel) -> None:
+    assert opened.reranker is not None
+    lm.reranker = Reranker(
+        lm.model, lm.tokenizer, opened.reranker, opened.score_layer, name=lm.name, adapter=lm.runtime.adapter
+    )
+    # In a spec with its plan, so that it is loaded as a reranker again.
+    lm._spec = ModelSpec.of(opened.options["spec"], reranker=opened.options["spec"].reranker or OWN_RERANKER)
+    why = (
+        f"{lm.name} is a reranker: it scores a query and a document together and gives no vectors; call rerank, or "
+        'load it with reranker="none" to encode with it all the same'
+    )
+    lm.runtime = replace(lm.runtime, why_no_vectors=why)
 
 
 LanguageModel.loader = staticmethod(load)

@@ -67,10 +67,12 @@ from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.ranks import Ranks
 from gerund.scoring.registry import find_scorer
+from gerund.scoring.reranker import Reranker
 from gerund.settings.aliases import EncodeAliases, TokenAliases, VectorAliases, same_keywords, takes_aliases
 from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, Job, vectors_alike
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
+from gerund.settings.rerankers import NO_RERANKER
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText, layer_numbers, rerouted_layers
 from gerund.types import EncodeResult, Generation, Infill, Scorer
@@ -109,6 +111,8 @@ class LanguageModel(Ranks):
     """Whose adapter is active in ``encode``."""
     scorer: DualScorer | None = None
     """The model's own scorer of continuations, where it was trained to be one."""
+    reranker: Reranker | None = None
+    """Scores a query and a document together, where the model was trained for that."""
     fills_gaps: bool | None = None
     """Whether the model or its infilling adapter is known to be trained to infill; None for a model made in memory."""
     load_again: Callable[[ModelSpec], Any] | None = None
@@ -308,9 +312,13 @@ class LanguageModel(Ranks):
             plan=plan,
             sends_plan=self._sends_plan(plan, encoder),
             transform=self.transform if same_vectors else None,
+            why_no_vectors="",
         )
         other.runtime = _truncating(runtime)
         other.transform = other.runtime.transform
+        if self.runtime.why_no_vectors:
+            other.reranker = None
+            other._spec = None if self._spec is None else ModelSpec.of(self._spec, reranker=NO_RERANKER)
         if not same_vectors and self.scorer is not None and not self.scorer.has_own_config:
             other.scorer = None
         return other
@@ -1219,7 +1227,7 @@ def save_into(lm: LanguageModel, folder: Path) -> None:
     """Write the files of ``LanguageModel.save`` into an existing folder."""
     loading.save_model(lm.model, lm.tokenizer, base_state(lm.model), folder)
     write_settings(folder, lm.encoder, lm.n_layers, lm.fingerprint(), adapters=lm.adapters)
-    for part in (lm.scorer, lm.head, lm.transform):
+    for part in (lm.scorer, lm.reranker, lm.head, lm.transform):
         if part is not None:
             part.save(folder)
 

@@ -82,7 +82,12 @@ def command(
         warn_of_merging(lm)
     else:
         identity = lm.fingerprint()
-        kept: dict[str, Any] = {"adapters": lm.adapters, "scorer": lm.scorer, "without": _outdated(source, lm)}
+        kept: dict[str, Any] = {
+            "adapters": lm.adapters,
+            "scorer": lm.scorer,
+            "reranker": lm.reranker,
+            "without": _outdated(source, lm),
+        }
         convert(
             source,
             lm.runtime,

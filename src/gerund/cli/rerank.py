@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 Asked = tuple[str, list[str], str, Any]
 
 
-@options.takes(spec=options.model("model", *options.PLAN, "pooling", "max_length", "adapter", *options.MACHINE))
+@options.takes(
+    spec=options.model(
+        "model", *options.PLAN, "pooling", "prompt", "max_length", "adapter", "reranker", *options.MACHINE
+    )
+)
 def command(
     query: Annotated[str | None, typer.Argument(help="Search query.")] = None,
     documents: Annotated[list[str] | None, typer.Argument(help="The documents, each as one argument.")] = None,
@@ -28,8 +32,8 @@ def command(
         str | None,
         typer.Option(
             help="lift (how much likelier the document makes the query), mixed, likelihood (of the query after the "
-            "document), vectors or model (the model's own scorer). [default: lift for a language model, vectors for "
-            "one that was trained to embed]"
+            "document), vectors or model (a reranker, or the model's own scorer). [default: model for a reranker, lift "
+            "for a language model, vectors for one that was trained to embed]"
         ),
     ] = None,
     scores: Annotated[
@@ -78,6 +82,8 @@ def command(
 
         gerund rerank "how to bake bread" "Trains run on rails." "Bread is baked of flour." --scores 0.5,3.25
 
+        gerund rerank "how to bake bread" "Trains run on rails." "Bread is baked of flour." -m ./Qwen3-Reranker-0.6B
+
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
     from gerund.scoring.names import QUERY_MEASURES, check_first_stage, check_relevance
@@ -95,7 +101,7 @@ def command(
     # Likelihoods are those of the untouched model, whose plan is causal, which every architecture has.
     lm = load(ModelSpec.of(spec, attention="causal") if by in QUERY_MEASURES else spec)
     found = _ranked(lm, asked, {"top_k": top_k, "by": by, **stage})
-    if any(own is None for *_, own in asked):
+    if lm.reranker is None and any(own is None for *_, own in asked):
         text_io.tell(f"ranked by {by or lm.default_measure()} alone; with --scores of a first stage it ranks better")
     if file is None and output is None and not as_json:
         [(_, texts, _, _)] = asked

@@ -38,7 +38,7 @@ def _server_options() -> options.Group:
 
 
 @options.takes(
-    spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer", *options.MACHINE, MODEL=None),
+    spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer", "reranker", *options.MACHINE, MODEL=None),
     typed=_server_options(),
 )
 def command(

@@ -43,6 +43,8 @@ def export(lm: Any, folder: str | Path, format: str, *, scorer: _Part | None = N
     one_of("format", format, [*_FORMATS, *added])
     runtime: EncoderRuntime = lm.runtime
     if not format.startswith("gguf"):  # which generates, regardless of the encoder's settings
+        if runtime.why_no_vectors:
+            raise ConfigError(runtime.why_no_vectors)
         _refuse_hybrid(runtime)
         runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
@@ -63,6 +65,7 @@ def convert(
     *,
     adapters: Adapters | None = None,
     scorer: _Part | None = None,
+    reranker: _Part | None = None,
     more: Mapping[str, Path] | None = None,
     without: Collection[str] = (),
     overwrite: bool = False,
@@ -82,7 +85,7 @@ def convert(
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
         write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)
-        for part in (runtime.head, runtime.transform, scorer):
+        for part in (runtime.head, runtime.transform, scorer, reranker):
             if part is not None:
                 part.save(work)
 

@@ -99,6 +99,29 @@ def encode_texts(
     return [found[place] for place in range(len(texts))]
 
 
+def pair_ids(tokenizer: PreTrainedTokenizerBase, first: str, second: str, most: int | None) -> list[int]:
+    """Return the token ids of two texts in the tokenizer's layout of pairs, special tokens included.
+
+    Where there are more than ``most`` tokens, the longer text loses tokens at its end until both are equally long, and
+    then both do (``longest_first`` of transformers).
+    """
+    if not tokenizer.is_fast:
+        raise ModelError("a pair of texts needs a fast tokenizer (tokenizer.json): this model has none")
+    core = _literal(tokenizer).backend_tokenizer
+    pair = [core.encode(text, add_special_tokens=False) for text in (first, second)]
+    sizes = [len(encoding.ids) for encoding in pair]
+    if most is not None:
+        room = max(0, most - core.num_special_tokens_to_add(True))
+        short, long = sorted(sizes)
+        if short + long > room:
+            short = min(short, room // 2)
+            long = room - short
+            sizes = [long, short] if sizes[0] > sizes[1] else [short, long]
+    for encoding, size in zip(pair, sizes, strict=True):
+        encoding.truncate(size)
+    return list(core.post_process(*pair, True).ids)
+
+
 def beginnings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], most: int) -> list[str]:
     """Return as much of each text's beginning as has at most so many tokens, special ones not counted."""
     found = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)

@@ -139,15 +139,16 @@ def state_width(config: PreTrainedConfig) -> int:
 class NoHead(nn.Module):
     """Replaces a missing output head: published embedding models are often saved without one."""
 
-    def __init__(self, name: str, why: str = "was saved without an output head") -> None:
+    def __init__(self, name: str, why: str = "was saved without an output head", does: str = "encodes") -> None:
         super().__init__()
         self.name = name
         self.why = why
+        self.does = does
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Refuse to turn states into token scores."""
         del hidden_BTD
-        raise ModelError(f"{self.name} {self.why}: it encodes, but cannot generate")
+        raise ModelError(f"{self.name} {self.why}: it {self.does}, but cannot generate")
 
 
 def is_body(config: PreTrainedConfig) -> bool:
@@ -155,6 +156,11 @@ def is_body(config: PreTrainedConfig) -> bool:
     return config.model_type not in SEQ2SEQ and MODEL_MAPPING_NAMES.get(config.model_type) in listed_architectures(
         config
     )
+
+
+def classifies(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint is one of a sequence classifier, by its config."""
+    return any(name.endswith("ForSequenceClassification") for name in listed_architectures(config))
 
 
 def listed_architectures(config: Any) -> list[str]:

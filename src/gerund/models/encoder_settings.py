@@ -20,8 +20,10 @@ from gerund.gguf_file import read_file
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.adapters import Adapters
 from gerund.models.architectures import SEQ2SEQ, is_bidirectional, is_body, state_width
+from gerund.models.folder_files import hub_name
 from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
+from gerund.models.reranker_folder import is_reranker, read_reranker
 from gerund.progress import say_once
 from gerund.settings.encoder import (
     CONFIG_FILE,
@@ -35,8 +37,9 @@ from gerund.settings.encoder import (
     read_settings,
 )
 from gerund.settings.fields import plainly
-from gerund.settings.model_spec import EncoderSpec
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
+from gerund.settings.rerankers import RerankerConfig
 from gerund.settings.templates import NO_TRANSFORM, transform_parts
 
 # The encoder of a T5 is bidirectional, and so is a decoder whose config says so.
@@ -56,12 +59,14 @@ class StoredSettings:
         head: projects the pooled states; None without one.
         file: the name of the file with the settings; empty without one.
         notes: what a user should know about them.
+        reranker: how the model scores pairs of texts; None where it is no reranker.
     """
 
     encoder: EncoderConfig
     head: ProjectionHead | None = None
     file: str = ""
     notes: Sequence[str] = ()
+    reranker: RerankerConfig | None = None
 
     def tell(self, name: str, encoder: EncoderConfig) -> None:
         """Log the notes, and how ``encoder``, the settings in use, differs from the author's."""
@@ -92,18 +97,31 @@ def stored_settings(
     ``given`` are the user's: without them a model whose attention is its author's code raises ``ConfigError``.
     """
     default = default_encoder_config(config)
+    if isinstance(given, ModelSpec) and (reranker := _reranker(folder, config, given, gguf)) is not None:
+        plan = _BOTH_WAYS if is_bidirectional(config) else AttentionPlan("causal")
+        # An encoder's prompt is what a reranker is asked to find.
+        return StoredSettings(EncoderConfig(attention=plan, prompt=reranker.instruction), reranker=reranker)
     if gguf is not None:
         settings_of_file = encoder_settings(read_file(gguf))
         if settings_of_file is None:
             return StoredSettings(default)
         return StoredSettings(settings_of_file.applied_to(default), file=gguf.name)
-    if folder is None:
-        return StoredSettings(default)
-    if not ready_made.is_ready_made(folder):
+    if folder is not None:
+        return _settings_in(folder, config, given, default)
+    return StoredSettings(default)
+
+
+def _settings_in(folder: Path, config: PreTrainedConfig, given: EncoderSpec, default: EncoderConfig) -> StoredSettings:
+    if not ready_made.is_ready_made(folder) or is_reranker(folder):
         saved = read_saved(folder)
         if saved is None:
             return StoredSettings(default, read_head(folder), notes=_missing_settings(config, given))
         return StoredSettings(saved.applied_to(default), read_head(folder), CONFIG_FILE)
+    return _ready_made_settings(folder, config, given)
+
+
+def _ready_made_settings(folder: Path, config: PreTrainedConfig, given: EncoderSpec) -> StoredSettings:
+    """Read the encoder settings of a sentence-transformers folder."""
     stored = ready_made.read_ready_made(folder)
     settings, notes = dict(stored.settings), list(stored.notes)
     if _has_code(config):
@@ -128,6 +146,14 @@ def stored_settings(
             "compares by cosine"
         )
     return StoredSettings(encoder, head, ready_made.MODULES_FILE, notes)
+
+
+def _reranker(
+    folder: Path | None, config: PreTrainedConfig, given: ModelSpec, gguf: Path | None
+) -> RerankerConfig | None:
+    if gguf is not None:
+        return read_reranker(None, gguf.name, config, given)
+    return read_reranker(folder, given.model if folder is None else hub_name(folder), config, given)
 
 
 def _missing_settings(config: PreTrainedConfig, given: EncoderSpec) -> list[str]:

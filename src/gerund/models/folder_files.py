@@ -66,3 +66,14 @@ def _is_blob(real: Path, root: Path) -> bool:
     # The names of blobs are hashes, which can't be guessed.
     cache = Path(constants.HF_HUB_CACHE).resolve()
     return real.is_relative_to(cache) and real.parent.name == "blobs"
+
+
+def hub_name(folder: Path) -> str:
+    """Return the hub id of a folder in the hub's cache, else the folder's own name.
+
+    >>> hub_name(Path("hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2")), hub_name(Path("models/Qwen3-0.6B"))
+    ('Qwen/Qwen3-0.6B', 'Qwen3-0.6B')
+    """
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    return folder.resolve().name

@@ -5,7 +5,7 @@ A setting comes from the spec, else from the model's folder, else from the defau
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.architectures import (
     SEQ2SEQ,
     NoHead,
+    classifies,
     is_bidirectional,
     is_body,
     is_encoder_decoder,
@@ -50,6 +51,7 @@ from gerund.models.folder_files import demand_readable
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
+from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
     SETTINGS_FILE,
@@ -74,12 +76,13 @@ from gerund.progress import say_once
 from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES, JOBS, EncoderConfig, Job, vectors_alike
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
+from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig
 from gerund.settings.templates import NO_TRANSFORM
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"
 # Files of gerund next to the weights.
-_OWN_FILES = ("adapter*/*", "scorer.*", "head.*")
+_OWN_FILES = ("adapter*/*", "scorer.*", "head.*", RERANKER_FILE, RERANKER_WEIGHTS)
 # Files of sentence-transformers next to the weights.
 _READY_MADE = (
     MODULES_FILE,
@@ -99,6 +102,7 @@ _NOT_COPIED = (
     # A scorer or a head is trained for one encoder config, and the copy may get another one.
     "scorer.json",
     "head.json",
+    RERANKER_FILE,
 )
 
 # Fields of a generation config that must be numbers.
@@ -385,15 +389,19 @@ def _replace_missing_head(model: PreTrainedModel, info: dict[str, Any], name: st
     missing = set(info.get("missing_keys") or ())
     head_names = {key for key, module in model.named_modules() if module is head}
     if head is not None and missing and all(key.rpartition(".")[0] in head_names for key in missing):
-        model.set_output_embeddings(NoHead(name))
+        model.set_output_embeddings(_no_head(name, model))
         info["missing_keys"] = []
     if head is None or info.get("missing_keys"):
         return
     if is_bidirectional(model.config):
         model.set_output_embeddings(NoHead(name, "attends in both directions, as its config.json says"))
-    elif is_body(model.config):
+    elif is_body(model.config) or classifies(model.config):
         # A head that is tied to the embeddings is never missing.
-        model.set_output_embeddings(NoHead(name))
+        model.set_output_embeddings(_no_head(name, model))
+
+
+def _no_head(name: str, model: PreTrainedModel) -> NoHead:
+    return NoHead(name, "is a classifier of texts", "scores or encodes") if classifies(model.config) else NoHead(name)
 
 
 def refuse_incomplete(info: dict[str, Any], name: str) -> None:
@@ -418,6 +426,8 @@ class LoadedModel:
         settings: the folder of its settings, if there is one on this machine.
         options: the other arguments of ``LanguageModel``.
         fills_gaps: whether it or its adapter for infilling is known to be trained for that.
+        reranker: how it scores pairs of texts; None where it is no reranker.
+        score_layer: the layer that scores a pair; None where a token does.
     """
 
     model: PreTrainedModel
@@ -426,6 +436,8 @@ class LoadedModel:
     settings: Path | None
     options: dict[str, Any]
     fills_gaps: bool
+    reranker: RerankerConfig | None = None
+    score_layer: ScoreLayer | None = None
 
     @property
     def is_seq2seq(self) -> bool:
@@ -463,12 +475,16 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         head = head.without_space()
     if dtype is None and where.type == "cpu":
         dtype = _emulated_dtype(config, source.name)
-    transform = None
-    if settings is not None and encoder.transform != NO_TRANSFORM and spec.adapter is None:
-        # It was fitted to the vectors of one encoder config.
-        transform = read_transform(settings, encoder.transform) if vectors_alike(encoder, stored) else None
+    # It was fitted to the vectors of one encoder config.
+    is_fitted = encoder.transform != NO_TRANSFORM and spec.adapter is None and vectors_alike(encoder, stored)
+    transform = read_transform(settings, encoder.transform) if settings is not None and is_fitted else None
     files = weight_files(source, getattr(config, "transformers_weights", None))
     before = describe_files(files)
+    reranker, layer = reading.reranker, None
+    if reranker is not None:
+        reranker = replace(reranker, instruction=encoder.prompt)
+        if reranker.true is None:
+            layer = read_score_layer(settings, files, source.name, state_width(config))
     loaded, tokenizer = read(source, dtype, config)
     width = state_width(loaded.config) * encoder.poolings
     if head is not None and head.settings.width != width:
@@ -488,7 +504,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         "stamp": stamp,
     }
     fills_gaps = seq2seq or _is_trained_to_infill(settings, own_adapters, spec)
-    return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps)
+    return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, reranker, layer)
 
 
 def _tensors_of(model: PreTrainedModel) -> list[str]:

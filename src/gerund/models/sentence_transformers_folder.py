@@ -47,12 +47,13 @@ _KINDS |= {
     for name, module in _CLASSES.items()
     for file in ("", f"{module}.")
 }
+_LOGIT_SCORE = "sentence_transformers.cross_encoder.modules"
+_KINDS |= {f"{_LOGIT_SCORE}{file}.LogitScore": "LogitScore" for file in ("", ".logit_score")}
 _SPARSE = "its vectors are sparse, one number for each token of the vocabulary"
 _LATE = "it keeps a vector for each token (late interaction)"
 _NO_LANGUAGE_MODEL = "it is no language model"
 _UNKNOWN_LAYER = "gerund has no such layer"
 _REASONS = {
-    "LogitScore": "it scores pairs (a reranker) and gives no vectors",
     "Router": "it chooses among several models",
     "Asym": "it chooses among several models",
     "StaticEmbedding": _NO_LANGUAGE_MODEL,
@@ -72,11 +73,10 @@ _REASONS = {
     "LambdaTokenPooling": _LATE,
 }
 _OTHER_TYPES = {
-    "CrossEncoder": "it scores pairs (a reranker) and gives no vectors",
     "SparseEncoder": _SPARSE,
     "MultiVectorEncoder": _LATE,
 }
-_WAY_OUT = "use sentence-transformers for it"
+WAY_OUT = "use sentence-transformers for it"
 _CODE_WAY_OUT = (
     "use sentence-transformers, which runs it with trust_remote_code, or a folder whose weights are merged into plain "
     "modules"
@@ -101,7 +101,7 @@ _DOCUMENT_NAMES = ("document", "passage", "corpus")
 _QUERY_NAMES = ("query", "web_search_query", "s2p_query")
 
 # Settings for transformers that don't change vectors, or that gerund decides itself.
-_HARMLESS = {
+HARMLESS = {
     "attn_implementation",
     "device_map",
     "dtype",
@@ -113,7 +113,7 @@ _HARMLESS = {
     "use_fast",
 }
 _ARGUMENTS = ("model_args", "model_kwargs", "config_args", "config_kwargs")
-_TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
+TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def is_ready_made(folder: Path) -> bool:
 def read_ready_made(folder: Path) -> ReadyMade:
     """Read the encoder settings in a sentence-transformers folder."""
     modules = listed_modules(folder)
-    settings = _json(folder / SETTINGS_FILE)
+    settings = read_object(folder / SETTINGS_FILE)
     kind = settings.get("model_type") or "SentenceTransformer"
     if kind != "SentenceTransformer":
         reason = _OTHER_TYPES.get(str(kind), "gerund does not know such models")
-        raise ModelError(f"{folder / SETTINGS_FILE} says {kind}: {reason}; {_WAY_OUT}")
+        raise ModelError(f"{folder / SETTINGS_FILE} says {kind}: {reason}; {WAY_OUT}")
     first, pooling, *after = _checked_order(folder, modules)
     stored = ReadyMade({"conventions": ST_CONVENTIONS}, _chain(folder, after))
     normalizes = bool(after) and after[-1].kind == "Normalize"
@@ -202,11 +202,11 @@ def refuse_modules(folder: Path) -> None:
             "llm2vec-gen itself, or its base model"
         )
     if (folder / _ROUTER_FILE).is_file():
-        raise ModelError(f"{folder / _ROUTER_FILE} is of a Router, which chooses among several models; {_WAY_OUT}")
+        raise ModelError(f"{folder / _ROUTER_FILE} is of a Router, which chooses among several models; {WAY_OUT}")
     if not (folder / MODULES_FILE).is_file():
         return
     modules = listed_modules(folder)
-    _refuse_unknown(folder, modules)
+    refuse_unknown(folder, modules)
     if modules[0].path:
         raise ModelError(
             f"{folder / MODULES_FILE} puts the language model into {modules[0].path}; move the files of that folder "
@@ -220,7 +220,8 @@ def dense_weights(folder: Path) -> list[str]:
     return [f"{module.path}/{MODULE_WEIGHTS}" for module in listed_modules(folder) if module.kind in kinds]
 
 
-def _refuse_unknown(folder: Path, modules: list[ListedModule]) -> None:
+def refuse_unknown(folder: Path, modules: list[ListedModule]) -> None:
+    """Raise ``ModelError`` for a module that gerund doesn't know, by its name."""
     for module in modules:
         if module.kind is not None:
             continue
@@ -232,19 +233,19 @@ def _refuse_unknown(folder: Path, modules: list[ListedModule]) -> None:
             raise ModelError(f"{what}: {_LATE}; use pylate for it")
         if not package.startswith("sentence_transformers."):
             raise ModelError(f"{what}: it is code of its author; {_CODE_WAY_OUT}")
-        raise ModelError(f"{what}: {_REASONS.get(name, _UNKNOWN_LAYER)}; {_WAY_OUT}")
+        raise ModelError(f"{what}: {_REASONS.get(name, _UNKNOWN_LAYER)}; {WAY_OUT}")
 
 
 def _checked_order(folder: Path, modules: list[ListedModule]) -> list[ListedModule]:
     """Return the modules that compute something: a language model, its pooling, and the modules after it."""
-    _refuse_unknown(folder, modules)
+    refuse_unknown(folder, modules)
     active = [module for module in modules if module.kind != "Dropout"]  # inactive outside of training
     kinds = [module.kind for module in active]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         named = ", ".join(map(str, kinds))
         raise ModelError(
             f"{folder / MODULES_FILE} lists {named}; gerund reads a Transformer, then one Pooling, and behind it "
-            f"Dense, LayerNorm and Normalize; {_WAY_OUT}"
+            f"Dense, LayerNorm and Normalize; {WAY_OUT}"
         )
     if active[0].path:
         raise ModelError(
@@ -274,7 +275,7 @@ def _chain(folder: Path, modules: list[ListedModule]) -> tuple[tuple[dict[str, A
 
 def _layer(folder: Path, module: ListedModule) -> dict[str, Any]:
     path = folder / module.path / MODULE_FILE
-    data = _demanded(path)
+    data = demanded(path)
     weights = folder / module.path / MODULE_WEIGHTS
     if not weights.is_file():
         if (folder / module.path / _PICKLED).is_file():
@@ -287,38 +288,43 @@ def _layer(folder: Path, module: ListedModule) -> dict[str, Any]:
         width = _number(path, data, "dimension")
         return {"kind": "LayerNorm", "width": width, "dimensions": width}
     if unknown := sorted(data.keys() - _DENSE_KEYS):
-        raise ModelError(f"{path} has the setting {unknown[0]!r}, which gerund does not know; {_WAY_OUT}")
+        raise ModelError(f"{path} has the setting {unknown[0]!r}, which gerund does not know; {WAY_OUT}")
     _check_names(folder, module)
-    given = data.get("activation_function", f"torch.nn.{_NO_ACTIVATION}")
-    activation = _ACTIVATION.fullmatch(given) if isinstance(given, str) else None
-    if activation is None:
-        raise ModelError(
-            f"{path} names the activation {given!r}; gerund has Identity, Tanh, ReLU, GELU, Sigmoid and SiLU of "
-            f"torch.nn; {_WAY_OUT}"
-        )
+    activation = activation_of(path, data.get("activation_function", f"torch.nn.{_NO_ACTIVATION}"))
     flags = {"bias": data.get("bias", True), "residual": data.get("use_residual", False)}
     if any(type(value) is not bool for value in flags.values()):
         raise DataError(f"{path}: bias and use_residual are true or false")
     sizes = {"width": _number(path, data, "in_features"), "dimensions": _number(path, data, "out_features")}
-    return {"kind": "Dense", **sizes, **flags, "activation": activation[1]}
+    return {"kind": "Dense", **sizes, **flags, "activation": activation}
+
+
+def activation_of(path: Path, given: Any) -> str:
+    """Return the class of ``torch.nn`` that a file names as an activation."""
+    activation = _ACTIVATION.fullmatch(given) if isinstance(given, str) else None
+    if activation is None:
+        raise ModelError(
+            f"{path} names the activation {given!r}; gerund has Identity, Tanh, ReLU, GELU, Sigmoid and SiLU of "
+            f"torch.nn; {WAY_OUT}"
+        )
+    return activation[1]
 
 
 def _check_names(folder: Path, module: ListedModule) -> None:
     """Refuse a module that doesn't work on the vector of a text."""
     path = folder / module.path / MODULE_FILE
     # A Normalize without a folder has no file; the model's config.json is another one.
-    data = _json(path) if module.path else {}
+    data = read_object(path) if module.path else {}
     for key in ("module_input_name", "module_output_name"):
         value = data.get(key)
         if value not in (None, _VECTOR):
             reason = _LATE if value == _STATES else f"gerund computes {_VECTOR} alone"
-            raise ModelError(f"{path} has {key} {value!r}: {reason}; {_WAY_OUT}")
+            raise ModelError(f"{path} has {key} {value!r}: {reason}; {WAY_OUT}")
     if module.kind == "Normalize" and data.get("normalize_embeddings", True) is not True:
-        raise ModelError(f"{path} says that its normalize_embeddings is off, and gerund would normalise; {_WAY_OUT}")
+        raise ModelError(f"{path} says that its normalize_embeddings is off, and gerund would normalise; {WAY_OUT}")
 
 
 def _pooling(path: Path) -> dict[str, Any]:
-    data = _demanded(path)
+    data = demanded(path)
     modes = data.get("pooling_mode")
     if modes is None:
         modes = [mode for switch, mode in SWITCHES.items() if data.get(switch)] or ["mean"]
@@ -334,7 +340,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:
     """Return the maximum length; refuse settings that change tokens."""
     path = folder / transformer.path / TRANSFORMER_FILE
-    data = _json(path)
+    data = read_object(path)
     modalities = data.get("modality_config")
     if isinstance(modalities, dict) and "message" in modalities:
         raise ModelError(
@@ -349,23 +355,29 @@ def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:
     usual |= dict.fromkeys(("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"))
     for key, value in usual.items():
         if data.get(key, value) not in (value, None):
-            raise ModelError(f"{path} says {key} {data[key]!r}, which gerund does not do; {_WAY_OUT}")
+            raise ModelError(f"{path} says {key} {data[key]!r}, which gerund does not do; {WAY_OUT}")
     length = data.get("max_seq_length")
-    for name, key, value in _arguments(data):
-        if name in _TOKENIZER_ARGUMENTS and key == "model_max_length":
+    for name, key, value in stored_arguments(data):
+        if name in TOKENIZER_ARGUMENTS and key == "model_max_length":
             length = value
-        elif key not in _HARMLESS:
-            raise ModelError(f"{path} says {key} {value!r} in its {name}, which gerund does not do; {_WAY_OUT}")
+        elif key not in HARMLESS:
+            raise ModelError(f"{path} says {key} {value!r} in its {name}, which gerund does not do; {WAY_OUT}")
     processing = data.get("processing_kwargs") or {}
     if not isinstance(processing, dict) or processing.get("text") or processing.get("common"):
-        raise ModelError(f"{path} has processing_kwargs for texts, which gerund does not know; {_WAY_OUT}")
+        raise ModelError(f"{path} has processing_kwargs for texts, which gerund does not know; {WAY_OUT}")
+    return {"max_length": checked_length(path, length)}
+
+
+def checked_length(path: Path, length: Any) -> int | None:
+    """Return the longest text in tokens that a file names; None where it names none."""
     if length is not None and (type(length) is not int or length < 1):
         raise DataError(f"{path}: max_seq_length is a whole number above 0, not {length!r}")
-    return {"max_length": length}
+    return length
 
 
-def _arguments(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    for name in (*_ARGUMENTS, *_TOKENIZER_ARGUMENTS):
+def stored_arguments(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the keywords for transformers in a Transformer module's file: where each is, its name and its value."""
+    for name in (*_ARGUMENTS, *TOKENIZER_ARGUMENTS):
         given = data.get(name) or {}
         for key, value in given.items() if isinstance(given, dict) else [(name, given)]:
             yield name, key, value
@@ -385,16 +397,11 @@ def _compared(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompts(folder: Path, data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    path = folder / SETTINGS_FILE
-    given = data.get("prompts") or {}
-    if not isinstance(given, dict) or any(not isinstance(text, str | None) for text in given.values()):
-        raise DataError(f"{path}: prompts are texts by name, not {given!r}")
-    prompts = {name: text or "" for name, text in given.items()}
+    prompts, prompt = stored_prompts(folder / SETTINGS_FILE, data)
     if wrong := next((name for name, text in prompts.items() if is_template(text)), None):
-        raise ModelError(f"{path}: the prompt {wrong!r} has a place {{text}} in it, which gerund would fill")
-    default = data.get("default_prompt_name")
-    if default is not None and (not isinstance(default, str) or default not in prompts):
-        raise ConfigError(f"{path} names the default prompt {default!r}, and its prompts have no such name")
+        raise ModelError(
+            f"{folder / SETTINGS_FILE}: the prompt {wrong!r} has a place {{text}} in it, which gerund would fill"
+        )
     for wanted, names in (("document", _DOCUMENT_NAMES), ("query", _QUERY_NAMES)):
         named = next((name for name in names if name in prompts), None)
         if named not in (None, wanted):
@@ -403,23 +410,34 @@ def _prompts(folder: Path, data: Mapping[str, Any], notes: list[str]) -> dict[st
                 f"searches take its prompt {named!r}, since it has none called {wanted!r}; encode_{wanted} of "
                 "sentence-transformers takes none"
             )
-    prompt = "" if default is None else prompts[default]
     if prompt:
         # The default is for other texts; a query or document without its own prompt gets none.
         prompts = {**prompts, **{name: prompts.get(name, "") for name in ("query", "document")}}
     return {"prompts": prompts, "prompt": prompt}
 
 
+def stored_prompts(path: Path, data: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """Return the prompts by name in a settings file, and the text of the default one, which may be empty."""
+    given = data.get("prompts") or {}
+    if not isinstance(given, dict) or any(not isinstance(text, str | None) for text in given.values()):
+        raise DataError(f"{path}: prompts are texts by name, not {given!r}")
+    prompts = {name: text or "" for name, text in given.items()}
+    default = data.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise ConfigError(f"{path} names the default prompt {default!r}, and its prompts have no such name")
+    return prompts, "" if default is None else prompts[default]
+
+
 def _appends_eos(folder: Path) -> bool:
     """Whether the tokenizer's settings add an end token, and its post-processor doesn't."""
-    if _json(folder / "tokenizer_config.json").get("add_eos_token") is not True:
+    if read_object(folder / "tokenizer_config.json").get("add_eos_token") is not True:
         return False
     return not closes_texts(folder)
 
 
 def closes_texts(folder: Path) -> bool:
     """Whether the post-processor in ``tokenizer.json`` adds a special token after a text."""
-    pending = [_json(folder / "tokenizer.json").get("post_processor")]
+    pending = [read_object(folder / "tokenizer.json").get("post_processor")]
     while pending:
         processor = pending.pop()
         if not isinstance(processor, dict):
@@ -433,7 +451,7 @@ def closes_texts(folder: Path) -> bool:
     return False
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; empty without the file."""
     if not path.is_file():
         return {}
@@ -443,10 +461,11 @@ def _json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _demanded(path: Path) -> dict[str, Any]:
+def demanded(path: Path) -> dict[str, Any]:
+    """Return the content of the JSON file of a listed module."""
     if not path.is_file():
         raise DataError(f"{path} is missing, though {MODULES_FILE} lists this module")
-    return _json(path)
+    return read_object(path)
 
 
 def _number(path: Path, data: Mapping[str, Any], key: str) -> int:

@@ -12,7 +12,7 @@ from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.types import Scorer
 
 DEFAULT = "pmi"
-MODEL = "model"
+MODEL: Literal["model"] = "model"
 """The scorer that the model itself was trained to be."""
 
 OWN = "own"

@@ -5,7 +5,7 @@ from typing import Any
 
 from gerund.checks import flag
 from gerund.scoring import relevance
-from gerund.scoring.names import DEFAULT_DEPTH, RelevanceMeasure, check_first_stage, check_relevance
+from gerund.scoring.names import DEFAULT_DEPTH, MODEL, RelevanceMeasure, check_first_stage, check_relevance
 from gerund.types import Ranking
 
 
@@ -33,9 +33,10 @@ class Ranks:
             by: ``lift``, how much likelier the document makes each token of the query, where it helps at all;
                 ``mixed``, the log-probability under the mean of the predictions with the document and without it;
                 ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``vectors``,
-                the similarity of the embeddings; or ``model``, the model's own scorer, if it was trained to be one.
-                None is the model's tuned measure (``gerund tune --rerank``), else ``lift`` for a language model, and
-                ``vectors`` for one that was trained to embed or does not generate.
+                the similarity of the embeddings; or ``model``, the model's own scorer, if it is a reranker or was
+                trained to score. None is ``model`` for a reranker, the model's tuned measure (``gerund tune --rerank``),
+                else ``lift`` for a language model, and ``vectors`` for one that was trained to embed or does not
+                generate.
             scores: the score of each document in a first stage, such as a keyword search, which is fused with the
                 measure: both as z-scores. None ranks by the measure alone, which is worse wherever there are scores.
             weight: what the measure counts beside ``scores``, from 0 to 1; None for the tuned weight, else 0.5.
@@ -63,7 +64,7 @@ class Ranks:
             checked,
             texts,
             by=by or self.default_measure(),
-            scorer=lm.scorer,
+            scorer=lm.reranker or lm.scorer,
             top_k=top_k,
             scores=first,
             weight=weight,
@@ -74,6 +75,8 @@ class Ranks:
     def default_measure(self, *, is_second: bool = False) -> RelevanceMeasure:
         """Return the measure of ``rerank`` where none is named; with ``is_second`` as the second stage of a search."""
         lm: Any = self
+        if lm.reranker is not None:
+            return MODEL
         return relevance.default_measure(lm, lm.scorer, is_second=is_second)
 
     def rank(

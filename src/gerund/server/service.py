@@ -19,7 +19,7 @@ from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.inference.tokens import context_length
 from gerund.language_model import LanguageModel
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.architectures import NoHead, is_encoder_decoder
 from gerund.server.config import ServerConfig
 from gerund.server.encoder_queue import EncoderQueue
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
@@ -247,8 +247,12 @@ class Service:
                 self._encoding = EncoderQueue(encoder, self.settings.queue_tokens)
         engine = Engine(lm, self.settings.engine, on_turn=self.metrics.waits.observe)
         engine.start()
-        (self._encoding or engine).submit_encode(["A text to begin with."]).result()
-        engine.submit_generate("A text", GenerationConfig(max_new_tokens=2)).result()
+        if encoder is not None or not lm.runtime.why_no_vectors:
+            (self._encoding or engine).submit_encode(["A text to begin with."]).result()
+        if not isinstance(lm.model.get_output_embeddings(), NoHead):
+            engine.submit_generate("A text", GenerationConfig(max_new_tokens=2)).result()
+        if lm.reranker is not None:
+            engine.submit_call(lambda: lm.rerank("A text", ["to begin with"]), tokens=1).result()
         self._fingerprints[None] = (encoder or lm).fingerprint()
         self._lm, self._engine, self.phase = lm, engine, "ready"
 

@@ -74,7 +74,9 @@ class EncoderSettings(Generic[Auto, Unset]):
         "concatenated. sentence-transformers' names, such as cls and lasttoken, are accepted too.",
     )
     prompt: Text | Unset = setting(
-        "", "Text put before every text, unless the call gives another; with {text}, around it, as its template."
+        "",
+        "Text put before every text, unless the call gives another; with {text}, around it, as its template. For a "
+        "reranker, what it is asked to find.",
     )
     prompts: Texts | Unset = setting(
         {},

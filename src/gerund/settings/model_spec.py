@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
@@ -25,6 +25,7 @@ from gerund.settings.fields import (
     help_of,
     listed,
     model_fields,
+    named,
     plain_kinds,
     plain_type,
     plainly,
@@ -33,6 +34,7 @@ from gerund.settings.fields import (
     settings_of,
 )
 from gerund.settings.plan import AttentionPlan, PlanSettings, spelled_out
+from gerund.settings.rerankers import FAMILIES, check_reranker
 from gerund.settings.templates import PLACE, settings_of_template
 
 Given = TypeVar("Given")
@@ -68,6 +70,11 @@ class ModelSettings(Generic[Model, Given, Unset]):
         None,
         "A model trained from the same weights, such as default, whose adapter and encoder settings score "
         "continuations.",
+    )
+    reranker: Annotated[str, named(check_reranker)] | None = setting(
+        None,
+        f"How a reranker is asked about a query and a document: {', '.join(FAMILIES)}; own: as its folder or its "
+        "name says; none: not at all. Default: own, unless a plan or a pooling is given.",
     )
     sample: Name | Given | None = setting(
         None, "File of texts, one per line, to fit the transform on. A saved model has a fitted one and needs none."

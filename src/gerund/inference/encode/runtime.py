@@ -173,6 +173,7 @@ class EncoderRuntime:
     adapter: str | None = None  # the adapter that is active in every pass; None for the base model
     head: ProjectionHead | None = None  # projects pooled states ``(B, D)``
     transform: Transform | None = None  # applied to vectors after pooling and head
+    why_no_vectors: str = ""  # the model encodes no texts, and why
 
     @property
     def device(self) -> torch.device:

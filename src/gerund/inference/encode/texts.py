@@ -72,6 +72,8 @@ def demand_fitted(runtime: EncoderRuntime) -> None:
 def _around(runtime: EncoderRuntime, prompt: str | None, name: str | None) -> tuple[tuple[Template, ...], str]:
     """Return the templates that texts are read in under a prompt, and what of the prompt precedes them."""
     config = runtime.config
+    if runtime.why_no_vectors:
+        raise ConfigError(runtime.why_no_vectors)
     return templates_around(config.prompt_text(prompt, name), config.templates, config.attention.name)
 
 

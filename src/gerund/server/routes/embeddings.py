@@ -347,7 +347,7 @@ async def _relevance(
         if by == "vectors" and not stage:
             return await _cosines(service, context, query, documents, param, truncate)
         tokens = await context.run(lambda: _count(service, [query, *documents]))
-        with errors_about("by"):
+        with errors_about(lambda error: "query" if str(error).startswith("the query") else "by"):
             ranking = await context.call(lambda: lm.rerank(query, documents, by=by, **stage), tokens=tokens)
     scores_N = np.empty(len(documents))
     scores_N[ranking.indices] = ranking.scores
