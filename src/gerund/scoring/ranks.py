@@ -34,9 +34,9 @@ class Ranks:
                 ``mixed``, the log-probability under the mean of the predictions with the document and without it;
                 ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``vectors``,
                 the similarity of the embeddings; or ``model``, the model's own scorer, if it is a reranker or was
-                trained to score. None is ``model`` for a reranker, the model's tuned measure (``gerund tune --rerank``),
-                else ``lift`` for a language model, and ``vectors`` for one that was trained to embed or does not
-                generate.
+                trained to score. None is ``model`` for a reranker, else the model's tuned measure (``gerund tune
+                --rerank``), else ``lift`` for a language model, and ``vectors`` for one that was trained to embed or
+                does not generate.
             scores: the score of each document in a first stage, such as a keyword search, which is fused with the
                 measure: both as z-scores. None ranks by the measure alone, which is worse wherever there are scores.
             weight: what the measure counts beside ``scores``, from 0 to 1; None for the tuned weight, else 0.5.
