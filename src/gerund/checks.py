@@ -142,20 +142,22 @@ def check_candidates(prefixes: Any, continuations: Any) -> tuple[list[str], list
     """Return prefixes and the continuations of each as lists, refusing whatever is something else."""
     checked = check_texts(prefixes)
     listed = [*continuations] if is_listing(continuations) else [continuations]
-    for own in listed:
-        if not is_listing(own):
-            raise TextError(f"each prefix has a list of continuations, such as [['one', 'two']], and not {own!r}")
+    for candidates in listed:
+        if not is_listing(candidates):
+            raise TextError(
+                f"each prefix has a list of continuations, such as [['one', 'two']], and not {candidates!r}"
+            )
     if len(listed) != len(checked):
         raise TextError(f"{len(checked)} prefixes have {len(listed)} lists of continuations")
-    texts = [check_texts(own) for own in listed]
+    texts = [check_texts(candidates) for candidates in listed]
     refuse_blank(texts)
     return checked, texts
 
 
 def refuse_blank(continuations: Sequence[Sequence[str]]) -> None:
     """Refuse continuations without a character but white space."""
-    for number, own in enumerate(continuations):
-        for index, text in enumerate(own):
+    for number, texts in enumerate(continuations):
+        for index, text in enumerate(texts):
             if not text.strip():
                 raise TextError(f"continuation {index} of prefix {number} is empty")
 

@@ -109,8 +109,8 @@ def _pieces(text: str) -> list[tuple[str, int, int]]:
     removed = [one.span() for one in _REMOVED.finditer(text)]
     gaps = zip([0, *(end for _, end in removed)], [*(start for start, _ in removed), len(text)], strict=True)
     places = [place for start, end in gaps for place in range(start, end)]
-    found = []
+    pieces = []
     for cluster in _CLUSTER.finditer("".join(text[place] for place in places)):
         start, end = cluster.span()
-        found.append((unicodedata.normalize("NFKC", cluster[0]), places[start], places[end - 1] + 1))
-    return found
+        pieces.append((unicodedata.normalize("NFKC", cluster[0]), places[start], places[end - 1] + 1))
+    return pieces

@@ -110,8 +110,8 @@ def restore(kept: np.ndarray, precision: Precision, dimensions: int, ranges_2D: 
         raise ConfigError(f"what {precision} vectors were is known with the ranges that they were quantised by")
     low_D, size_D = _steps(np.zeros((1, dimensions)), ranges_2D)
     steps = kept.astype(np.float32) + (128 if precision == "int8" else 0)
-    found: np.ndarray = (low_D + steps * size_D).astype(np.float32)
-    return found
+    vectors: np.ndarray = (low_D + steps * size_D).astype(np.float32)
+    return vectors
 
 
 @takes_aliases
@@ -161,11 +161,11 @@ def nearest(
     if not rescored:
         return _best(-apart_QN.astype(np.float32), count)
     rows_QR, _ = _best(-apart_QN.astype(np.float32), min(count * rescored, len(kept)))
-    found = [
+    best = [
         query_D @ restore(kept[rows_R], precision, dimensions).T
         for query_D, rows_R in zip(queries_QD, rows_QR, strict=True)
     ]
-    places_QK, scores_QK = _best(np.stack(found), count)
+    places_QK, scores_QK = _best(np.stack(best), count)
     return np.take_along_axis(rows_QR, places_QK, axis=1), scores_QK
 
 

@@ -125,10 +125,10 @@ class Analyzer:
         >>> Analyzer("en").matches("Railways: the rail\u00adway of 中国", "a railway in 中国")
         [(0, 8), (14, 22), (26, 28)]
         """
-        wanted, aligned = set(self.query(query)), Alignment(text)
+        terms, aligned = set(self.query(query)), Alignment(text)
         spans = list[tuple[int, int]]()
         for word in _words(aligned.text):
-            for start, end in self._places(word, wanted):
+            for start, end in self._places(word, terms):
                 if spans and start <= spans[-1][1] and word.characters is not None:
                     spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
                 else:

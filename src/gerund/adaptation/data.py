@@ -332,13 +332,13 @@ def split_documents(documents: Sequence[Document], options: AdaptConfig, roots: 
             f"{LEAST_DOCUMENTS} more are needed to train on; give {needed} or more"
         )
     common = common_titles(documents)
-    wanted = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
+    count = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
     chosen: dict[str, tuple[Query, Document]] = {}
     for document in sorted(documents, key=lambda document: order_of(document, options.seed)):
         made = query_and_rest(document, common, options)
         if made is not None:
             chosen[document.source] = made
-        if len(chosen) == wanted:
+        if len(chosen) == count:
             break
     if len(chosen) < LEAST_QUERIES:
         raise DataError(
@@ -450,8 +450,8 @@ def make_pairs(
     counts, left_out = dict.fromkeys(kinds, 0), 0
     written: set[tuple[str, str]] = set()
     with atomic_file(folder / PAIRS) as file:
-        for kind, found in kinds.items():
-            for pair in found:
+        for kind, members in kinds.items():
+            for pair in members:
                 if any(map(leaks, pair)):
                     left_out += 1
                 elif pair not in written:

@@ -53,9 +53,9 @@ def fused_attention(
     """Scaled dot-product attention under a plan; transformers' own without one."""
     if attention_plan is not None:
         layer = _layer_of(module, attention_plan, query, key)
-        own = attention_plan.attend(module, layer, query, key, value, kwargs)
-        if own is not None:
-            return own, None
+        output = attention_plan.attend(module, layer, query, key, value, kwargs)
+        if output is not None:
+            return output, None
         if attention_plan.record is None:
             if _trains_short_texts(module, query):
                 return additive_attention(module, query, key, value, attention_mask, attention_plan, **kwargs)
@@ -108,11 +108,11 @@ def additive_attention(
 
     For models whose scores are capped or have learned sinks, which the fused kernel cannot do.
     """
-    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward")  # noqa: B009
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward")  # noqa: B009
     if attention_plan is not None:
         layer = _layer_of(module, attention_plan, query, key)
         attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), query.dtype)
-    output: tuple[Tensor, Tensor | None] = own(module, query, key, value, attention_mask, **kwargs)
+    output: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, **kwargs)
     if attention_plan is not None and attention_plan.record is not None and output[1] is not None:
         attention_plan.record(layer, attention_plan.is_second_stream, output[1])
     return output

@@ -91,15 +91,15 @@ class Sweep:
         inputs = [input_of(call.args, call.kwargs) for call in self._calls]
         causal = _Path([_Step(_CAUSAL)] * self._n_layers, [*inputs, causal_BTD])
         path = causal
-        found: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         # Plans that share their lower layers come one after the other, so that one path is kept at a time.
         steps = [_steps(plan) for plan in self.plans]
         for place in sorted(range(len(steps)), key=lambda place: str(steps[place])):
             near = max(path, causal, key=lambda known: known.shared(steps[place]))
             path = self._walk(near, steps[place])
-            found[place] = self._with_stream(path.states[-1], causal, self.plans[place].stream)
+            states[place] = self._with_stream(path.states[-1], causal, self.plans[place].stream)
         self._calls, self._chains = [], {}
-        return torch.cat([found[place] for place in range(len(self.plans))])
+        return torch.cat([states[place] for place in range(len(self.plans))])
 
     def _walk(self, near: _Path, steps: list[_Step]) -> _Path:
         """Return the path of ``steps``, taking from ``near`` what both share."""

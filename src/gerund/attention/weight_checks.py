@@ -36,9 +36,9 @@ def refuse_damaged(model: PreTrainedModel, layer: nn.Module) -> None:
     for key, weight in model.named_parameters():
         if not _is_finite(weight):
             raise ModelError(f"this model's weights are damaged: {key} holds numbers that are not finite")
-    own = {id(weight) for weight in layer.parameters()}
+    parameter_ids = {id(weight) for weight in layer.parameters()}
     for key, weight in model.named_parameters():
-        if id(weight) in own and weight.ndim > 1 and not any(bool(chunk.any()) for chunk in _chunks(weight)):
+        if id(weight) in parameter_ids and weight.ndim > 1 and not any(bool(chunk.any()) for chunk in _chunks(weight)):
             raise ModelError(f"this model's weights are damaged: {key} is all zero, so its layer mixes no tokens")
 
 
@@ -72,10 +72,10 @@ def refuse_overflowing(model: PreTrainedModel) -> None:
         for hook in hooks:
             hook.remove()
     if overflowing:
-        own = str(model.dtype).removeprefix("torch.")
+        dtype = str(model.dtype).removeprefix("torch.")
         hint = ", or made for another type (try dtype='float32')" if model.dtype == torch.float16 else ""
         raise ModelError(
-            f"this {model.config.model_type} model's states overflow, or are too large for {own}, from "
+            f"this {model.config.model_type} model's states overflow, or are too large for {dtype}, from "
             f"{overflowing[0]} on: its weights are damaged{hint}"
         )
 

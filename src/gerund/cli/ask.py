@@ -117,7 +117,7 @@ def command(
     from gerund.jobs.disk_cache import parse_size
 
     where, question = _divided(words or [], document, as_json=as_json)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "method": None if extractive is None else "extractive" if extractive else "generate",
         "max_new_tokens": max_new_tokens,
         "sampling": options.sampling_of(sampling),
@@ -130,22 +130,22 @@ def command(
         raise ConfigError("--language is for a --document; an index has the language that it was made with")
     most_bytes = parse_size(cache_size)
     if approximate_cache:
-        asked["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
-    _checked(question, k, asked)
+        settings["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
+    _checked(question, k, settings)
     reader = (
         index_view.open_existing(where, spec, answer_with)
         if document is None
         else _document(document, spec, cache, most_bytes, language, limits)
     )  # fmt: skip
-    _warn(reader, asked["method"])
+    _warn(reader, settings["method"])
     if question is None:
-        _talk(reader, k, asked, every=sources)
+        _talk(reader, k, settings, every=sources)
         return
     if as_json:
-        answer = reader.ask(question, k, **asked)
+        answer = reader.ask(question, k, **settings)
         typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
     else:
-        answer = _answered(reader, question, k, asked, every=sources)
+        answer = _answered(reader, question, k, settings, every=sources)
     if not answer.found:
         raise typer.Exit(1)
 

@@ -100,8 +100,8 @@ def _check(called: str, value: Any) -> None:
             # The name of a file may hold any bytes, and then the file is there.
             if not _is_there(value):
                 # Of several queries it is one: what it is called is that of all.
-                own = called if called.startswith("-") else "the argument"
-                raise ConfigError(f"{own} {_shown(value)} is not valid UTF-8, at character {error.start}") from error
+                label = called if called.startswith("-") else "the argument"
+                raise ConfigError(f"{label} {_shown(value)} is not valid UTF-8, at character {error.start}") from error
 
 
 def _shown(text: str) -> str:

@@ -69,11 +69,11 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
     with _waiting(console, "drawing"):
         inspected = demo.inspect_attention()
         with demo.timed("draw the pictures"):
-            found = page.gallery(demo.vectors, demo.topics, inspected, lm.encoder.attention)
-    html = page.write_page(output, demo, results, found)
+            pictures = page.gallery(demo.vectors, demo.topics, inspected, lm.encoder.attention)
+    html = page.write_page(output, demo, results, pictures)
     report = page.report(demo, results)
     path = page.write_report(output, report)
-    for sentence in (*demo.missing, *found.missing):
+    for sentence in (*demo.missing, *pictures.missing):
         console.print(sentence)
     _print_times(console, demo)
     console.print(f"Page:    {html}")
@@ -86,14 +86,14 @@ def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults"
     from gerund.demo.steps import DemoResults
 
     with _waiting(console, "embedding"):
-        baseline, found = demo.baseline(), demo.search()
-    _print_searches(console, demo, found, baseline)
+        baseline, searched = demo.baseline(), demo.search()
+    _print_searches(console, demo, searched, baseline)
     prompts = [*([prompt] if prompt else []), *(item.text for item in demo.beginnings)]
     with _waiting(console, "writing"):
         written, fitting = demo.write(prompts), demo.choose()
         filled = demo.fill()
         verification = demo.verify(prompts[0])
-    results = DemoResults(found, baseline, written, demo.scorer, fitting, filled, verification)
+    results = DemoResults(searched, baseline, written, demo.scorer, fitting, filled, verification)
     _print_writing(console, results)
     _print_verification(console, verification)
     return results

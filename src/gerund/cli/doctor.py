@@ -44,12 +44,12 @@ def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
     with waiting:
         from gerund.doctor.diagnostics import diagnose
 
-        found = diagnose(spec)
+        diagnosis = diagnose(spec)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(diagnosis.to_dict(), indent=2, ensure_ascii=False))
         return
     if console.is_terminal:
-        _print(console, found)
+        _print(console, diagnosis)
         return
     # Piped: as wide as it likes, without colours and without the spaces that rich fills its lines with.
     encoding = console.encoding
@@ -57,7 +57,7 @@ def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
         highlight=False, markup=False, emoji=False, width=120, file=io.TextIOWrapper(io.BytesIO(), encoding)
     )
     with plain.capture() as captured:
-        _print(plain, found)
+        _print(plain, diagnosis)
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

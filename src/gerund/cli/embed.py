@@ -222,11 +222,11 @@ def _encode(lm: "LanguageModel", encoding: Encoding, texts: list[str], kept: "Sh
     """Encode one shard, counting the texts that were cut."""
     from gerund.data.embedding.job import Encoded
 
-    found = lm.encode_with_usage(texts, show_progress=False, kept=kept, **encoding.settings)
+    result = lm.encode_with_usage(texts, show_progress=False, kept=kept, **encoding.settings)
     if not encoding.refusing:
-        return Encoded(found.vectors, sum(found.truncated))
+        return Encoded(result.vectors, sum(result.truncated))
     reason = f"the text has more than {lm.max_length} tokens, prompt included"
-    return Encoded(found.vectors, refused={index: reason for index, cut in enumerate(found.truncated) if cut})
+    return Encoded(result.vectors, refused={index: reason for index, cut in enumerate(result.truncated) if cut})
 
 
 def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: bool, precision: str) -> dict[str, Any]:

@@ -148,13 +148,13 @@ def _list(data: Path | None) -> None:
 
     if data is None:
         raise ConfigError("--list shows which tasks a folder of data holds; give --data FOLDER")
-    found = sorted(tasks_in(data), key=lambda task: (SIDES.index(task.side), task.kind))
-    if not found:
+    ordered = sorted(tasks_in(data), key=lambda task: (SIDES.index(task.side), task.kind))
+    if not ordered:
         raise ConfigError(
             f"{data} holds nothing that is known; docs/reference/evaluation.md says what a folder of data looks like"
         )
     typer.echo("* has a validation split\n")
-    for kind, group in groupby(found, key=lambda task: task.kind):
+    for kind, group in groupby(ordered, key=lambda task: task.kind):
         tasks = list(group)
         typer.echo(f"{kind} ({tasks[0].side})")
         for task in tasks:
@@ -164,7 +164,7 @@ def _list(data: Path | None) -> None:
         for name, value in known.items():
             typer.echo(f"    --set {kind}.{name}={value}  {help_of[name]}")
         typer.echo()
-    if unused := unused_files(data, found):
+    if unused := unused_files(data, ordered):
         typer.echo("No task was found for these files; docs/reference/evaluation.md says how they are called:")
         for path in unused:
             typer.echo(f"    {path.relative_to(data)}")

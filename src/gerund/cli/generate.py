@@ -225,12 +225,12 @@ def _expand(
     def expand(query: str) -> dict[str, Any]:
         return {"prompt": query, "expansions": lm.expand(query, sampling=seeds.of_one(query), **settings)}
 
-    found = text_io.each_text(chunks, expand)
+    expanded = text_io.each_text(chunks, expand)
     if alone:
-        for text in next(found)["expansions"]:
+        for text in next(expanded)["expansions"]:
             typer.echo(text)
         return
-    text_io.write(text_io.as_lines(found), output, sum(map(len, chunks)), "expanding")
+    text_io.write(text_io.as_lines(expanded), output, sum(map(len, chunks)), "expanding")
 
 
 def _lines(

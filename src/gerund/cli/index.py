@@ -136,8 +136,8 @@ def command(
         raise ConfigError("--watch follows what lies in PATHS; name them")
     store = store_at(output)
     about = store.about()
-    said = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
-    chunking = _chunking(None if about is None else about.chunking, said)
+    requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
+    chunking = _chunking(None if about is None else about.chunking, requested)
     given = spec if about is None or _says_something(spec) else index_view.own_model(about, output, spec)
     machines = _Machines(where.start(usual=1), where.threads)
     if migrate:

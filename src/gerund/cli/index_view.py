@@ -36,8 +36,8 @@ def open_existing(where: str, spec: "ModelSpec", answer_with: str | None = None)
 
 def own_model(about: "IndexMetadata", where: str, spec: "ModelSpec") -> "ModelSpec | None":
     """Return the model that an index names, with what the options say laid over it; None where they say nothing."""
-    said = {name: getattr(spec, name) for name in spec.model_fields_set}
-    return about.model_spec(where).model_copy(update=said) if said else None
+    given = {name: getattr(spec, name) for name in spec.model_fields_set}
+    return about.model_spec(where).model_copy(update=given) if given else None
 
 
 def highlighted(text: str, query: str, language: str = "en") -> "Text":
@@ -48,12 +48,12 @@ def highlighted(text: str, query: str, language: str = "en") -> "Text":
     from gerund.text_analysis import Analyzer
 
     line = " ".join(joined_lines(text).split())
-    found = Analyzer(language).matches(line, query)
-    begin = _best_begin(line, found)
+    matches = Analyzer(language).matches(line, query)
+    begin = _best_begin(line, matches)
     shown = line[begin : begin + _SNIPPET]
     result = Text(("... " if begin else "") + shown + (" ..." if begin + _SNIPPET < len(line) else ""))
     lead = 4 if begin else 0
-    for start, end in found:
+    for start, end in matches:
         if start >= begin and end <= begin + _SNIPPET:
             result.stylize("bold", start - begin + lead, end - begin + lead)
     return result

@@ -92,8 +92,8 @@ def command(
         scores = [round(score, 6) for score in result.scores]
         return {"text": result.text, "spans": result.spans, "scores": scores, "lengths": result.lengths}
 
-    found = text_io.each_text(chunks, fill)
+    infilled = text_io.each_text(chunks, fill)
     if file is None and output is None and not as_json:
-        typer.echo(next(found)["text"])
+        typer.echo(next(infilled)["text"])
         return
-    text_io.write(text_io.as_lines(found), output, sum(map(len, chunks)), "infilling")
+    text_io.write(text_io.as_lines(infilled), output, sum(map(len, chunks)), "infilling")

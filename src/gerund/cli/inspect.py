@@ -63,16 +63,16 @@ def command(
     shown = _layers(layers, lm.n_layers)
     from gerund.inference.inspection import LONGEST, inspect_attention
 
-    found = inspect_attention(lm.runtime, texts)
-    if found.cut:
+    inspected = inspect_attention(lm.runtime, texts)
+    if inspected.cut:
         longest = min(LONGEST, lm.max_length or LONGEST)
-        tell(f"{found.cut} of {len(texts)} texts were cut at {longest} tokens")
+        tell(f"{inspected.cut} of {len(texts)} texts were cut at {longest} tokens")
     if note := _of_another_plan(lm):
         tell(f"{note}")
     if output is not None:
-        _draw(lm, found, shown, output, kind)
+        _draw(lm, inspected, shown, output, kind)
     if as_json:
-        typer.echo(json.dumps(_report(lm, found, output), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(_report(lm, inspected, output), indent=2, ensure_ascii=False))
     else:
         typer.echo(output)
 
@@ -110,14 +110,14 @@ def _texts(text: str | None, file: str | None, column: str | None, format: str |
         from gerund.data.tables import open_table, read_rows
 
         table = open_table(file, format=format, column=column)
-        found: list[str] = []
+        texts: list[str] = []
         for rows in read_rows(table, max_rows=limit):
-            found += rows.without(rows.empty()).texts
-            if len(found) >= limit:
+            texts += rows.without(rows.empty()).texts
+            if len(texts) >= limit:
                 break
-        if not found:
+        if not texts:
             raise DataError(f"{table.name} has no texts")
-        return found[:limit]
+        return texts[:limit]
     if text is None:
         from gerund.inference.inspection import EXAMPLE_TEXTS
 
@@ -131,7 +131,7 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
     """Read ``0,3,8-11``."""
     if spec is None:
         return None
-    found: list[int] = []
+    layers: list[int] = []
     for part in spec.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
@@ -139,8 +139,8 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
         span = range(int(first), int(last if dash else first) + 1)
         if not span or span[-1] >= n_layers:
             raise ConfigError(f"--layers {spec}: the model has layers 0 to {n_layers - 1}")
-        found += [layer for layer in span if layer not in found]
-    return found
+        layers += [layer for layer in span if layer not in layers]
+    return layers
 
 
 def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:

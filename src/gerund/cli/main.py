@@ -114,8 +114,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except (GerundError, OSError, MemoryError, RecursionError, UnicodeError) as error:
-        said, status = _sentence(error)
-        print(f"gerund: error: {said}", file=sys.stderr)  # noqa: T201
+        message, status = _sentence(error)
+        print(f"gerund: error: {message}", file=sys.stderr)  # noqa: T201
         sys.exit(status)
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # of a library in Rust, and no Exception
@@ -139,12 +139,12 @@ def _sentence(error: Exception) -> tuple[str, int]:
         return _system_sentence(error)
     if isinstance(error, MemoryError):
         return "there is not enough memory", ResourceError.exit_code
-    said = f"a text that was given is not valid Unicode: {error}"
+    message = f"a text that was given is not valid Unicode: {error}"
     if isinstance(error, RecursionError):
-        said = "something that was given is nested too deep"
+        message = "something that was given is nested too deep"
     elif isinstance(error, UnicodeEncodeError) and not error.encoding.lower().startswith("utf"):
-        said = f"the output cannot be written: its encoding, {error.encoding}, has no {error.object[error.start]!r}"
-    return one_line(said), InputError.exit_code
+        message = f"the output cannot be written: its encoding, {error.encoding}, has no {error.object[error.start]!r}"
+    return one_line(message), InputError.exit_code
 
 
 def _system_sentence(error: OSError) -> tuple[str, int]:
@@ -155,8 +155,8 @@ def _system_sentence(error: OSError) -> tuple[str, int]:
         # What is still in Python's buffer would be tried, and refused, once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return f"the output cannot be written: {reason}", ResourceError.exit_code
-    said = reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
-    return one_line(said), (ResourceError if full else InputError).exit_code
+    message = reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
+    return one_line(message), (ResourceError if full else InputError).exit_code
 
 
 def run() -> None:

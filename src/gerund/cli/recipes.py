@@ -23,15 +23,15 @@ def command(
     if name is not None:
         typer.echo(find_recipe(name).read_text("utf-8"), nl=False)
         return
-    found = bundled_recipes()
+    bundled = bundled_recipes()
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(bundled, indent=1))
         return
-    width = max(map(len, found))
+    width = max(map(len, bundled))
     for number, (purpose, recipes) in enumerate(recipes_by_purpose().items()):
         typer.echo(("\n" if number else "") + purpose)
-        for own, summary in recipes.items():
-            typer.echo(f"  {own:{width}}  {summary}")
+        for recipe, summary in recipes.items():
+            typer.echo(f"  {recipe:{width}}  {summary}")
     typer.echo(
         "\nmodel.base=MODEL puts your model in the place of a recipe's; gerund adapt --recipe NAME your texts too."
     )

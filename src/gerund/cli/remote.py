@@ -58,20 +58,20 @@ class Remote:
         except (http.client.HTTPException, OSError, ValueError) as error:
             raise self._stranger() from error
         try:
-            found = json.loads(received)
+            decoded = json.loads(received)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            decoded = None
+        if not isinstance(decoded, dict):
             raise self._stranger()
         if status != http.client.OK:
-            raise self._refusal(status, found.get("error"))
-        return found
+            raise self._refusal(status, decoded.get("error"))
+        return decoded
 
     def _unreachable(self, reason: object) -> GerundError:
         if isinstance(reason, TimeoutError):
             return ResourceError(f"{self.url} did not answer within {_TIMEOUT} s")
-        said = getattr(reason, "strerror", None) or reason
-        return DataError(f"no server answers at {self.url} ({said}); gerund serve --index INDEX starts one")
+        detail = getattr(reason, "strerror", None) or reason
+        return DataError(f"no server answers at {self.url} ({detail}); gerund serve --index INDEX starts one")
 
     def _stranger(self) -> GerundError:
         return DataError(f"{self.url} is not a gerund server, or one of another version")

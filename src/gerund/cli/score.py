@@ -73,14 +73,14 @@ def command(
     from gerund.scoring.registry import find_scorer, for_scoring
 
     lm = load(for_scoring(spec, scorer))
-    found = _scored(lm, pairs, find_scorer(scorer, lm))  # a scorer's folder is read once
+    scored = _scored(lm, pairs, find_scorer(scorer, lm))  # a scorer's folder is read once
     if file is None and output is None and not as_json:
         [(_, texts, _)] = pairs
-        scores = next(found)["scores"]
+        scores = next(scored)["scores"]
         for score, text in sorted(zip(scores, texts, strict=True), key=lambda pair: -pair[0]):
             typer.echo(f"{score:10.4f}  {text.strip()}")
         return
-    text_io.write(text_io.as_lines(found), output, len(pairs), "scoring")
+    text_io.write(text_io.as_lines(scored), output, len(pairs), "scoring")
 
 
 def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> list[Pair]:
@@ -111,11 +111,11 @@ def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterat
     for start in range(0, len(pairs), _CHUNK):
         chunk = pairs[start : start + _CHUNK]
         try:
-            found = lm.score([prefix for prefix, _, _ in chunk], [texts for _, texts, _ in chunk], scorer)
+            scored = lm.score([prefix for prefix, _, _ in chunk], [texts for _, texts, _ in chunk], scorer)
         except TextError as error:
             if error.index is None or error.kind != "prefix":
                 raise
             raise TextError(_placed(chunk[error.index][2], f"the prefix {error.reason}")) from error
-        for (prefix, _, _), scores in zip(chunk, found, strict=True):
+        for (prefix, _, _), scores in zip(chunk, scored, strict=True):
             best = max(range(len(scores)), key=lambda index, own=scores: own[index])  # type: ignore[misc]
             yield {"prefix": prefix, "scores": [round(score, 6) for score in scores], "best": best}

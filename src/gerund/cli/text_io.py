@@ -103,12 +103,12 @@ def one_or_file(
         if not others:
             raise ConfigError(f"give at least one {many.removesuffix('s')} after the {own}")
         return [(text or "", others, "", None)]
-    found = []
+    rows = []
     for row in read_json_lines(file):
         if not isinstance(listed := row.values.get(many), list):
             raise DataError(f"{row.where}: needs {many!r}, a list of texts")
-        found.append((row.text(own), listed, row.where, row.values.get(more)))
-    return found
+        rows.append((row.text(own), listed, row.where, row.values.get(more)))
+    return rows
 
 
 def refuse_existing(output: Path | None, *, force: bool) -> None:

@@ -78,19 +78,19 @@ def command(
     if dry_run:
         from gerund.training.estimate import estimate
 
-        found = estimate(settings, processes=processes)
+        estimated = estimate(settings, processes=processes)
         if as_json:
-            typer.echo(json.dumps(asdict(found)))
+            typer.echo(json.dumps(asdict(estimated)))
             return
-        typer.echo(f"parameters         {found.parameters:,}, of which trained {found.trained_parameters:,}")
-        for name, tokens in found.objectives.items():
+        typer.echo(f"parameters         {estimated.parameters:,}, of which trained {estimated.trained_parameters:,}")
+        for name, tokens in estimated.objectives.items():
             typer.echo(f"tokens per step    {tokens:,} at most for {name}")
         typer.echo(f"steps              {settings.steps:,}")
-        typer.echo(f"tokens             {found.tokens:,} at most")
-        typer.echo(f"seconds per step   {found.seconds_per_step:.3g}")
-        typer.echo(f"estimated time     {_duration(found.seconds)}")
-        typer.echo(f"memory             {found.memory_mib:,} MiB at the peak of a step of this process")
-        for line in found.memory.lines():
+        typer.echo(f"tokens             {estimated.tokens:,} at most")
+        typer.echo(f"seconds per step   {estimated.seconds_per_step:.3g}")
+        typer.echo(f"estimated time     {_duration(estimated.seconds)}")
+        typer.echo(f"memory             {estimated.memory_mib:,} MiB at the peak of a step of this process")
+        for line in estimated.memory.lines():
             typer.echo(line)
         return
     if processes > 1:

@@ -124,8 +124,8 @@ def command(
     lm = load(spec)
     from gerund.reporting.tuning import adapter_sentence, write_tuning
 
-    if (told := adapter_sentence(lm)) and not as_json:
-        tell(f"{told}")
+    if (sentence := adapter_sentence(lm)) and not as_json:
+        tell(f"{sentence}")
     with lock:
         # Settings share layers: many are encoded before the first score is there, and off a terminal no bar says so.
         n_texts = sum(len(set(task.texts(config))) for task in chosen)
@@ -171,17 +171,17 @@ def _chosen(
     from gerund.evaluation.task import EvaluationConfig
 
     if names is None:
-        found = [task for task in tasks_in(data) if task.kind in default and task.has_validation]
-        if not found:
+        tasks = [task for task in tasks_in(data) if task.kind in default and task.has_validation]
+        if not tasks:
             kinds = " or ".join(default)
             raise ConfigError(f"{data} has no {kinds} task with a validation split; give --tasks")
     else:
-        found = select(_names(names), data)
-    fixed = [task.name for task in found if not task.reads_plan]
+        tasks = select(_names(names), data)
+    fixed = [task.name for task in tasks if not task.reads_plan]
     if fixed:
         raise ConfigError(f"no plan improves the score of {', '.join(fixed)}")
-    with_split = [task.name for task in found if task.has_validation]
-    without = [task.name for task in found if not task.has_validation]
+    with_split = [task.name for task in tasks if task.has_validation]
+    without = [task.name for task in tasks if not task.has_validation]
     if with_split and without:
         raise ConfigError(
             f"{', '.join(without)}: no validation split, while {with_split[0]} has one; leave the others out: --tasks "
@@ -192,9 +192,9 @@ def _chosen(
             f"warning: {', '.join(without)}: no validation split, so the choice is made on the test set, "
             "and the chosen setting's score on it is flattered"
         )
-    by_task = prompt_set(prompts, [task.name for task in found])
+    by_task = prompt_set(prompts, [task.name for task in tasks])
     config = EvaluationConfig(seed=seed, limit=limit, prompts=by_task, split="validation" if with_split else "test")
-    return with_options(found, changes), config
+    return with_options(tasks, changes), config
 
 
 def _refuse_beside_fusion(**given: object) -> None:
@@ -226,11 +226,11 @@ def _tune_fusion(
     with lock:
         done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())
         chosen = lm.with_encoder(replace(lm.encoder, fusion=done.best.weight))
-        told = write_fusion(output, done, chosen, config)
+        document = write_fusion(output, done, chosen, config)
     if save is not None:
         _save(chosen, spec.model, save)
     if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        typer.echo(json.dumps(document, ensure_ascii=False))
         return
     words, vectors = done.trials[0], done.trials[-1]
     typer.echo(
@@ -259,11 +259,11 @@ def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:
     best, baseline = done.best, done.baseline
     typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
     plan, config = best.plan, best.config
-    said = [(name, getattr(plan, name)) for name in ("k", "k0", "skips") if getattr(plan, name) is not None]
-    said += [("recurrent", plan.recurrent)] if plan.recurrent != "causal" else []
-    said += [(name, value) for name in ("adapter", "max_length") if (value := getattr(spec, name)) is not None]
-    said += [("pooling", config.pooling), *((name, getattr(config, name)) for name in config.methods)]
-    words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said)
+    numbers = [(name, getattr(plan, name)) for name in ("k", "k0", "skips") if getattr(plan, name) is not None]
+    numbers += [("recurrent", plan.recurrent)] if plan.recurrent != "causal" else []
+    numbers += [(name, value) for name in ("adapter", "max_length") if (value := getattr(spec, name)) is not None]
+    numbers += [("pooling", config.pooling), *((name, getattr(config, name)) for name in config.methods)]
+    words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in numbers)
     sample = " --sample FILE" if "transform" in config.methods else ""
     typer.echo(f"try: gerund convert {shlex.quote(spec.model)} OUT --attention {plan.name}{words}{sample}")
     for reason, count in Counter(map(str, done.refused.values())).items():

@@ -46,10 +46,10 @@ def _thinned(words: list[str], deletion: float, rng: np.random.Generator) -> lis
 
 def _swapped(words: list[str], swap: float, rng: np.random.Generator) -> list[str]:
     words = list(words)
-    wanted = rng.random(len(words)) < swap
+    swaps = rng.random(len(words)) < swap
     place = 0
     while place < len(words) - 1:
-        if wanted[place]:
+        if swaps[place]:
             words[place : place + 2] = reversed(words[place : place + 2])
             place += 1
         place += 1

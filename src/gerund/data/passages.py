@@ -177,10 +177,10 @@ def sample_passages(
     for start in range(len(sentences)):
         middle = _reach(sentences, start, prefix_words)
         # Drawn for every start, so that no sample depends on the others.
-        wanted = int(rng.integers(fewest, most + 1))
+        length = int(rng.integers(fewest, most + 1))
         if not start < middle < len(sentences) or 2 * _words(sentences, start, middle) < prefix_words:
             continue
-        end = _nearest(sentences, middle, wanted)
+        end = _nearest(sentences, middle, length)
         if fewest <= _words(sentences, middle, end) <= most:
             passages.append(_passage(text, sentences, start, middle, end))
     if count is None or len(passages) <= count:

@@ -100,13 +100,13 @@ def gallery(
     """Draw everything; what cannot be drawn is a sentence."""
     # t-SNE is scikit-learn's, which the demo can do without.
     method = "tsne" if find_spec("sklearn") is not None else "pca"
-    wanted = [
+    figures = [
         ("The map of the documents", lambda: _map(vectors, topics, method)),
         ("The picture of similarities", lambda: _similarities(vectors, topics)),
     ]
     if inspected is not None:
-        wanted.append(("The picture of attention", lambda: _attention(*inspected, own)))
-    return drawn(wanted)
+        figures.append(("The picture of attention", lambda: _attention(*inspected, own)))
+    return drawn(figures)
 
 
 def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) -> Picture:

@@ -316,8 +316,8 @@ class Demo:
     def inspect_attention(self) -> tuple[AttentionInspection, AttentionPlan] | None:
         """Record the attention of the layers, before and after the sink is hidden, and under which plan; or nothing."""
         with self.timed("inspect the attention"):
-            own = self.lm.encoder.attention
-            plan, lm = own, self.lm
+            attention = self.lm.encoder.attention
+            plan, lm = attention, self.lm
             if not any(view.hidden for view in self.lm.runtime.plan.views):
                 # An adapter is at home under its own plan: another one shows what the plan does on the weights alone.
                 if lm.runtime.adapter is not None:

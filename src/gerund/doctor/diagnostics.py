@@ -141,9 +141,9 @@ class _Diagnostics:
         self.causal = causal_plan(self.n_layers)
         self.adapter: str | None = None
         input_format = InputFormat(append_eos=encoder.append_eos, repeat_text=self.plan.repeats_text)
-        found = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, input_format) if item is not None]
+        tokenized = [item for item in tokenize(tokenizer, EXAMPLE_TEXTS, input_format) if item is not None]
         longest = min(_LONGEST, context_length(model.config, tokenizer) or _LONGEST)
-        self.texts = [replace(item, ids=item.ids[:longest]) for item in found]
+        self.texts = [replace(item, ids=item.ids[:longest]) for item in tokenized]
 
     @torch.no_grad()
     def logits(self) -> Tensor:

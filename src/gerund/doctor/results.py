@@ -202,10 +202,10 @@ def _sinks(found: Diagnosis) -> list[str]:
             f"{found.even_fraction:.0%}): there is no sink to hide, so a mask0 plan gains little over inplace-bidir."
         ]
     fraction = sum(before[layer.layer] for layer in sinks) / len(sinks)
-    one = len(sinks) == 1
+    is_one = len(sinks) == 1
     return [
-        f"{_layers(sinks)} {'gives' if one else 'give'} {fraction:.0%} of {'its' if one else 'their'} attention to the "
-        f"first token{_remedy(found, sinks, high)}"
+        f"{_layers(sinks)} {'gives' if is_one else 'give'} {fraction:.0%} of {'its' if is_one else 'their'} attention "
+        f"to the first token{_remedy(found, sinks, high)}"
     ]
 
 

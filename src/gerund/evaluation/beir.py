@@ -82,18 +82,18 @@ def collection_files(folder: Path) -> dict[str, Path]:
         "test candidates": ["candidates/test.tsv"],
         "validation candidates": ["candidates/dev.tsv"],
     }
-    found = {}
+    files = {}
     for key, names in places.items():
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is not None:
-            found[key] = path
-    return found
+            files[key] = path
+    return files
 
 
 def collections_in(folder: Path) -> dict[str, dict[str, Path]]:
     """Return the files of every collection in a folder by its name, sorted; those without a test set are none."""
-    found = {path.name: collection_files(path) for path in sorted(folder.glob("*")) if path.is_dir()}
-    return {name: files for name, files in found.items() if {"corpus", "queries", "test"} <= files.keys()}
+    collections = {path.name: collection_files(path) for path in sorted(folder.glob("*")) if path.is_dir()}
+    return {name: files for name, files in collections.items() if {"corpus", "queries", "test"} <= files.keys()}
 
 
 def read_collection(files: Mapping[str, Path], split: str = "test") -> Collection:
@@ -116,32 +116,32 @@ def read_collection(files: Mapping[str, Path], split: str = "test") -> Collectio
 
 def read_candidates(path: Path, collection: Collection) -> dict[str, list[str]]:
     """Return the documents to be re-ranked by query; a query of the collection that has none gets an empty list."""
-    found: dict[str, dict[str, None]] = {query: {} for query in collection.queries}
+    candidates: dict[str, dict[str, None]] = {query: {} for query in collection.queries}
     for row, query, document in _pairs(path, ("query-id", "corpus-id")):
         # Queries that are not scored may have candidates all the same.
-        _put(found.setdefault(query, {}), document, None, row)
-    _check_known(path, "document", (id_ for documents in found.values() for id_ in documents), collection.titles)
-    return {query: list(found[query]) for query in collection.queries}
+        _put(candidates.setdefault(query, {}), document, None, row)
+    _check_known(path, "document", (id_ for documents in candidates.values() for id_ in documents), collection.titles)
+    return {query: list(candidates[query]) for query in collection.queries}
 
 
 def _by_id(path: Path) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+    by_id: dict[str, Row] = {}
     for row in read_json_lines(path):
         id_ = row.label("_id")
-        if id_ in found:
+        if id_ in by_id:
             raise DataError(f"{row.where}: _id {id_!r} is there twice")
-        found[id_] = row
-    return found
+        by_id[id_] = row
+    return by_id
 
 
 def _judgements(path: Path) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    grades: dict[str, dict[str, int]] = {}
     for row, query, document in _pairs(path, ("query-id", "corpus-id", "score")):
         grade = row.number("score")
         if grade != int(grade):
             raise DataError(f"{row.where}: 'score' is {grade:g}, and must be a whole number")
-        _put(found.setdefault(query, {}), document, int(grade), row)
-    return found
+        _put(grades.setdefault(query, {}), document, int(grade), row)
+    return grades
 
 
 def _pairs(path: Path, names: tuple[str, ...]) -> Iterable[tuple[Row, str, str]]:

@@ -149,13 +149,13 @@ def read_labelled_pairs(path: Path) -> RatedPairs:
 
 def labelled_splits(folder: Path) -> dict[str, Path]:
     """Return the files of ``train``, ``validation`` (``valid``, ``validation`` or ``dev``) and ``test`` in a folder."""
-    found = {}
+    splits = {}
     for split, names in _SPLITS.items():
         paths = (folder / f"{name}{ending}" for name in names for ending in ENDINGS)
         path = next((path for path in paths if path.is_file()), None)
         if path is not None:
-            found[split] = path
-    return found
+            splits[split] = path
+    return splits
 
 
 def named_files(folder: Path, endings: tuple[str, ...] = ENDINGS) -> dict[str, Path]:
@@ -163,11 +163,11 @@ def named_files(folder: Path, endings: tuple[str, ...] = ENDINGS) -> dict[str, P
 
     Of two files of one name the ending that is listed first counts.
     """
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for ending in endings:
         for path in folder.glob(f"*{ending}"):
-            found.setdefault(path.name.removesuffix(ending), path)
-    return dict(sorted(found.items()))
+            by_name.setdefault(path.name.removesuffix(ending), path)
+    return dict(sorted(by_name.items()))
 
 
 def split_files(folder: Path) -> dict[str, tuple[Path, ...]]:
@@ -190,12 +190,12 @@ def check_labels(train: LabelledTexts, test: LabelledTexts, *, train_path: Path,
 
 def corpora_in(folder: Path) -> dict[str, dict[str, Path]]:
     """Return by name the files of every corpus ``lm/NAME.test.*`` and ``lm/NAME.valid.*``, by split."""
-    found: dict[str, dict[str, Path]] = {}
+    corpora: dict[str, dict[str, Path]] = {}
     for path in sorted((folder / CORPORA_FOLDER).glob("*")):
         match = _CORPUS_NAME.fullmatch(path.name)
         if match is not None:
-            found.setdefault(match["name"], {})["test" if match["split"] == "test" else "validation"] = path
-    return found
+            corpora.setdefault(match["name"], {})["test" if match["split"] == "test" else "validation"] = path
+    return corpora
 
 
 def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:

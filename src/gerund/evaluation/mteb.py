@@ -145,14 +145,14 @@ def run_search(
 
 def _renamed(queries: Sequence[str], documents: Sequence[str], itself: Collection[str]) -> dict[str, str]:
     """Return new ids for queries that share a document's id by chance: MTEB leaves documents out by id alone."""
-    taken, found = {*queries, *documents}, {}
+    taken, renamed = {*queries, *documents}, {}
     for query in set(queries).intersection(documents).difference(itself):
         name = f"query {query}"
         while name in taken:
             name = f"query {name}"
         taken.add(name)
-        found[query] = name
-    return found
+        renamed[query] = name
+    return renamed
 
 
 def score_of(scores: Mapping[str, Any], main: str, others: Sequence[str] = (), **known: Any) -> Score:
@@ -308,8 +308,8 @@ class MtebNamed(Task):
             self._load(task)
             if config.limit is not None:
                 _shorten(task, config.limit)
-            own = config.document_prompts.get(self.name)
-            documents = {} if own is None else {self.title: own}
+            document_prompt = config.document_prompts.get(self.name)
+            documents = {} if document_prompt is None else {self.title: document_prompt}
             encoder = MTEBEncoder(
                 system, prompts=prompts, document_prompts=documents, show_progress=config.show_progress
             )

@@ -31,8 +31,8 @@ class PromptSet:
 
     def for_tasks(self, tasks: Sequence[str]) -> dict[str, str]:
         """Return the prompts of those tasks that have one."""
-        found = {task: self._instruction(task) for task in tasks}
-        return {task: self.form.format(instruction) for task, instruction in found.items() if instruction is not None}
+        texts = {task: self._instruction(task) for task in tasks}
+        return {task: self.form.format(instruction) for task, instruction in texts.items() if instruction is not None}
 
     def _instruction(self, task: str) -> str | None:
         kind, _, title = task.partition("/")
@@ -59,8 +59,8 @@ def prompt_set(name: str | Path, task_names: Sequence[str]) -> Mapping[str, str]
     """
     if Path(name).suffix.lower() in _YAML_ENDINGS:
         return _from_file(Path(name), task_names)
-    found = _named(str(name))
-    return {} if found is None else found.for_tasks(task_names)
+    prompts = _named(str(name))
+    return {} if prompts is None else prompts.for_tasks(task_names)
 
 
 def document_prompts(name: str | Path, task_names: Sequence[str]) -> Mapping[str, str]:
@@ -69,9 +69,9 @@ def document_prompts(name: str | Path, task_names: Sequence[str]) -> Mapping[str
     >>> list(document_prompts("lbw", ["mteb/SciDocsRR", "mteb/SciFact"]))
     ['mteb/SciDocsRR']
     """
-    found = None if Path(name).suffix.lower() in _YAML_ENDINGS else _named(str(name))
-    documents = [] if found is None else [f"mteb/{title}" for title in found.documents]
-    return {} if found is None else found.for_tasks([task for task in task_names if task in documents])
+    prompts = None if Path(name).suffix.lower() in _YAML_ENDINGS else _named(str(name))
+    documents = [] if prompts is None else [f"mteb/{title}" for title in prompts.documents]
+    return {} if prompts is None else prompts.for_tasks([task for task in task_names if task in documents])
 
 
 def _named(name: str) -> PromptSet | None:
@@ -80,8 +80,8 @@ def _named(name: str) -> PromptSet | None:
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in known:
         raise unknown_name("set of prompts", name, [_NONE, *sorted(known), "a YAML file"])
-    found: PromptSet = known[name].load()
-    return found
+    prompts: PromptSet = known[name].load()
+    return prompts
 
 
 def _core(name: str, kind: str) -> str:

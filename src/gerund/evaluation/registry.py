@@ -51,11 +51,11 @@ _ORDER = (
 @cache
 def task_classes() -> tuple[type[Task], ...]:
     """Return the classes of all tasks, in the order of tables."""
-    found: dict[str, type[Task]] = {entry.name: entry.load() for entry in entry_points(group=GROUP)}
-    if "sts" not in found:
+    classes: dict[str, type[Task]] = {entry.name: entry.load() for entry in entry_points(group=GROUP)}
+    if "sts" not in classes:
         raise MissingDependencyError("gerund's own tasks are not registered; install it again: pip install gerund")
-    known = {kind: found[kind] for kind in _ORDER if kind in found}
-    return tuple({**known, **{kind: found[kind] for kind in sorted(found)}}.values())
+    known = {kind: classes[kind] for kind in _ORDER if kind in classes}
+    return tuple({**known, **{kind: classes[kind] for kind in sorted(classes)}}.values())
 
 
 def tasks_in(folder: Path | None) -> list[Task]:
@@ -71,8 +71,8 @@ def unused_files(folder: Path, tasks: Iterable[Task]) -> list[Path]:
     """Return the files in a folder of data that no task uses, training files apart: mostly misspelled names."""
     known = {path for task in tasks for path in task.files}
     folders = dict.fromkeys(kind.data_folder for kind in task_classes() if kind.data_folder)
-    found = (path for name in folders for path in sorted((folder / name).rglob("*")))
-    return [path for path in found if path.is_file() and path not in known and "train" not in path.name]
+    paths = (path for name in folders for path in sorted((folder / name).rglob("*")))
+    return [path for path in paths if path.is_file() and path not in known and "train" not in path.name]
 
 
 def select(names: Sequence[str], folder: Path | None) -> list[Task]:
@@ -89,10 +89,10 @@ def select(names: Sequence[str], folder: Path | None) -> list[Task]:
     chosen: dict[str, Task] = {}
     fetched: list[Task] = []
     for name in names:
-        found = _local(name, local)
-        if not found:
+        matching = _local(name, local)
+        if not matching:
             fetched += [task for task in _fetched(name, local, folder) if task.name not in chosen]
-        chosen |= {task.name: task for task in found}
+        chosen |= {task.name: task for task in matching}
     return [task for task in local if task.name in chosen] + list({task.name: task for task in fetched}.values())
 
 
@@ -146,8 +146,8 @@ def _local(name: str, tasks: list[Task]) -> list[Task]:
         lambda task: name == task.kind or (name == task.side and not task.by_name_only),
         lambda task: fnmatchcase(task.name, name),
     ):
-        if found := [task for task in tasks if fits(task)]:
-            return found
+        if matching := [task for task in tasks if fits(task)]:
+            return matching
     titled = [task for task in tasks if task.title == name]
     if len(titled) > 1:
         raise ConfigError(f"{name!r} may be {', '.join(task.name for task in titled)}; give one, or kind/*")
@@ -179,8 +179,8 @@ def _fetched(name: str, local: list[Task], folder: Path | None) -> list[Task]:
 
 def _near(name: str, offered: Iterable[str], prefix: str = "") -> str:
     lower = {item.lower(): item for item in offered}
-    found = difflib.get_close_matches(name.lower(), list(lower), n=4, cutoff=0.6)
-    return f"; did you mean {', '.join(prefix + lower[item] for item in found)}?" if found else ""
+    close = difflib.get_close_matches(name.lower(), list(lower), n=4, cutoff=0.6)
+    return f"; did you mean {', '.join(prefix + lower[item] for item in close)}?" if close else ""
 
 
 def _where(folder: Path | None, local: list[Task]) -> str:

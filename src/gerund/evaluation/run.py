@@ -115,8 +115,8 @@ class ResultStore:
 
     def all(self) -> list[Result]:
         """Return every finished score, oldest first."""
-        found = [_read(path) for path in sorted(self.folder.glob("*.json"))]
-        return sorted(found, key=lambda result: result.date)
+        results = [_read(path) for path in sorted(self.folder.glob("*.json"))]
+        return sorted(results, key=lambda result: result.date)
 
     def count(self) -> int:
         """Return how many finished scores there are."""

@@ -53,11 +53,11 @@ def plans_named(names: Sequence[str]) -> list[str]:
     >>> plans_named(["MASK0&BIDIR", "causal"])
     ['mask0+bidir', 'causal']
     """
-    found = [spelled_out(name, {}) for name in names]
-    for name, said in zip(names, found, strict=True):
-        if len(said) > 1:
-            raise ConfigError(f"a plan to tune is named without numbers, and {name!r} says one; take {said['name']!r}")
-    return [said["name"] for said in found]
+    spelled = [spelled_out(name, {}) for name in names]
+    for name, plan in zip(names, spelled, strict=True):
+        if len(plan) > 1:
+            raise ConfigError(f"a plan to tune is named without numbers, and {name!r} says one; take {plan['name']!r}")
+    return [plan["name"] for plan in spelled]
 
 
 def require_settings(
@@ -88,15 +88,15 @@ def method_configs(
     best, skipping, causal = starts
 
     def on(start: EncoderConfig) -> list[EncoderConfig]:
-        found: list[EncoderConfig] = []
+        configs: list[EncoderConfig] = []
         if "layers" in methods:
             named = [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
             named += ["all", f"1+{n_layers}", str(n_layers - 1)]
-            found += [replace(start, layers=layers) for layers in named]
+            configs += [replace(start, layers=layers) for layers in named]
         if "transforms" in methods:
             names = (WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}", ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1")
-            found += [replace(start, transform=name) for name in names]
-        return found
+            configs += [replace(start, transform=name) for name in names]
+        return configs
 
     def with_skips(start: EncoderConfig) -> list[EncoderConfig]:
         if "skips" not in methods:

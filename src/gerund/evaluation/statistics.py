@@ -99,16 +99,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     order = np.argsort(p_values, kind="stable")
     corrected = np.minimum(1.0, np.arange(len(order), 0, -1) * np.array(p_values)[order])
-    found = np.empty(len(order))
-    found[order] = np.maximum.accumulate(corrected)
-    return [float(p) for p in found]
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate(corrected)
+    return [float(p) for p in adjusted]
 
 
 def _bootstrap(columns: Sequence[np.ndarray], statistic: Callable, seed: int) -> tuple[Interval, np.ndarray]:
     """Return the percentile interval and the statistic of every sample; a sample has the same rows in all columns."""
     from scipy.stats import bootstrap
 
-    found = bootstrap(
+    result = bootstrap(
         columns,
         statistic,
         paired=len(columns) > 1,
@@ -119,7 +119,7 @@ def _bootstrap(columns: Sequence[np.ndarray], statistic: Callable, seed: int) ->
         method="percentile",
         random_state=np.random.default_rng(seed),
     )
-    return Interval(*map(float, found.confidence_interval)), found.bootstrap_distribution
+    return Interval(*map(float, result.confidence_interval)), result.bootstrap_distribution
 
 
 def _spearman(values_RN: np.ndarray, targets_RN: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -143,7 +143,7 @@ def _randomization(differences: np.ndarray, seed: int) -> float:
     unequal = differences[differences != 0]
     if len(unequal) < FEWEST:
         return 1.0
-    found = permutation_test(
+    result = permutation_test(
         (unequal,),
         np.sum,
         permutation_type="samples",
@@ -152,4 +152,4 @@ def _randomization(differences: np.ndarray, seed: int) -> float:
         batch=max(1, _PER_BATCH // len(unequal)),
         random_state=np.random.default_rng(seed),
     )
-    return float(found.pvalue) if math.isfinite(found.pvalue) else 1.0
+    return float(result.pvalue) if math.isfinite(result.pvalue) else 1.0

@@ -85,8 +85,8 @@ class Examples:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict that ``from_dict`` reads back."""
-        found = {"statistic": self.statistic, "ids": list(self.ids), "values": list(self.values)}
-        return found if self.targets is None else {**found, "targets": list(self.targets)}
+        data = {"statistic": self.statistic, "ids": list(self.ids), "values": list(self.values)}
+        return data if self.targets is None else {**data, "targets": list(self.targets)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Examples":
@@ -277,11 +277,11 @@ class FileTask(Task):
     @classmethod
     def of_corpora(cls, folder: Path) -> list[Task]:
         """Return a task for every corpus in ``lm/``; one that has a validation file only is named ``NAME.valid``."""
-        found: list[Task] = []
+        tasks: list[Task] = []
         for name, files in corpora_in(folder).items():
             paths = tuple(files[split] for split in ("test", "validation") if split in files)
-            found.append(cls(name=f"{cls.kind}/{name}{'' if 'test' in files else '.valid'}", files=paths))
-        return found
+            tasks.append(cls(name=f"{cls.kind}/{name}{'' if 'test' in files else '.valid'}", files=paths))
+        return tasks
 
     @property
     def has_validation(self) -> bool:
@@ -307,12 +307,12 @@ class LabelledTask(Task):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every folder of labelled texts that has the splits that are needed."""
-        found: list[Task] = []
+        tasks: list[Task] = []
         for path in sorted(path for path in (folder / cls.data_folder).glob("*") if path.is_dir()):
             splits = labelled_splits(path)
             if set(cls.needed_splits) <= splits.keys():
-                found.append(cls(name=f"{cls.kind}/{path.name}", files=tuple(splits.values())))
-        return found
+                tasks.append(cls(name=f"{cls.kind}/{path.name}", files=tuple(splits.values())))
+        return tasks
 
     @property
     def splits(self) -> dict[str, Path]:

@@ -106,24 +106,24 @@ class Tuned:
 
     def curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
         """Return for every plan with one k its points (k, score), by k: LBW's Figures 2 and 4."""
-        found: dict[str, list[tuple[int, float]]] = {}
+        by_plan: dict[str, list[tuple[int, float]]] = {}
         for trial in self.trials:
             plain = trial.is_plain_with(pooling) and trial.plan.recurrent == self.recurrent
             if trial.plan.name in ONE_K and plain and trial.plan.k is not None:
                 score = trial.mean if task is None else trial.scores[task]
-                found.setdefault(trial.plan.name, []).append((trial.plan.k, score))
-        return {name: sorted(points) for name, points in found.items()}
+                by_plan.setdefault(trial.plan.name, []).append((trial.plan.k, score))
+        return {name: sorted(points) for name, points in by_plan.items()}
 
     def k0_curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
         """Return the points (k, score) of ``mask0+bidir`` for every k0: LBW's Figure 6."""
-        found: dict[int, list[tuple[int, float]]] = {}
+        points: dict[int, list[tuple[int, float]]] = {}
         for trial in self.trials:
             plan = trial.plan
             plain = trial.is_plain_with(pooling) and plan.recurrent == self.recurrent
             if plan.name == TWO_K and plain and plan.k is not None and plan.k0 is not None:
                 score = trial.mean if task is None else trial.scores[task]
-                found.setdefault(plan.k0, []).append((plan.k, score))
-        return {f"k0 = {k0}": sorted(found[k0]) for k0 in sorted(found)}
+                points.setdefault(plan.k0, []).append((plan.k, score))
+        return {f"k0 = {k0}": sorted(points[k0]) for k0 in sorted(points)}
 
 
 # Measures settings, in their order.
@@ -202,9 +202,9 @@ class _Search:
         """Keep a part of the budget for methods."""
         # Only how many there are counts, and the causal plan takes every method.
         causal = replace(self.configs[0], attention=AttentionPlan("causal"))
-        wanted = len(method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
-        wanted += sum(AttentionPlan(name).takes_recurrent for name in PLANS) * ("recurrent" in methods)
-        self._reserved = max(0, min(2 * wanted, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
+        count = len(method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
+        count += sum(AttentionPlan(name).takes_recurrent for name in PLANS) * ("recurrent" in methods)
+        self._reserved = max(0, min(2 * count, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
 
     def try_methods(self, methods: Sequence[str], dimensions: int) -> None:
         """Try methods on the best setting so far and on the causal model; skips on the best plan that takes them.
@@ -220,9 +220,9 @@ class _Search:
 
     def _turned(self) -> list[EncoderConfig]:
         """Return the best setting of every plan that takes it with recurrent layers read both ways, best ones first."""
-        found = [trial for name in PLANS if (trial := self.done.best_of(name)) and trial.plan.takes_recurrent]
-        found.sort(key=lambda trial: (-trial.mean, trial.converted))
-        return [replace(trial.config, attention=replace(trial.plan, recurrent="both")) for trial in found]
+        best = [trial for name in PLANS if (trial := self.done.best_of(name)) and trial.plan.takes_recurrent]
+        best.sort(key=lambda trial: (-trial.mean, trial.converted))
+        return [replace(trial.config, attention=replace(trial.plan, recurrent="both")) for trial in best]
 
     def _try_configs(self, configs: Iterable[EncoderConfig]) -> None:
         """Measure settings that are new, as far as the budget allows."""

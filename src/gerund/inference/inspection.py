@@ -239,16 +239,16 @@ def inspect_attention(runtime: EncoderRuntime, texts: Sequence[str], longest: in
     """
     input_format = InputFormat(append_eos=runtime.config.append_eos, repeat_text=runtime.plan.repeats_text)
     longest = min(longest, runtime.max_length or longest)
-    found = [item.ids for item in tokenize(runtime.tokenizer, texts, input_format) if item is not None]
-    short = next((text for text, ids in zip(texts, found, strict=True) if len(ids) < 2), None)
+    tokenized = [item.ids for item in tokenize(runtime.tokenizer, texts, input_format) if item is not None]
+    short = next((text for text, ids in zip(texts, tokenized, strict=True) if len(ids) < 2), None)
     if short is not None:
         raise TextError(f"the text {short!r} is a single token, which has nothing to look at")
-    ids = [item[:longest] for item in found]
+    ids = [item[:longest] for item in tokenized]
     if not all(kind_of(layer).attends for layer in decoder_layers(runtime.model)):
         kind = runtime.model.config.model_type
         raise UnsupportedModelError(f"attention is shown of models whose every layer attends; this {kind} has others")
     before, after = _maps(runtime, ids)
-    return AttentionInspection(ids, before, after, sum(len(item) > longest for item in found))
+    return AttentionInspection(ids, before, after, sum(len(item) > longest for item in tokenized))
 
 
 def _maps(runtime: EncoderRuntime, ids: list[list[int]]) -> tuple[list[AttentionMap], list[AttentionMap]]:

@@ -392,14 +392,14 @@ def prompt_logprobs(
         return head.alternatives(states_ND, tokens_N, top)
 
     scored = [(list(ids), 1) for ids in prompts]
-    found = sequence_logprobs(model, tokenizer, scored, read=read, show=False)
+    logprobs = sequence_logprobs(model, tokenizer, scored, read=read, show=False)
     spelled = vocabulary_bytes(tokenizer, int(model.get_input_embeddings().weight.shape[0]))
 
     def described(token: int, logprob: float, best: Sequence[TokenLogprob] = ()) -> TokenLogprob:
         return TokenLogprob(token, spelled[token], logprob, tuple(best))
 
     result = []
-    for ids, rows in zip(prompts, found, strict=True):
+    for ids, rows in zip(prompts, logprobs, strict=True):
         tokens = [described(ids[0], NAN)]
         for token, row in zip(ids[1:], rows.tolist(), strict=True):
             best = [described(int(one), value) for one, value in zip(row[1 : 1 + top], row[1 + top :], strict=True)]

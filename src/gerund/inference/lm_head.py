@@ -93,11 +93,11 @@ class TokenHead:
         with _evaluating(model), torch.autocast(table.device.type, enabled=False):
             whole = model(ids, use_cache=False).logits[0].float()
             try:
-                own = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
+                computed = self.logits(model.base_model(ids, use_cache=False).last_hidden_state[0]).float()
             except (AttributeError, TypeError, ValueError) as error:
                 raise ModelError(_unheaded(model)) from error
         tolerance = _CHECK_TOLERANCE.get(model.dtype, _CHECK_TOLERANCE_HALF) * max(1.0, float(whole.abs().max()))
-        if own.shape != whole.shape or float((own - whole).abs().max()) > tolerance:
+        if computed.shape != whole.shape or float((computed - whole).abs().max()) > tolerance:
             raise ModelError(_unheaded(model))
 
 

@@ -114,24 +114,24 @@ def tokenize(
         input_format = replace(input_format, renders=True)
     room = _room(tokenizer, input_format)
     formatted = [_Formatted.of(tokenizer, texts[index], index, input_format, room) for index in filled]
-    found = encode_texts(
+    encoded = encode_texts(
         tokenizer,
         [one.whole for one in formatted],
         offsets=offsets or input_format.has_frame,
         parses_control=input_format.parses_control,
         most=None if input_format.template.after or input_format.has_copy else room,
     )
-    long = [row for row, own in enumerate(found) if room is not None and len(own.ids) > room]
+    long = [row for row, own in enumerate(encoded) if room is not None and len(own.ids) > room]
     if long and input_format.overflow == "error":
-        raise _too_long(filled[long[0]], found[long[0]], f"there is room for {room}")
+        raise _too_long(filled[long[0]], encoded[long[0]], f"there is room for {room}")
     if long and warn:
         warnings.warn(f"{len(long)} of {len(texts)} texts were longer than {room} tokens and were cut", stacklevel=4)
     if input_format.has_copy:
         # Both copies lose as much.
         for row in long:
-            formatted[row], found[row] = _shortened(tokenizer, texts[filled[row]], filled[row], input_format, room)
+            formatted[row], encoded[row] = _shortened(tokenizer, texts[filled[row]], filled[row], input_format, room)
     cut = {filled[row] for row in long}
-    for index, own, one in zip(filled, found, formatted, strict=True):
+    for index, own, one in zip(filled, encoded, formatted, strict=True):
         tokens = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
         if tokens is None and input_format.empty == "error":
             raise TextError.about("text", index, "has no tokens: this model's vocabulary has none of its characters")
@@ -146,9 +146,9 @@ def _in_normal_form(
 
     Rendered texts, whose control tokens have places of their own, are left as they are.
     """
-    own = [normalized(one) if isinstance(one, str) and not isinstance(one, Rendered) else one for one in texts]
-    found = tokenize(tokenizer, own, replace(input_format, normalizes=False), offsets=offsets, warn=warn)
-    for place, (text, other, tokens) in enumerate(zip(texts, own, found, strict=True)):
+    normal = [normalized(one) if isinstance(one, str) and not isinstance(one, Rendered) else one for one in texts]
+    found = tokenize(tokenizer, normal, replace(input_format, normalizes=False), offsets=offsets, warn=warn)
+    for place, (text, other, tokens) in enumerate(zip(texts, normal, found, strict=True)):
         if tokens is not None and tokens.offsets and other != text:
             aligned = Alignment(text)
             found[place] = replace(tokens, offsets=tuple(aligned.original(*one) for one in tokens.offsets))
@@ -175,8 +175,8 @@ class _Formatted:
         ends = template.after or input_format.has_copy
         if ends and room is not None and len(text) > _LONG * room:
             # The end of the whole is the template's, so a long text is cut here and not where the whole is tokenized.
-            [own] = encode_texts(tokenizer, [text], offsets=True, most=room)
-            text = text[: max(end for _, end in own.offsets)]
+            [encoded] = encode_texts(tokenizer, [text], offsets=True, most=room)
+            text = text[: max(end for _, end in encoded.offsets)]
         text = template.sentence(text)
         if template.between is not None:
             before += text + template.between
@@ -197,11 +197,11 @@ def _shortened(
     kept = min(len(places), max(1, (room - fixed) // 2))
     while True:
         formatted = _Formatted.of(tokenizer, text[: places[kept - 1][1]], index, input_format, room)
-        [found] = encode_texts(tokenizer, [formatted.whole], offsets=True, parses_control=input_format.parses_control)
+        [encoded] = encode_texts(tokenizer, [formatted.whole], offsets=True, parses_control=input_format.parses_control)
         # Between other characters a text may have other tokens, and more of them.
-        if len(found.ids) <= room or kept == 1:
-            return formatted, found
-        kept = max(1, kept - max(1, (len(found.ids) - room) // 2))
+        if len(encoded.ids) <= room or kept == 1:
+            return formatted, encoded
+        kept = max(1, kept - max(1, (len(encoded.ids) - room) // 2))
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> tuple[int, int]:

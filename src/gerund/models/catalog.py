@@ -280,21 +280,21 @@ def find_local(name: str) -> Path | None:
     >>> find_local("gpt2") is None
     True
     """
-    store, colon, wanted = name.partition(":")
+    store, colon, rest = name.partition(":")
     if not colon or store not in STORES:
         return None
     models = {model.name.removeprefix(f"{store}:"): model.path for model in STORES[store]()}
-    short = wanted if store != "ollama" else _ollama_name(wanted)
+    short = rest if store != "ollama" else _ollama_name(rest)
     matches = [path for known, path in models.items() if known == short]
-    matches = matches or [path for known, path in models.items() if wanted and wanted.lower() in known.lower()]
+    matches = matches or [path for known, path in models.items() if rest and rest.lower() in known.lower()]
     if len(matches) == 1:
         return matches[0]
     if not models:
         raise ModelError(f"{store} has no models on this machine")
     if len(matches) > 1:
-        names = [known for known in models if wanted.lower() in known.lower()]
-        raise ModelError(f"{store} has several models called {wanted!r}: {', '.join(sorted(names)[:10])}")
-    raise ModelError(str(unknown_name(f"model of {store}", wanted, sorted(models))))
+        names = [known for known in models if rest.lower() in known.lower()]
+        raise ModelError(f"{store} has several models called {rest!r}: {', '.join(sorted(names)[:10])}")
+    raise ModelError(str(unknown_name(f"model of {store}", rest, sorted(models))))
 
 
 def _ollama() -> Iterator[LocalModel]:

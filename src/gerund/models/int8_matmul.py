@@ -39,8 +39,8 @@ _packed: Any = WeakTensorKeyDictionary()
 @cache
 def cpu_has_int8() -> bool:
     """Whether this processor has int8 instructions (VNNI or AMX) that this torch uses."""
-    asked = getattr(torch.cpu, "_is_vnni_supported", None)
-    if asked is None or not asked() or not torch.backends.mkldnn.is_available():
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    if supported is None or not supported() or not torch.backends.mkldnn.is_available():
         return False
     identity, other = torch.eye(_SMALLEST), torch.arange(float(_SMALLEST)).repeat(_SMALLEST, 1)
     try:

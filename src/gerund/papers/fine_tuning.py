@@ -47,11 +47,11 @@ def copied(runtime: EncoderRuntime) -> EncoderRuntime:
     part = encoder_of(model) if is_encoder_decoder(model) else model.base_model
     if not all(weight.is_floating_point() for weight in part.parameters()):
         raise ModelError("this model's weights are quantised and cannot be trained; load it in float32 or bfloat16")
-    own, head = copy.deepcopy(part).float(), copy.deepcopy(runtime.head)
-    for module in (own, head):
+    layers, head = copy.deepcopy(part).float(), copy.deepcopy(runtime.head)
+    for module in (layers, head):
         if module is not None:
             module.requires_grad_(True)
-    return replace(runtime.in_own_type(), model=own, head=None if head is None else head.float())
+    return replace(runtime.in_own_type(), model=layers, head=None if head is None else head.float())
 
 
 def fine_tuned(
@@ -91,13 +91,13 @@ def fine_tuned(
 @torch.no_grad()
 def predicted(classifier: TextClassifier, runtime: EncoderRuntime, texts: Sequence[Tokens | None]) -> list[int]:
     """Return the likeliest class of each text."""
-    found = [0] * len(texts)
+    labels = [0] * len(texts)
     budget = default_batch_tokens(runtime.device.type, runtime.state_width)
     for rows in token_batches([1 if text is None else len(text) for text in texts], budget):
         logits_BC = classifier(**_inputs(runtime, [texts[row] for row in rows])).logits
         for row, label in zip(rows, logits_BC.argmax(-1).tolist(), strict=True):
-            found[row] = label
-    return found
+            labels[row] = label
+    return labels
 
 
 def _step(classifier: TextClassifier, inputs: dict[str, Tensor], right_B: Tensor, config: FineTuningConfig) -> None:
@@ -163,14 +163,14 @@ class FineTuning(LabelledTask):
     def run(self, system: Generates, config: EvaluationConfig) -> Score:
         """Train on each sample, score the other set."""
         train, test = self.learnt_and_scored(config)
-        found = [
+        accuracies = [
             accuracy(test.labels, self._predicted(system, train.take(sample), test.texts, config, number))
             for number, sample in enumerate(self._samples(train, config))
         ]
         return Score(
             "accuracy",
-            {"accuracy": statistics.fmean(found)},
-            spread=statistics.stdev(found) if self.runs > 1 else None,
+            {"accuracy": statistics.fmean(accuracies)},
+            spread=statistics.stdev(accuracies) if self.runs > 1 else None,
             runs=self.runs,
             size=len(test.labels),
             notes=self._notes(train.labels),
@@ -192,12 +192,12 @@ class FineTuning(LabelledTask):
         labels = [names.index(label) for label in learnt.labels]
         learnt_tokens, tokens = (text_tokens(lm.runtime, own, prompt, empty="zeros") for own in (learnt.texts, texts))
         classifier = fine_tuned(lm.runtime, learnt_tokens, labels, how, show=config.show_progress)
-        found = [names[label] for label in predicted(classifier, lm.runtime, tokens)]
+        named = [names[label] for label in predicted(classifier, lm.runtime, tokens)]
         del classifier
         gc.collect()
         if lm.device.type == "cuda":
             torch.cuda.empty_cache()
-        return found
+        return named
 
     def _samples(self, train: LabelledTexts, config: EvaluationConfig) -> list[list[int]]:
         """Return of each sample which training texts are learnt from."""

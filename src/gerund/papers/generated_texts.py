@@ -357,14 +357,14 @@ class Writing(FileTask):
         passages, others = self.passages(n, config)
         lm = system.lm
         written = self.write(lm, [passage.prefix for passage in passages], config)
-        found = self.compare(lm, passages, written, others)
+        score = self.compare(lm, passages, written, others)
         notes = [
             f"{len(passages)} continuations of at most {self.max_new_tokens} tokens by {self.decoding} decoding"
             f"{self._ranking}; scores of another number, length, prefix or decoding cannot be compared with these"
         ]
         if len(passages) < n:
             notes.append(f"the corpus has no more than {len(passages)} passages of this length")
-        return Score("rep_4", found.metrics, size=len(passages), notes=(*notes, *found.notes))
+        return Score("rep_4", score.metrics, size=len(passages), notes=(*notes, *score.notes))
 
     @property
     def _ranking(self) -> str:

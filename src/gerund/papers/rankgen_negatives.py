@@ -117,27 +117,27 @@ class PassageMaker:
 
     def rows(self, documents: Sequence[tuple[int, str]]) -> Iterator[dict[str, object]]:
         """Yield a row for each passage, in order."""
-        own = self.config
+        config = self.config
         rows: list[dict[str, object]] = []
         continued: list[tuple[int, Passage]] = []
         for number, text in documents:
-            rng = np.random.default_rng([own.seed, number])
+            rng = np.random.default_rng([config.seed, number])
             sentences = split_sentences(text)
             passages = sample_passages(
                 text,
                 sentences,
                 rng,
-                count=own.per_document,
-                prefix_words=own.prefix_words,
-                continuation_words=(own.fewest_words, own.most_words),
+                count=config.per_document,
+                prefix_words=config.prefix_words,
+                continuation_words=(config.fewest_words, config.most_words),
             )
             for passage in passages:
                 row: dict[str, object] = {"document": number, "prefix": passage.prefix}
                 row["continuation"] = passage.continuation
                 row["span"] = [passage.start, passage.middle, passage.end]
-                if own.hard:
+                if config.hard:
                     row |= self._hard(text, sentences, passage)
-                if rng.random() < own.generate:
+                if rng.random() < config.generate:
                     continued.append((len(rows), passage))
                 rows.append(row)
         if continued and self.lm is not None:

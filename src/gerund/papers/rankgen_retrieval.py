@@ -57,14 +57,14 @@ class BookRetrieval(ScoredTask):
         if not documents:
             raise DataError(f"{path}: no document has two prefixes of {self.prefix_words} words with a continuation")
         scorer = system.find_scorer(self.scorer, seed=config.seed)
-        wanted = min(self.samples, config.limit or self.samples)
+        count = min(self.samples, config.limit or self.samples)
         ranks: list[int] = []
         sizes: list[int] = []
         with progress(len(documents), self.name, show=config.show_progress) as advance:
             for number, passages in enumerate(documents):
                 # As many of every document as of the others, one more of the first ones.
                 asked = ((passage, found) for passage in passages if len(found := candidates_of(passage, passages)) > 1)
-                own = list(islice(asked, len(range(number, wanted, len(documents)))))
+                own = list(islice(asked, len(range(number, count, len(documents)))))
                 if own:
                     texts = list(dict.fromkeys(passage.continuation for passage in passages))
                     prefixes = [passage.prefix for passage, _ in own]
@@ -81,7 +81,7 @@ class BookRetrieval(ScoredTask):
     def _documents(self, path: Path, rng: np.random.Generator) -> Iterator[list[Passage]]:
         """Yield each document's passages in a random order."""
         for text in read_texts(path):
-            found = sample_passages(
+            passages = sample_passages(
                 text,
                 split_sentences(text),
                 rng,
@@ -89,8 +89,8 @@ class BookRetrieval(ScoredTask):
                 prefix_words=self.prefix_words,
                 continuation_words=(10, self.continuation_words),
             )
-            if any(any(wrong_for(passage, found)) for passage in found):
-                yield [found[place] for place in rng.permutation(len(found)).tolist()]
+            if any(any(wrong_for(passage, passages)) for passage in passages):
+                yield [passages[place] for place in rng.permutation(len(passages)).tolist()]
 
 
 def candidates_of(passage: Passage, passages: Sequence[Passage]) -> list[str]:
@@ -136,8 +136,8 @@ class QuotationRetrieval(ScoredTask):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every file in ``quotations/``."""
-        found = split_files(folder / cls.data_folder).items()
-        return [cls(name=f"{cls.kind}/{name}", files=files) for name, files in found]
+        splits = split_files(folder / cls.data_folder).items()
+        return [cls(name=f"{cls.kind}/{name}", files=files) for name, files in splits]
 
     def __post_init__(self) -> None:
         if self.context not in _SIDES:

@@ -83,10 +83,10 @@ def recalls(ranks: Sequence[int]) -> dict[str, float]:
     >>> recalls([1, 4])["recall_at_3"], recalls([1, 4])["mrr"]
     (0.5, 0.625)
     """
-    found = np.array(ranks, dtype=np.float64)
+    ranks_of = np.array(ranks, dtype=np.float64)
     return {
-        **{f"recall_at_{depth}": float(np.mean(found <= depth)) for depth in DEPTHS},
-        "mrr": float(np.mean(1 / found)),
+        **{f"recall_at_{depth}": float(np.mean(ranks_of <= depth)) for depth in DEPTHS},
+        "mrr": float(np.mean(1 / ranks_of)),
     }
 
 
@@ -136,11 +136,11 @@ class SuffixTask(ScoredTask):
         choices = self.choices(min(self.samples, config.limit or self.samples), config, system)
         scores, lost = self._by_likelihood(system, choices, config)
         if scorer is not None:
-            found = scorer.score(
+            scores_of = scorer.score(
                 [choice.prefix for choice in choices],
                 [[f" {candidate}" for candidate in choice.candidates] for choice in choices],
             )
-            scores = {_SCORER: [np.array(own) for own in found], **scores}
+            scores = {_SCORER: [np.array(own) for own in scores_of], **scores}
         metrics = self.accuracies(scores, [choice.gold for choice in choices])
         main = next(name for name in (_SCORER, _MAIN, *_CHEAP) if name in scores)
         notes = [f"95% interval of {main}: within {100 * _half_width(metrics[main], len(choices)):.1f} points"]
@@ -223,9 +223,9 @@ class InbookTask(SuffixTask):
         del system
         path = self.scored_file(config)
         rng = np.random.default_rng(config.seed)
-        by_document = [found for text in read_texts(path) if (found := self._of(text, count, rng))]
+        by_document = [made for text in read_texts(path) if (made := self._of(text, count, rng))]
         turns = range(max(map(len, by_document), default=0))
-        sampled = [found[turn] for turn in turns for found in by_document if turn < len(found)][:count]
+        sampled = [made[turn] for turn in turns for made in by_document if turn < len(made)][:count]
         if not sampled:
             raise DataError(
                 f"{path}: no document is long enough for prefixes of {self.prefix_words} words and eleven continuations"
@@ -247,22 +247,22 @@ class InbookTask(SuffixTask):
         sentences = split_sentences(text)
         lengths = (10, self.continuation_words)
         passages = cut_passages(text, sentences, prefix_words=self.prefix_words, continuation_words=lengths)
-        found: list[_Sampled] = []
+        sampled: list[_Sampled] = []
         for place in rng.permutation(len(passages)).tolist():
-            if len(found) == count:
+            if len(sampled) == count:
                 break
             passage = passages[place]
             negatives = [negative.text for negative in inbook_negatives(text, sentences, passage, _WAYS - 1, rng)]
             if len(negatives) == _WAYS - 1:
                 gold = int(rng.integers(_WAYS))
                 candidates = (*negatives[:gold], passage.continuation, *negatives[gold:])
-                found.append(_Sampled(Choice((passage.prefix,), candidates, gold), text, sentences, passage))
-        return found
+                sampled.append(_Sampled(Choice((passage.prefix,), candidates, gold), text, sentences, passage))
+        return sampled
 
     def _hardened(self, sampled: "Sequence[_Sampled]", rng: np.random.Generator) -> list[Choice]:
         """Return the same prefixes with the ten stretches of the document that the scorer likes best, shuffled."""
         finder = Hardest(fixed_scorer(self.hard_by, load))
-        found: dict[int, Choice] = {}
+        hardened: dict[int, Choice] = {}
         # All prefixes of a document after each other: what was computed of its stretches is known then.
         for place, sample in sorted(enumerate(sampled), key=lambda numbered: numbered[1].text):
             stretches = other_stretches(sample.text, sample.sentences, sample.passage)
@@ -270,8 +270,8 @@ class InbookTask(SuffixTask):
             negatives = [hard[which] for which in rng.permutation(len(hard)).tolist()]
             gold = sample.choice.gold
             candidates = (*negatives[:gold], sample.passage.continuation, *negatives[gold:])
-            found[place] = Choice(sample.choice.sentences, candidates, gold)
-        return [found[place] for place in range(len(sampled))]
+            hardened[place] = Choice(sample.choice.sentences, candidates, gold)
+        return [hardened[place] for place in range(len(sampled))]
 
 
 @dataclass(frozen=True)
@@ -381,13 +381,13 @@ class HumanOrGenerated(SuffixTask):
         """Yield passages, one of every document before any gives another."""
         documents = []
         for text in read_texts(path):
-            found = cut_passages(
+            passages = cut_passages(
                 text,
                 split_sentences(text),
                 prefix_words=self.prefix_words,
                 continuation_words=(_FEWEST, self.continuation_words),
             )
-            documents.append([found[place] for place in rng.permutation(len(found))[:count].tolist()])
+            documents.append([passages[place] for place in rng.permutation(len(passages))[:count].tolist()])
         for turn in zip_longest(*documents):
             yield from (passage for passage in turn if passage is not None)
 

@@ -86,12 +86,12 @@ class TaggedSentences:
 
 def conll_splits(folder: Path) -> dict[str, Path]:
     """Return which of ``train``, ``validation`` and ``test`` a folder has, and their files."""
-    found = {}
+    splits = {}
     for split, names in _SPLITS.items():
         path = next((folder / name for name in names if (folder / name).is_file()), None)
         if path is not None:
-            found[split] = path
-    return found
+            splits[split] = path
+    return splits
 
 
 def read_conll(path: Path) -> TaggedSentences:
@@ -204,11 +204,11 @@ class LinearTagger:
 
     def predict(self, vectors_ND: np.ndarray) -> list[str]:
         """Return the tag of each vector; of equals the first."""
-        found: list[str] = []
+        predicted: list[str] = []
         for start in range(0, len(vectors_ND), _PREDICTED_AT_ONCE):
             scores_NC = vectors_ND[start : start + _PREDICTED_AT_ONCE] @ self.weight_CD.T + self.bias_C
-            found += [self.tags[place] for place in scores_NC.argmax(axis=1)]
-        return found
+            predicted += [self.tags[place] for place in scores_NC.argmax(axis=1)]
+        return predicted
 
 
 def train_taggers(
@@ -329,12 +329,12 @@ class TokenTask(Task):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every folder in ``tokens`` that has a training and a test set."""
-        found: list[Task] = []
+        tasks: list[Task] = []
         for place in sorted(path for path in (folder / cls.data_folder).glob("*") if path.is_dir()):
             splits = conll_splits(place)
             if {"train", "test"} <= splits.keys():
-                found.append(cls(name=f"{cls.kind}/{place.name}", files=tuple(splits.values())))
-        return found
+                tasks.append(cls(name=f"{cls.kind}/{place.name}", files=tuple(splits.values())))
+        return tasks
 
     def __post_init__(self) -> None:
         if self.setting not in _CHOICES:
@@ -505,7 +505,7 @@ def token_tags(counts: Sequence[Sequence[int]], tags: Sequence[Sequence[str]]) -
     >>> token_tags([[2, 1, 3]], [["I-PER", "O", "I-LOC"]])
     [['B-PER', 'I-PER', 'O', 'B-LOC', 'I-LOC', 'I-LOC']]
     """
-    found = []
+    labels = []
     for numbers, own in zip(counts, tags, strict=True):
         begins = {begin for begin, _, _ in chunks(own)}
         sentence: list[str] = []
@@ -516,8 +516,8 @@ def token_tags(counts: Sequence[Sequence[int]], tags: Sequence[Sequence[str]]) -
                 sentence += [first, *[f"I-{kind}"] * (number - 1)][:number]
             else:
                 sentence += [tag] * number
-        found.append(sentence)
-    return found
+        labels.append(sentence)
+    return labels
 
 
 def _tagged(
@@ -554,16 +554,16 @@ def chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     >>> sorted(chunks(["I-ORG", "O", "I-PER", "B-PER", "I-LOC"]))
     [(0, 1, 'ORG'), (2, 3, 'PER'), (3, 4, 'PER'), (4, 5, 'LOC')]
     """
-    found = set()
+    spans = set()
     begin, current = 0, ""
     for place, tag in enumerate([*tags, "O"]):
         mark, _, kind = tag.partition("-")
         if current and (mark == "B" or kind != current):
-            found.add((begin, place, current))
+            spans.add((begin, place, current))
             current = ""
         if kind and not current:
             begin, current = place, kind
-    return found
+    return spans
 
 
 def chunk_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> ChunkScores:
@@ -574,10 +574,10 @@ def chunk_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
     """
     right = n_gold = n_predicted = 0
     for true_tags, tags in zip(gold, predicted, strict=True):
-        true_chunks, found = chunks(true_tags), chunks(tags)
-        right += len(true_chunks & found)
+        true_chunks, predicted_chunks = chunks(true_tags), chunks(tags)
+        right += len(true_chunks & predicted_chunks)
         n_gold += len(true_chunks)
-        n_predicted += len(found)
+        n_predicted += len(predicted_chunks)
     # 2 PR / (P + R), without a division by 0 where nothing is right.
     f1 = 2 * right / max(1, n_gold + n_predicted)
     return ChunkScores(right / max(1, n_predicted), right / max(1, n_gold), f1)
@@ -589,5 +589,5 @@ def _metrics(column: Column, gold: list[list[str]], predicted: list[list[str]]) 
     correct = accuracy(flat_gold, flat)
     if column == "pos":
         return "accuracy", {"accuracy": correct, "macro_f1": macro_f1(flat_gold, flat)}
-    found = chunk_scores(gold, predicted)
-    return "f1", {"f1": found.f1, "precision": found.precision, "recall": found.recall, "accuracy": correct}
+    scores = chunk_scores(gold, predicted)
+    return "f1", {"f1": scores.f1, "precision": scores.precision, "recall": scores.recall, "accuracy": correct}

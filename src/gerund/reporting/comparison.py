@@ -91,8 +91,8 @@ class Group:
     @property
     def metric(self) -> str | None:
         """The main metric when all tasks share it and its direction."""
-        found = {(row.metric, row.higher_is_better) for row in self.rows}
-        return self.rows[0].metric if len(found) == 1 else None
+        metrics = {(row.metric, row.higher_is_better) for row in self.rows}
+        return self.rows[0].metric if len(metrics) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class _Notes:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, sentences: Iterable[str]) -> tuple[int, ...]:
-        wanted = [text for text in dict.fromkeys(sentences) if text not in self.remarks]
-        return tuple(self.numbers.setdefault(text, len(self.numbers) + 1) for text in wanted)
+        texts = [text for text in dict.fromkeys(sentences) if text not in self.remarks]
+        return tuple(self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts)
 
 
 def compare(results: Sequence[Result]) -> Comparison:
@@ -201,12 +201,12 @@ def shown(value: float, unit: str) -> str:
 
 
 def _columns(results: Sequence[Result], newest: list[Result]) -> tuple[Column, ...]:
-    found = []
+    columns = []
     for label in dict.fromkeys(result.system for result in results):
         results_of_label = [result for result in newest if result.system == label]
         latest = max(results_of_label, key=lambda result: result.date)
-        found.append(Column(label, latest.description, sum(result.seconds for result in results_of_label)))
-    return tuple(found)
+        columns.append(Column(label, latest.description, sum(result.seconds for result in results_of_label)))
+    return tuple(columns)
 
 
 def _row(found: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
@@ -407,8 +407,8 @@ class Significance:
 
     def interval_text(self, result: Result) -> str:
         """Return an interval as tables print it; empty without one."""
-        found = self.intervals.get((result.task, result.system))
-        return "" if found is None else f"{shown(found.low, result.unit)}–{shown(found.high, result.unit)}"
+        interval = self.intervals.get((result.task, result.system))
+        return "" if interval is None else f"{shown(interval.low, result.unit)}–{shown(interval.high, result.unit)}"
 
     def leads_of(self, task: str) -> list[Lead]:
         """Return the comparisons of one task."""
@@ -447,8 +447,8 @@ def significance_of(comparison: Comparison) -> Significance:
     for row in comparison.rows:
         for cell in row.present:
             examples = cell.result.score.examples
-            if examples is not None and (found := interval_of(examples)) is not None:
-                intervals[row.task, cell.result.system] = found
+            if examples is not None and (interval := interval_of(examples)) is not None:
+                intervals[row.task, cell.result.system] = interval
         if row.comparable:
             leads += _leads(row)
     return Significance(intervals, tuple(leads))
@@ -486,16 +486,16 @@ def _leads(row: Row) -> list[Lead]:
         return []
     sign = 1 if row.higher_is_better else -1
     best = max(able, key=lambda result: sign * result.score.value)
-    found = [_lead(best, other) for other in able if other is not best]
-    leads = [lead for lead in found if lead is not None]
+    compared = [_lead(best, other) for other in able if other is not best]
+    leads = [lead for lead in compared if lead is not None]
     allowed = holm([lead.p for lead in leads])
     return [replace(lead, p=p) for lead, p in zip(leads, allowed, strict=True)]
 
 
 def _lead(best: Result, other: Result) -> Lead | None:
     one, two = best.score.examples, other.score.examples
-    found = None if one is None or two is None else difference_of(one, two)
-    return None if found is None else Lead(best.task, best.unit, best.system, other.system, found, found.p)
+    gap = None if one is None or two is None else difference_of(one, two)
+    return None if gap is None else Lead(best.task, best.unit, best.system, other.system, gap, gap.p)
 
 
 def _factor(unit: str) -> float:

@@ -329,13 +329,13 @@ def _raw(value: float) -> str:
 
 
 def _config(comparison: Comparison) -> list[tuple[str, str]]:
-    found = [result.config for result in comparison.results]
+    configs = [result.config for result in comparison.results]
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())
     return [
-        ("Seed", _distinct(config.get("seed") for config in found)),
-        ("Limit", _distinct(_limit(config.get("limit")) for config in found)),
-        ("Split", _distinct(config.get("split") for config in found)),
-        ("Prompts", _prompts(found)),
+        ("Seed", _distinct(config.get("seed") for config in configs)),
+        ("Limit", _distinct(_limit(config.get("limit")) for config in configs)),
+        ("Split", _distinct(config.get("split") for config in configs)),
+        ("Prompts", _prompts(configs)),
         ("gerund", __version__),
         ("Packages", packages),
     ]

@@ -66,9 +66,9 @@ def _trade(comparison: Comparison) -> Iterator[Wanted]:
     if reads is None or writes is None:
         return
     places = zip(comparison.columns, reads.values, writes.values, strict=True)
-    found = [(column, read, write) for column, read, write in places if read is not None and write is not None]
-    if len(found) > 1:
-        yield "The trade-off", partial(_trade_of, found, reads.label, writes.label)
+    points = [(column, read, write) for column, read, write in places if read is not None and write is not None]
+    if len(points) > 1:
+        yield "The trade-off", partial(_trade_of, points, reads.label, writes.label)
 
 
 def _trade_of(found: Sequence[tuple[Column, float, float]], reads: str, writes: str) -> Picture:
@@ -211,13 +211,13 @@ def _attention_of(system: LanguageModelSystem, name: str) -> Picture:
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
-    found = inspect_attention(system.lm.runtime, EXAMPLE_TEXTS)
-    figure = attention_figure(found.before, found.after, title=f"{name}, {system.lm.n_layers} layers", even=found.even)
-    single = [item for item in found.after if item.run == 0]
-    before, after = fmean(sink_fraction(found.before)), fmean(sink_fraction(single))
+    maps = inspect_attention(system.lm.runtime, EXAMPLE_TEXTS)
+    figure = attention_figure(maps.before, maps.after, title=f"{name}, {system.lm.n_layers} layers", even=maps.even)
+    single = [item for item in maps.after if item.run == 0]
+    before, after = fmean(sink_fraction(maps.before)), fmean(sink_fraction(single))
     return Picture(
         system.label,
-        f"Mean attention over {len(found.ids)} English sentences and all heads, before and after the conversion. "
+        f"Mean attention over {len(maps.ids)} English sentences and all heads, before and after the conversion. "
         f"The first token takes {before:.0%} of the attention before and {after:.0%} after, on average over layers.",
         f"Attention maps of {system.label}, layer by layer, before and after, and the fraction of the first token.",
         picture(figure),

@@ -60,10 +60,10 @@ class Gallery:
 
     def groups(self) -> list[tuple[str, list[Picture]]]:
         """Return the pictures under their headings, in the order in which those first occur."""
-        found: dict[str, list[Picture]] = {}
+        by_group: dict[str, list[Picture]] = {}
         for picture in self.pictures:
-            found.setdefault(picture.group, []).append(picture)
-        return list(found.items())
+            by_group.setdefault(picture.group, []).append(picture)
+        return list(by_group.items())
 
 
 # One picture: what it is, and how it is drawn.
@@ -135,13 +135,13 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "mteb", "scikit-learn", "sci
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that scores may depend on, of those that are installed."""
-    found = {}
+    installed = {}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def shareable(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,12 +174,12 @@ def also_named(former: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
 
 def _aliases_of(keywords: Any) -> dict[str, Alias]:
     """Return the aliases in a ``TypedDict`` by name."""
-    found = {}
+    aliases = {}
     for name, kind in keywords.__annotations__.items():
         for one in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
             if isinstance(one, Alias):
-                found[name] = one
-    return found
+                aliases[name] = one
+    return aliases
 
 
 def _resolved(aliases: Mapping[str, Alias], placed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

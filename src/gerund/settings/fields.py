@@ -133,13 +133,13 @@ def settings_in(*declarations: Any) -> dict[str, tuple[Any, "DataclassField[Any]
     Declarations are dataclasses whose type variables have a value, such as ``EncoderSettings[None, Never]``; ``Never``
     takes what the variable stands for away.
     """
-    found: dict[str, tuple[Any, DataclassField[Any]]] = {}
+    settings: dict[str, tuple[Any, DataclassField[Any]]] = {}
     for declaration in declarations:
         origin = get_origin(declaration) or declaration
         values = dict(zip(getattr(origin, "__parameters__", ()), get_args(declaration), strict=True))
-        own = inspect.get_annotations(origin)
-        found |= {one.name: (_kind(one.type, values), one) for one in fields(origin) if one.name in own}
-    return found
+        annotations = inspect.get_annotations(origin)
+        settings |= {one.name: (_kind(one.type, values), one) for one in fields(origin) if one.name in annotations}
+    return settings
 
 
 def settings_of(config: type) -> dict[str, tuple[Any, "DataclassField[Any]"]]:
@@ -182,9 +182,9 @@ def check(config: Any) -> None:
     checker = _checker(type(config))  # type: ignore[arg-type]
     names = checker.model_fields
     with plainly(checker):
-        found = checker.model_validate({name: getattr(config, name) for name in names})
+        checked = checker.model_validate({name: getattr(config, name) for name in names})
     for name in names:
-        object.__setattr__(config, name, getattr(found, name))
+        object.__setattr__(config, name, getattr(checked, name))
 
 
 @contextmanager

@@ -359,20 +359,20 @@ def spelled_out(name: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(name, str) or name in _DEFAULT_FRACTION:
         return {"name": name}
-    plain, said = "".join(name.lower().split()).replace("&", "+"), dict[str, Any]()
-    if (found := _K0.fullmatch(plain)) is not None:
-        if not found[1].isdigit():
-            k0 = f"{'half of ' if found[1] == 'mid' else ''}the best k of 'mask0-bidir'"
+    plain, settings = "".join(name.lower().split()).replace("&", "+"), dict[str, Any]()
+    if (match := _K0.fullmatch(plain)) is not None:
+        if not match[1].isdigit():
+            k0 = f"{'half of ' if match[1] == 'mid' else ''}the best k of 'mask0-bidir'"
             raise ConfigError(f"{name!r} is 'mask0+bidir' with k0 = {k0}: give that number")
-        plain, said = "mask0+bidir", {"k0": int(found[1])}
-    elif (found := _MASK_M.fullmatch(plain)) is not None:
-        if not found[2]:
+        plain, settings = "mask0+bidir", {"k0": int(match[1])}
+    elif (match := _MASK_M.fullmatch(plain)) is not None:
+        if not match[2]:
             raise ConfigError(f"{name!r} does not say which layers: there are {plain}-bidir, {plain}-for, {plain}-all")
-        plain, said = f"mask0{found[2]}", {"sink_tokens": int(found[1])} if int(found[1]) else {}
-    for field, value in said.items():
+        plain, settings = f"mask0{match[2]}", {"sink_tokens": int(match[1])} if int(match[1]) else {}
+    for field, value in settings.items():
         if (other := given.get(field)) is not None and not (isinstance(other, int) and other == value):
             raise ConfigError(f"{name!r} says {field}={value}, and {field}={other} is given beside it")
-    return {"name": plain, **said} if plain in _DEFAULT_FRACTION else {"name": name}
+    return {"name": plain, **settings} if plain in _DEFAULT_FRACTION else {"name": name}
 
 
 def _check_fit(plan: AttentionPlan) -> None:

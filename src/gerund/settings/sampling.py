@@ -175,19 +175,19 @@ def sampling_from(given: Sampling | None, keywords: Mapping[str, Any], default: 
     >>> sampling_from(None, {"top_p": 0.9, "seed": 1}) == Sampling(temperature=1.0, top_p=0.9, seed=1)
     True
     """
-    said = {name: keywords[name] for name in SamplingKeywords.__annotations__ if keywords.get(name) is not None}
-    if not said or given is not None:
-        if said:
-            raise ConfigError(f"`{next(iter(said))}` is a part of `sampling`; pass one of them, not both")
+    passed = {name: keywords[name] for name in SamplingKeywords.__annotations__ if keywords.get(name) is not None}
+    if not passed or given is not None:
+        if passed:
+            raise ConfigError(f"`{next(iter(passed))}` is a part of `sampling`; pass one of them, not both")
         return sampling_or(given, default)
-    samples = said.pop("do_sample", None)
+    samples = passed.pop("do_sample", None)
     if samples is not None and not flag("do_sample", samples):
-        unused = next((name for name in ("temperature", *_FILTERS) if said.get(name)), None)
+        unused = next((name for name in ("temperature", *_FILTERS) if passed.get(name)), None)
         if unused is not None:
             raise ConfigError(f"do_sample=False takes the most probable tokens, so `{unused}` has no use; remove it")
-        return replace(default, **{**dict.fromkeys(_FILTERS), "temperature": 0.0, **said})
-    if samples is not None and said.get("temperature") == 0:
+        return replace(default, **{**dict.fromkeys(_FILTERS), "temperature": 0.0, **passed})
+    if samples is not None and passed.get("temperature") == 0:
         raise ConfigError("do_sample=True contradicts temperature=0, which is greedy; remove one of them")
-    if "temperature" not in said and default.is_greedy and (samples or any(name in said for name in _FILTERS)):
-        said["temperature"] = 1.0
-    return replace(default, **said)
+    if "temperature" not in passed and default.is_greedy and (samples or any(name in passed for name in _FILTERS)):
+        passed["temperature"] = 1.0
+    return replace(default, **passed)

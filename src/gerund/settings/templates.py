@@ -141,13 +141,13 @@ def templates_around(prompt: str, templates: Sequence[Template], plan: str) -> t
     >>> templates_around("Q: {text}?", (), "causal")[0][0].after, templates_around("Q: ", (), "causal")[1]
     ('?', 'Q: ')
     """
-    found = (parted(prompt),) if is_template(prompt) else tuple(templates)
-    twice = [template.between is not None for template in found]
+    used = (parted(prompt),) if is_template(prompt) else tuple(templates)
+    twice = [template.between is not None for template in used]
     if plan == ECHO and not all(twice):
         raise ConfigError(f"the plan 'echo' reads the text twice: its templates have {PLACE} twice, as 'rewrite' has")
     if plan != ECHO and any(twice):
         raise ConfigError(f"a template with {PLACE} twice is for attention='echo'")
-    return found or (NO_FRAME,), "" if is_template(prompt) else prompt
+    return used or (NO_FRAME,), "" if is_template(prompt) else prompt
 
 
 def templates_of(name: str) -> tuple[Template, ...]:
@@ -207,12 +207,12 @@ def rerouted_layers(reroute: str, n_layers: int) -> tuple[int, ...]:
 def _numbers(name: str, spelled: str, n_layers: int) -> tuple[int, ...]:
     if spelled == ALL_LAYERS:
         return tuple(range(1, n_layers + 1))
-    found: set[int] = set()
+    numbers: set[int] = set()
     for low, high in _ranges(spelled):
         if high > n_layers:
             raise ConfigError(f"{name}={spelled}: the model has {n_layers} layers")
-        found |= set(range(low, high + 1))
-    return tuple(sorted(found))
+        numbers |= set(range(low, high + 1))
+    return tuple(sorted(numbers))
 
 
 def _ranges(spelled: str) -> list[tuple[int, int]]:
@@ -254,11 +254,11 @@ def transform_parts(name: str) -> tuple[str, int | None]:
     """
     if name == NO_TRANSFORM:
         return name, None
-    found = _TRANSFORM.fullmatch(name)
-    if found is None or found[2] == "0" or (found[1] == TRUNCATE and found[2] is None):
+    match = _TRANSFORM.fullmatch(name)
+    if match is None or match[2] == "0" or (match[1] == TRUNCATE and match[2] is None):
         known = [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256", f"{TRUNCATE}-128"]
         raise unknown_name("transform", name, known)
-    return found[1], None if found[2] is None else int(found[2])
+    return match[1], None if match[2] is None else int(match[2])
 
 
 class PromptText(str):

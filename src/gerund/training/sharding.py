@@ -128,12 +128,12 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _agree(contents: dict[str, Tensor]) -> None:
     """Refuse a skeleton that is another model than the first process's."""
     here = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in contents.items()}
-    wanted = on_first_process(lambda: here)
-    differing = sorted(name for name in here.keys() | wanted.keys() if here.get(name) != wanted.get(name))
+    first = on_first_process(lambda: here)
+    differing = sorted(name for name in here.keys() | first.keys() if here.get(name) != first.get(name))
     if differing:
         raise GerundError(
             f"the processes have built different models ({differing[0]} is {here.get(differing[0])} here and "
-            f"{wanted.get(differing[0])} in the first); give all nodes the same files and the same versions"
+            f"{first.get(differing[0])} in the first); give all nodes the same files and the same versions"
         )
 
 
@@ -201,7 +201,7 @@ def are_sharded(checkpoint: Path) -> bool:
 
 def write_shard(tensors: Mapping[str, Tensor], folder: Path, stem: str, *, index: int, count: int) -> None:
     """Write this process's rows of all tensors; of those that are in no shards the first process writes all."""
-    own, rows = {}, {}
+    shards, rows = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             first, local = _first_row(tensor), tensor.to_local()
@@ -210,10 +210,10 @@ def write_shard(tensors: Mapping[str, Tensor], folder: Path, stem: str, *, index
         else:
             continue
         rows[name] = [first, list(tensor.shape)]
-        own[name] = local.detach().cpu().reshape(local.shape or (1,)).contiguous()
+        shards[name] = local.detach().cpu().reshape(local.shape or (1,)).contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / shard_file(stem, index, count)
-    save_file(own, path, {"format": "pt", _HEADER: json.dumps(rows)})
+    save_file(shards, path, {"format": "pt", _HEADER: json.dumps(rows)})
     with path.open("rb") as file:
         os.fsync(file.fileno())  # what other machines have written the manifest's writer cannot promise
 

@@ -104,8 +104,8 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
     if not prepared.is_encoder_decoder:
         attach(prepared.model)
         attach_streams(decoder_layers(prepared.model))
-        wanted = [plan for objective in recipe.objectives for plan in objective.plans(prepared.encoder)]
-        for plan in dict.fromkeys(wanted):
+        plans = [plan for objective in recipe.objectives for plan in objective.plans(prepared.encoder)]
+        for plan in dict.fromkeys(plans):
             check = verify if weights else verify_on_two_layers
             check(prepared.model, plan.resolve(prepared.n_layers))
     adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _stored_adapter(prepared.source)

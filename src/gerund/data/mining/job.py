@@ -253,8 +253,8 @@ def make_part(work: Work, shard: Shard) -> Facts | None:
         counts: Counter[str] = Counter(size=loaded.size)
         columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
         for batch in _batches(_prepared(loaded, work, errors)):
-            found = pairs_of([prepared for _, prepared in batch], work.config)
-            for (record, prepared), pairs in zip(batch, found, strict=True):
+            mined = pairs_of([prepared for _, prepared in batch], work.config)
+            for (record, prepared), pairs in zip(batch, mined, strict=True):
                 counts["documents"] += 1
                 counts["sentences"] += prepared.total
                 counts["repeated"] += prepared.repeated

@@ -117,9 +117,9 @@ def _lists(sides: Sequence[Side]) -> tuple[np.ndarray, list[int], list[int], lis
         sentence, group = side.meetings.sentence, side.meetings.group
         n = int(sentence.max()) + 1
         keys = group[partners] * n + sentence[partners]
-        wanted = group[rows] * n + sentence[rows]
+        places = group[rows] * n + sentence[rows]
         columns[0].append(sentence[rows])
-        columns[1].append(before + np.searchsorted(keys, wanted, side="right"))
+        columns[1].append(before + np.searchsorted(keys, places, side="right"))
         columns[2].append(before + np.searchsorted(group[partners], group[rows], side="right"))
         columns[3].append(sentence[partners])
         before += len(partners)
@@ -268,16 +268,16 @@ def find_pairs(
     texts = Texts(documents, rule.weights)
     title = np.zeros(len(texts), dtype=bool)
     title[np.flatnonzero(np.diff(texts.document, prepend=-1))] = True
-    wanted = title if titled else None
-    shared = share(texts, find_windows(texts, rule.threshold), wanted)
+    title_only = title if titled else None
+    shared = share(texts, find_windows(texts, rule.threshold), title_only)
     meetings = Meetings(texts, shared)
     sides = [Side(meetings, None)]
     if rule.short_threshold is not None:
-        shared = share(texts, find_windows(texts, rule.short_threshold), wanted)
+        shared = share(texts, find_windows(texts, rule.short_threshold), title_only)
         meetings = Meetings(texts, shared)
         sides.append(Side(meetings, rule.short(texts), both=rule.short_characters is not None))
     if max_uses is None or titled:
-        first, second = all_pairs(len(texts), sides, wanted)
+        first, second = all_pairs(len(texts), sides, title_only)
         if max_uses is not None:
             kept = _rank_within(first) < max_uses
             first, second = first[kept], second[kept]

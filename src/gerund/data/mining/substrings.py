@@ -203,10 +203,10 @@ def share(texts: Texts, windows: Windows, wanted: np.ndarray | None = None) -> S
         looked_for = looked_for[_changes(looked_for)]
     else:
         looked_for = np.unique(hashes[wanted[texts.sentence[starts]]])
-    found, group = _members(hashes, looked_for)
+    places, group = _members(hashes, looked_for)
     # One key for group and place, since integers sort faster than columns.
     size = len(texts.codes)
-    key = np.sort(group * size + starts[found])
+    key = np.sort(group * size + starts[places])
     group = key // max(size, 1)
     shared = _worthwhile(texts, Shared(key - group * size, group))
     return _verified(texts, windows, shared)
@@ -273,10 +273,10 @@ def _members(hashes: np.ndarray, looked_for: np.ndarray) -> tuple[np.ndarray, np
     shift = np.uint64(64) - bits
     table = np.zeros(1 << int(bits), dtype=bool)
     table[looked_for >> shift] = True
-    found = np.flatnonzero(table[hashes >> shift])
-    group = np.minimum(np.searchsorted(looked_for, hashes[found]), len(looked_for) - 1)
-    right = looked_for[group] == hashes[found]
-    return found[right], group[right]
+    candidates = np.flatnonzero(table[hashes >> shift])
+    group = np.minimum(np.searchsorted(looked_for, hashes[candidates]), len(looked_for) - 1)
+    right = looked_for[group] == hashes[candidates]
+    return candidates[right], group[right]
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
@@ -401,12 +401,12 @@ def heaviest_span(texts: Texts, i: int, j: int, at_least: int = 1) -> tuple[int,
     assert best is not None
     while high - low > 1:
         middle = (low + high) // 2
-        found = _shared_stretch(pair, middle)
-        if found is None:
+        stretch = _shared_stretch(pair, middle)
+        if stretch is None:
             high = middle
         else:
             # The shared window may weigh more than the searched weight.
-            best, low = found, int(pair.weight[found[1]] - pair.weight[found[0]])
+            best, low = stretch, int(pair.weight[stretch[1]] - pair.weight[stretch[0]])
     return start + best[0], start + best[1]
 
 
@@ -446,9 +446,9 @@ class _Finder:
         few, many = np.where(swapped, second, first), np.where(swapped, first, second)
         pair = np.repeat(np.arange(len(few)), sizes[few])
         mine = self.by_sentence[ranges(self.bounds[few], sizes[few])]
-        wanted = many[pair] * self.groups + self.meetings.group[mine]
-        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        there = self.keys[place] == wanted
+        keys = many[pair] * self.groups + self.meetings.group[mine]
+        place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        there = self.keys[place] == keys
         pair, mine, other = pair[there], mine[there], self.by_sentence[place[there]]
         turned = swapped[pair]
         return pair, np.where(turned, other, mine), np.where(turned, mine, other)

@@ -81,15 +81,15 @@ def places_sampled(labels: Sequence[str], seed: int, *, per_label: int, runs: in
     [0, 1, 2, 3]
     """
     order = list(range(len(labels)))
-    found: set[int] = set()
+    places: set[int] = set()
     for _ in range(runs):
         np.random.RandomState(seed).shuffle(order)
         counts: Counter[str] = Counter()
         for place in order:
             if counts[labels[place]] < per_label:
-                found.add(place)
+                places.add(place)
                 counts[labels[place]] += 1
-    return sorted(found)
+    return sorted(places)
 
 
 _NEAREST = 5

@@ -41,12 +41,12 @@ class HarnessTask(Task):
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every ``suffix/NAME.jsonl`` and every ``last_word/NAME.jsonl``."""
         files = {LocalChoices: choice_files(folder), LocalLastWords: named_files(folder / cls.data_folder)}
-        found = [
+        tasks = [
             task(name=f"{cls.kind}/{name}.local", files=(path,))
             for task, paths in files.items()
             for name, path in paths.items()
         ]
-        return sorted(found, key=lambda task: task.name)
+        return sorted(tasks, key=lambda task: task.name)
 
     @classmethod
     def known_names(cls) -> list[str]:
@@ -57,7 +57,7 @@ class HarnessTask(Task):
     def run(self, system: HasLikelihoods, config: EvaluationConfig) -> Score:
         """Run the harness."""
         try:
-            found = run_tasks(
+            results = run_tasks(
                 system.causal_lm,
                 [self.task(config)],
                 limit=config.limit,
@@ -69,7 +69,7 @@ class HarnessTask(Task):
         except Exception as error:
             # The harness fails in as many ways as its tasks, data sets and the network have.
             raise DataError(f"{self.name} cannot be run: {' '.join(str(error).split())[:300]}") from error
-        metrics = {name: value for values in found.values() for name, value in values.items()}
+        metrics = {name: value for values in results.values() for name, value in values.items()}
         main = next((name for name in _MAIN if name in metrics), next(iter(metrics)))
         return Score(main, metrics)
 
@@ -194,14 +194,14 @@ def run_tasks(
         for task in loaded["tasks"].values():
             task.set_fewshot_seed(seed=seed)
         model = lm_eval_model(lm)
-        found = evaluator.evaluate(model, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+        results = evaluator.evaluate(model, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     return {
         task: {
             metric.partition(",")[0]: float(value)
             for metric, value in values.items()
             if isinstance(value, int | float) and "stderr" not in metric and metric != "sample_len"
         }
-        for task, values in found["results"].items()
+        for task, values in results["results"].items()
     }
 
 

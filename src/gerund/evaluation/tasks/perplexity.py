@@ -280,9 +280,9 @@ class DocumentInfilling(InfillingTask):
         """Return the beginnings of documents with spans to be filled in."""
         # The model's context, not the encoder's longest text.
         length = min(self.length, causal_runtime(lm.model, lm.tokenizer).max_length or self.length)
-        found: list[SpannedText] = []
+        spanned: list[SpannedText] = []
         for text in read_texts(path):
-            if len(found) == count:
+            if len(spanned) == count:
                 break
             # Cutting a text may change its last tokens, so that what is left is tokenized once more.
             [whole] = tokenize(lm.tokenizer, [text[: 40 * length]], InputFormat(), offsets=True)
@@ -293,8 +293,8 @@ class DocumentInfilling(InfillingTask):
             [read] = tokenize(lm.tokenizer, [piece], InputFormat(), offsets=True)
             assert read is not None
             if spans := _apart(sample_spans(len(read.offsets), rng), read.offsets):
-                found.append(SpannedText(piece, spans))
-        return found
+                spanned.append(SpannedText(piece, spans))
+        return spanned
 
 
 def sample_spans(n_tokens: int, rng: np.random.Generator) -> list[tuple[int, int]]:

@@ -118,10 +118,10 @@ def _question(qa: Any, paragraph: str, where: str) -> Question:
 
 
 def _text(value: Any, name: str, where: str) -> str:
-    found = checked_text(_mapping(value, where).get(name), where, name)
-    if not found.strip():
+    text = checked_text(_mapping(value, where).get(name), where, name)
+    if not text.strip():
         raise DataError(f"{where}: {name!r} is empty")
-    return found
+    return text
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
@@ -131,10 +131,10 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _listed(value: Any, name: str, where: str) -> list[Any]:
-    found = _mapping(value, where).get(name)
-    if not isinstance(found, list):
+    values = _mapping(value, where).get(name)
+    if not isinstance(values, list):
         raise DataError(f"{where}: needs {name!r}, a list, as SQuAD has it")
-    return found
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)

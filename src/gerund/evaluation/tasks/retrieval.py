@@ -35,8 +35,8 @@ class CollectionTask(Task):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every collection in ``retrieval/``."""
-        found = collections_in(folder / cls.data_folder)
-        return [cls(name=f"{cls.kind}/{name}", files=tuple(files.values())) for name, files in found.items()]
+        collections = collections_in(folder / cls.data_folder)
+        return [cls(name=f"{cls.kind}/{name}", files=tuple(files.values())) for name, files in collections.items()]
 
     @property
     def places(self) -> dict[str, Path]:
@@ -152,12 +152,12 @@ class Reranking(CollectionTask):
     def _candidates(self, collection: Collection, config: EvaluationConfig) -> tuple[dict[str, list[str]], str]:
         path = self.places.get(f"{config.split} candidates")
         if path is not None:
-            found = _without_itself(read_candidates(path, collection), collection)
-            return found, f"candidates from {path.parent.name}/{path.name}"
+            candidates = _without_itself(read_candidates(path, collection), collection)
+            return candidates, f"candidates from {path.parent.name}/{path.name}"
         # One more than are kept, where the query may be among them.
         count = self.candidates + bool(collection.itself)
-        found = bm25_candidates(collection.documents, collection.queries, count)
-        kept = {query: own[: self.candidates] for query, own in _without_itself(found, collection).items()}
+        candidates = bm25_candidates(collection.documents, collection.queries, count)
+        kept = {query: own[: self.candidates] for query, own in _without_itself(candidates, collection).items()}
         return kept, f"candidates are BM25's first {self.candidates}"
 
 

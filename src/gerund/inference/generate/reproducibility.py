@@ -146,7 +146,7 @@ def _try(
 
 
 def check_compiled_batching(
-    found: Reproducibility, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False
+    check: Reproducibility, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False
 ) -> tuple[Slots, Reproducibility]:
     """Return slots with a compiled step, warmed up, and what it guarantees; plain slots where compiling fails.
 
@@ -160,13 +160,13 @@ def check_compiled_batching(
             slots.prefill(_tokens(3, size))
             steady = _is_steady(slots, size)
     except Exception as error:  # a compiler and what it calls raise anything
-        plain = found.slots(model, count, room, by_blocks=by_blocks)
-        return plain, replace(found, why=f"{found.why}; nothing was compiled ({error})")
-    found = replace(found, alone=False, at_least=1, multiple=1)
-    if found.guarantee == "none" or not steady:
-        return slots, replace(found, guarantee="none", why="the step is compiled; texts are equal except for near ties")
+        plain = check.slots(model, count, room, by_blocks=by_blocks)
+        return plain, replace(check, why=f"{check.why}; nothing was compiled ({error})")
+    check = replace(check, alone=False, at_least=1, multiple=1)
+    if check.guarantee == "none" or not steady:
+        return slots, replace(check, guarantee="none", why="the step is compiled; texts are equal except for near ties")
     why = "verified at the start: a row's logits are bit-identical whatever the other rows are, in a compiled step"
-    return slots, replace(found, guarantee="same text under any load", why=why)
+    return slots, replace(check, guarantee="same text under any load", why=why)
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

@@ -179,9 +179,9 @@ def generator_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> torc
     """Return the random generator of a sample; the first sample has that of the beam itself."""
     if key[-1]:
         return generator_for(seed, 0, *key)
-    own = torch.Generator()
-    own.set_state(beam.generator.get_state())
-    return own
+    generator = torch.Generator()
+    generator.set_state(beam.generator.get_state())
+    return generator
 
 
 # Sequences per pass; the continuations of one prompt always stay together.
@@ -285,9 +285,9 @@ def _searches(
     seeds = request_seeds(sampling, len(ids))
     limit = context_length(model.config, tokenizer)
     turning = rotary_limit(model.config)
-    sides = [rotary_side(len(own), room_after(len(own), max_new_tokens, limit), turning) for own in ids]
-    for group in _groups([len(own) for own in ids], sides, rerank.width):
-        own = [
+    sides = [rotary_side(len(searches), room_after(len(searches), max_new_tokens, limit), turning) for searches in ids]
+    for group in _groups([len(searches) for searches in ids], sides, rerank.width):
+        searches = [
             SearchedPrompt(
                 *(number, seeds[number], ids[number], room_after(len(ids[number]), max_new_tokens, limit)),
                 beams=[nothing(seeds[number])],
@@ -295,7 +295,7 @@ def _searches(
             )
             for number in group
         ]
-        yield _Search(model, tokenizer, own, judge, rerank, sampling, cancelled or Event())
+        yield _Search(model, tokenizer, searches, judge, rerank, sampling, cancelled or Event())
 
 
 class _Search:
@@ -475,5 +475,5 @@ def _groups(lengths: Sequence[int], sides: Sequence[int], width: int) -> Iterato
     order = sorted(range(len(lengths)), key=lambda number: lengths[number])
     size = max(1, _ROWS_AT_ONCE // width)
     for _, alike in groupby(order, key=lambda number: sides[number]):
-        own = list(alike)
-        yield from (own[start : start + size] for start in range(0, len(own), size))
+        group = list(alike)
+        yield from (group[start : start + size] for start in range(0, len(group), size))

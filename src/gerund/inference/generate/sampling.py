@@ -100,8 +100,8 @@ def penalised(sampling: Sampling, logits_V: Tensor, counts_V: Tensor, seen_V: Te
 
 def counts_of(tokens: Sequence[int], like_V: Tensor) -> Tensor:
     """Count the tokens of a text, by token of the vocabulary, in the dtype of ``like_V``."""
-    found = torch.tensor(tokens, dtype=torch.long, device=like_V.device)
-    return torch.bincount(found, minlength=len(like_V)).to(like_V.dtype)
+    ids_T = torch.tensor(tokens, dtype=torch.long, device=like_V.device)
+    return torch.bincount(ids_T, minlength=len(like_V)).to(like_V.dtype)
 
 
 def request_seeds(sampling: Sampling, count: int) -> list[int]:

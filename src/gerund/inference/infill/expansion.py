@@ -111,7 +111,7 @@ def expand(
     normal form and ignoring case and white space, spans that continue a word, and halves of characters.
     """
     masked = validate_expansion(query, count, keep=keep, fraction=fraction, blank=blank)
-    found: dict[str, tuple[float, str]] = {}
+    words: dict[str, tuple[float, str]] = {}
     known = _folded(query)
     mask = None if masked is None else partial(masked.masked, fraction=fraction, blank=blank, begins=begins)
     for prompt, own in _prompts(query, mask, count, sampling):
@@ -123,12 +123,12 @@ def expand(
         whole = _stand_whole(prompt.split(blank), filled.text) and _BROKEN not in text
         if scores and whole and folded != known:
             score = sum(scores) / len(scores)
-            found[folded] = max(found.get(folded, (score, text)), (score, text))
-        if len(found) == count:
+            words[folded] = max(words.get(folded, (score, text)), (score, text))
+        if len(words) == count:
             break
-    if len(found) < count:
-        warnings.warn(f"{len(found)} of {count} expansions of {query!r} were found", stacklevel=3)
-    return [text for _, text in sorted(found.values(), key=lambda one: -one[0])]
+    if len(words) < count:
+        warnings.warn(f"{len(words)} of {count} expansions of {query!r} were found", stacklevel=3)
+    return [text for _, text in sorted(words.values(), key=lambda one: -one[0])]
 
 
 def validate_expansion(

@@ -195,8 +195,8 @@ def fill(
     for gap in range(text.gaps):
         not_first = continuing_ids(tokenizer) if text.word_before(gap) else []
         # Nothing reads the piece after the last blank here, so it takes no context.
-        own = search if search.sees_right else _with_room(search, left, pieces[gap:-1], runtime.max_length, strict)
-        path, score = _best(runtime, left, pieces[gap:], own, gap, not_first)
+        used = search if search.sees_right else _with_room(search, left, pieces[gap:-1], runtime.max_length, strict)
+        path, score = _best(runtime, left, pieces[gap:], used, gap, not_first)
         span = continuation_text(tokenizer, left, list(path.tokens))
         spans.append(text.trimmed(gap, span))
         paths.append(path)
@@ -319,12 +319,12 @@ def _best(
         (path.logprob + after) / max(1, len(path.tokens) + len(following))
         for path, after in zip(written, behind, strict=True)
     ]
-    own = scores if search.sees_right else [path.mean for path in written]
+    ranks = scores if search.sees_right else [path.mean for path in written]
     # A span that the model ended chose its length itself; else the best span of each length, then the best length.
     best_of: dict[int, int] = {}
     for index, path in enumerate(written):
         length = 0 if search.until_end else path.length
-        if length not in best_of or own[index] > own[best_of[length]]:
+        if length not in best_of or ranks[index] > ranks[best_of[length]]:
             best_of[length] = index
     kept = list(best_of.values())
     if search.sees_right:
@@ -398,21 +398,21 @@ def _prompted(
     """Fill by prompting; scored like ``left-only``, by the base model."""
     from gerund.inference.infill import prompting
 
-    found = prompting.fill(model, tokenizer, pieces, **settings)
+    filled = prompting.fill(model, tokenizer, pieces, **settings)
     spans: list[str] = []
     tokens: list[list[int]] = []
     scores: list[float] = []
     left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
     runtime = causal_runtime(model, tokenizer)
-    for gap, (answer, following) in enumerate(zip(found, text.ids(tokenizer), strict=True)):
+    for gap, (answer, following) in enumerate(zip(filled, text.ids(tokenizer), strict=True)):
         # An answer gets the space that preceded the blank.
         span = pieces[gap][len(text.pieces[gap]) :] + answer.strip() if answer.strip() else ""
         spans.append(text.trimmed(gap, span))
-        own = ids_inside(tokenizer, spans[-1])
-        scores.append(_causal_score(runtime, left, own, following[:FOLLOWING]))
-        tokens.append(own)
-        left = [*left, *own, *following]
-    return Infill(text.joined(spans), spans, tokens, scores, [len(own) for own in tokens])
+        inner_ids = ids_inside(tokenizer, spans[-1])
+        scores.append(_causal_score(runtime, left, inner_ids, following[:FOLLOWING]))
+        tokens.append(inner_ids)
+        left = [*left, *inner_ids, *following]
+    return Infill(text.joined(spans), spans, tokens, scores, [len(inner_ids) for inner_ids in tokens])
 
 
 def _causal_score(runtime: EncoderRuntime, left: Sequence[int], span: Sequence[int], following: Sequence[int]) -> float:
@@ -442,13 +442,13 @@ def each(fill: Callable[[str], Infill], texts: str | Sequence[str]) -> Any:
     """Fill a text, or a list of texts; an error names the text that it is about."""
     if not is_listing(texts) or isinstance(texts, str):
         return fill(texts)  # type: ignore[arg-type]
-    found = []
+    filled = []
     for index, text in enumerate(texts):
         try:
-            found.append(fill(text))
+            filled.append(fill(text))
         except TextError as error:
             raise TextError.about("text", index, f"cannot be filled: {error}") from error
-    return found
+    return filled
 
 
 class InfillKeywords(SamplingKeywords, total=False):

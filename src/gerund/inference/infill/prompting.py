@@ -94,8 +94,8 @@ def fill(
     for number in range(len(texts) - 1):
         question = prompt(before, texts[number + 1 :], method, shots)
         _check_room(model, tokenizer, question, number, method, shots, max_tokens)
-        own = sampling if sampling.seed is None else replace(sampling, seed=seed + number * _NEXT_SEED)
-        [result] = generate(model, tokenizer, [question], GenerationConfig(max_tokens, own), batch_size=1)
+        seeded = sampling if sampling.seed is None else replace(sampling, seed=seed + number * _NEXT_SEED)
+        [result] = generate(model, tokenizer, [question], GenerationConfig(max_tokens, seeded), batch_size=1)
         answers.append(answer(result.text))
         before = _joined(before, answers[-1]) + texts[number + 1]
     return answers

@@ -104,13 +104,13 @@ def _filled(
     logprobs = _logprobs(model, tokenizer, prompt, ids) if ids else torch.zeros(0)
     full_text, texts, tokens, scores = text.pieces[0], [], [], []
     for span, piece in zip(spans, text.pieces[1:], strict=True):
-        own = ids[span.start : span.stop]
+        span_ids = ids[span.start : span.stop]
         before = text_ids(tokenizer, full_text, specials=False)[-TAIL:]
-        texts.append(continuation_text(tokenizer, before, own) if own else "")
-        tokens.append(own)
-        scores.append(float(logprobs[span.start : span.stop].mean()) if own else 0.0)
+        texts.append(continuation_text(tokenizer, before, span_ids) if span_ids else "")
+        tokens.append(span_ids)
+        scores.append(float(logprobs[span.start : span.stop].mean()) if span_ids else 0.0)
         full_text += texts[-1] + piece
-    return Infill(full_text, texts, tokens, scores, [len(own) for own in tokens])
+    return Infill(full_text, texts, tokens, scores, [len(span_ids) for span_ids in tokens])
 
 
 @torch.no_grad()

@@ -300,12 +300,12 @@ def _groups(paths: Sequence[Path], cost: Callable[[Path], int]) -> Iterator[list
     group: list[Path] = []
     used = 0
     for length in sorted({path.length for path in paths}):
-        own = [path for path in paths if path.length == length]
-        need = sum(cost(path) for path in own)
+        same_length = [path for path in paths if path.length == length]
+        need = sum(cost(path) for path in same_length)
         if group and used + need > _TOKENS_AT_ONCE:
             yield group
             group, used = [], 0
-        group += own
+        group += same_length
         used += need
     if group:
         yield group

@@ -63,8 +63,8 @@ def similarity_loss(student_BE: Tensor, teacher_BE: Tensor, *, temperature: floa
         cosines = (own_BE @ all_KE.T)[others_BK].view(len(own_BE), -1)
         return (cosines / temperature).log_softmax(-1)
 
-    wanted = view(teacher_BE, teacher_KE)
-    return functional.kl_div(view(student_BE, student_KE), wanted, reduction="batchmean", log_target=True)
+    target = view(teacher_BE, teacher_KE)
+    return functional.kl_div(view(student_BE, student_KE), target, reduction="batchmean", log_target=True)
 
 
 def prefixes(width: int, matryoshka: Sequence[int]) -> list[int]:

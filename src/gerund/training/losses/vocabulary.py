@@ -137,7 +137,7 @@ class _ChunkedLoss(torch.autograd.Function):
             inputs_CD = own_CD.detach().requires_grad_(wants_states)
             with torch.enable_grad():
                 logits_CV = head(inputs_CD)
-            wanted = [inputs_CD, *trained] if wants_states else list(trained)
+            inputs = [inputs_CD, *trained] if wants_states else list(trained)
             if not losses:
                 _check(logits_CV, inputs_CD, trained)
             logprobs_CV = _logprobs(logits_CV.detach())
@@ -147,7 +147,7 @@ class _ChunkedLoss(torch.autograd.Function):
             gradient_CV.scatter_add_(1, own_C[:, None], gradient_CV.new_full((len(own_C), 1), -1.0))
             # As in an ordinary backward pass, which lies outside autocast.
             with torch.autocast(logits_CV.device.type, enabled=False):
-                result = list(torch.autograd.grad(logits_CV, wanted, gradient_CV.to(logits_CV.dtype)))
+                result = list(torch.autograd.grad(logits_CV, inputs, gradient_CV.to(logits_CV.dtype)))
             if wants_states:
                 state_gradients.append(result.pop(0))
             for total, part in zip(sums, result, strict=True):

@@ -227,8 +227,8 @@ class Context:
 
     def validation_batches(self, config: ObjectiveConfig, available: int) -> int:
         """Return how many validation batches the recipe's limit allows."""
-        wanted = self.recipe.data.validation_tokens // (config.batch_size * config.length)
-        return max(1, min(wanted, available // config.batch_size))
+        batches = self.recipe.data.validation_tokens // (config.batch_size * config.length)
+        return max(1, min(batches, available // config.batch_size))
 
     def text_objective(
         self,

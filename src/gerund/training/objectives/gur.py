@@ -187,8 +187,8 @@ class GurBatches(Batches):
         for text, number in zip(texts, numbers, strict=True):
             rng = row_generator(self.seed + side, number)
             whole = self._cropped(text, length, rng)
-            own, target = (whole, []) if self.corruption is None else self.corruption(whole, rng)
-            formatted.append(own)
+            source, target = (whole, []) if self.corruption is None else self.corruption(whole, rng)
+            formatted.append(source)
             targets.append(target)
         batch = self.group(formatted)
         # Which texts are the same is asked of them as they are, not of what is left of them.

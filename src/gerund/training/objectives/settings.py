@@ -374,10 +374,10 @@ class UnimaeConfig(TextConfig):
     def check(self, recipe: "Recipe") -> None:
         """Raise ValueError for an encoder that reads anything but the end token's state."""
         super().check(recipe)
-        wanted = {"attention": "causal", "pooling": "last", "append_eos": True}
+        expected = {"attention": "causal", "pooling": "last", "append_eos": True}
         if recipe.encoder.skips:
             raise ValueError("unimae trains states without skips: leave them out, they would be in its vectors alone")
-        if any(getattr(recipe.encoder, name) != value for name, value in wanted.items()):
+        if any(getattr(recipe.encoder, name) != value for name, value in expected.items()):
             raise ValueError(
                 "unimae compresses a text into its end token's state, so the recipe needs "
                 "encoder: {attention: causal, pooling: last, append_eos: true}"
