@@ -30,6 +30,9 @@ _NAMES = {
 }
 
 
+_JOINED = ("query", "key", "value")
+
+
 @dataclass(frozen=True)
 class GgufWeights:
     """Weights of a file; see ``graph.Weights``."""
@@ -39,22 +42,38 @@ class GgufWeights:
 
     def matrix(self, name: str, layer: int | None = None) -> Blocks | np.ndarray:
         """Return a matrix (outputs, inputs)."""
-        stored = self._stored_name(name, layer, "weight")
-        if name == "head" and stored not in self.file.tensors.infos:
-            stored = self._stored_name("embeddings", None, "weight")
+        stored, rows = self._place(name, layer)
         info = self.file.tensors.infos.get(stored)
         if info is None:
             raise ModelError(f"cannot load {self.file.path}: {stored} is missing from its weights")
         try:
-            matrix = repack(self.file.tensors.stored(stored), info.ggml_type)
+            matrix = repack(self.file.tensors.stored(stored)[rows], info.ggml_type)
         except (NotImplementedError, KeyError) as error:
             raise ModelError(
                 f"cannot run {self.file.path} packed: {stored} is of type {info.ggml_type}, which cannot be unpacked"
             ) from error
-        order = self._order(name, info.shape[0])
+        order = self._order(name, matrix.shape[0])
         if order is None:
             return matrix
         return matrix.rows(order) if isinstance(matrix, Blocks) else matrix[order]
+
+    def _place(self, name: str, layer: int | None) -> tuple[str, slice]:
+        """Return the tensor that has a matrix, and its rows there; some files store several as one."""
+        stored, infos = self._stored_name(name, layer, "weight"), self.file.tensors.infos
+        if name in ("gate", "up") and self._stored_name("gate", layer, "weight") not in infos:
+            up, down = (infos.get(self._stored_name(part, layer, "weight")) for part in ("up", "down"))
+            if up is not None and down is not None and up.shape[0] == 2 * down.shape[1]:
+                half = down.shape[1]
+                return up.name, slice(half) if name == "gate" else slice(half, None)
+        if stored in infos or layer is None:
+            tied = name == "head" and stored not in infos
+            return self._stored_name("embeddings", None, "weight") if tied else stored, slice(None)
+        joined = f"blk.{layer}.attn_qkv.weight"
+        if name in _JOINED and joined in infos:
+            sizes = [self.shape.head_dim * self.shape.n_heads, *[self.shape.head_dim * self.shape.n_kv_heads] * 2]
+            index = _JOINED.index(name)
+            return joined, slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+        return stored, slice(None)
 
     def vector(self, name: str, layer: int | None = None) -> np.ndarray | None:
         """Return a norm's weights or a bias; None if the file has none."""
