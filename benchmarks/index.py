@@ -30,7 +30,7 @@ from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, hybrid_rankings, rrf, to_hits
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import IndexMetadata, Match
-from gerund.scoring.names import RELEVANCE_MEASURES
+from gerund.settings.ranking import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 WEIGHTS = [place / 10 for place in range(11)]

@@ -23,7 +23,7 @@ from gerund.evaluation.mteb import run_search
 from gerund.evaluation.systems.search import BM25, BM25System, bm25_candidates
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import search_task
-from gerund.scoring.names import RELEVANCE_MEASURES
+from gerund.settings.ranking import RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 METRICS = {"ndcg_at_10": "nDCG@10", "map_at_1000": "MAP", "mrr_at_10": "MRR@10"}

@@ -85,17 +85,37 @@ def test_other_ways_to_ask_join_the_query(index, bundled, monkeypatch):
     assert index.search("zzz", 1, mode="vectors", expand=2)[0].source == "birds"
 
 
-@pytest.mark.parametrize("by", [None, "likelihood", "model", "own", "vectors"])
+@pytest.mark.parametrize("by", [None, "lift", "likelihood", "model", "own", "vectors"])
 def test_the_model_puts_the_first_into_a_new_order(index, bundled, by):
     plain = index.search("bread", 4)
     found = index.search("bread", 4, rerank=3, rerank_by=by)
-    order = bundled.rerank("bread", [hit.text for hit in plain[:3]], by=by or "likelihood").indices
+    first = [hit.score for hit in plain[:3]]
+    order = bundled.rerank("bread", [hit.text for hit in plain[:3]], by=by or "lift", scores=first).indices
     assert [hit.source for hit in found] == [*(plain[place].source for place in order), plain[3].source]
     assert [hit.rank for hit in found] == [1, 2, 3, 4]
     relevance = [hit.relevance for hit in found[:3]]
     assert relevance == sorted(relevance, reverse=True)
     assert [found[3].relevance, plain[0].relevance] == [None, None]
     assert index.search("?!", 4, mode="words", rerank=3, rerank_by=by) == []
+
+
+def test_what_the_new_order_weighs_and_how_long_it_may_take(index):
+    plain = index.search("bread", 4)
+    kept = index.search("bread", 4, rerank=4, rerank_weight=0)
+    assert [hit.source for hit in kept] == [hit.source for hit in plain]
+    assert None not in [hit.relevance for hit in kept]
+    late = index.search("bread", 4, rerank=4, rerank_deadline=1e-9)
+    assert [(hit.source, hit.relevance) for hit in late] == [(hit.source, None) for hit in plain]
+    answer = index.ask("what is bread made of", rerank=3, rerank_by="lift", rerank_weight=0.5, rerank_deadline=60)
+    assert answer.found
+    for given, words in (
+        ({"rerank_weight": 2}, "rerank_weight must be at most 1"), ({"rerank_deadline": 0}, "rerank_deadline must be"),
+        ({"rerank": 10_001}, "rerank must be at most 10000"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            index.search("bread", **given)
+        with pytest.raises(ConfigError, match=words):
+            index.ask("bread", **given)
 
 
 def test_a_new_order_that_the_model_does_not_know(tiny):
@@ -157,7 +177,7 @@ def test_questions_that_are_none(index, bad):
     [
         ({"k": 0}, "k=0 is not a number from 1 to 10000"),
         ({"k": 2.5}, "k is a whole number"),
-        ({"rerank": -1}, "rerank=-1"),
+        ({"rerank": -1}, "rerank must be at least 0, got -1"),
         ({"mode": "both"}, "unknown mode 'both'; valid are: hybrid, words, vectors"),
         ({"weight": 2}, "is not a number from 0"),
         ({"weight": "much"}, "the weight is a number"),

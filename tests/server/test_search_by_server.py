@@ -51,6 +51,7 @@ def test_a_server_is_asked_and_no_model_is_loaded(indexed: Running) -> None:
         ("rails", "wide sea", "-k", 2),
         ("rails", "wide sea", "--json"),
         ("wide sea", "--weight", 0.9, "--json"),
+        ("wide sea", "--rerank", 3, "--rerank-by", "mixed", "--rerank-weight", 0.25, "--json"),
     ],
 )
 def test_it_prints_what_the_local_command_prints(indexed: Running, arguments: tuple[Any, ...]) -> None:
@@ -74,7 +75,6 @@ def test_queries_by_standard_input(indexed: Running) -> None:
     ("arguments", "message"),
     [
         (("other.index", "rails"), "serves the index my.index, not other.index"),
-        (("rails", "--rerank", 5), "--rerank can't be combined with --server"),
         (("rails", "--expand", 5), "--expand can't be combined with --server"),
         (("rails", "--dtype", "float32"), "--dtype can't be combined with --server"),
         (("rails", "--mode", "both"), "mode"),

@@ -20,6 +20,7 @@ from gerund.errors import ConfigError
 from gerund.settings import encoder, model_spec
 from gerund.settings.fields import help_of, plain_kinds, settings_of
 from gerund.settings.plan import PlanSettings
+from gerund.settings.ranking import SecondStage
 from gerund.settings.sampling import Rerank, Sampling
 
 if TYPE_CHECKING:
@@ -280,17 +281,9 @@ def search() -> Group:
                 float | None,
                 "Weight of the vectors, 0 (keywords alone) to 1 (vectors alone). [default: the tuned one, else 0.5]",
             ),
-            option(
-                "rerank", int, "Re-rank this many first hits with the model; it rarely helps small models.", default=0
-            ),
-            option(
-                "rerank_by",
-                str | None,
-                "likelihood (of the query after the chunk), model (the model's trained scorer) or vectors. "
-                "[default: likelihood]",
-            ),
+            *_options_of(SecondStage, "rerank", "rerank_by", "rerank_weight", "rerank_deadline"),
         ],
-        dict,
+        lambda values: {name: value for name, value in values.items() if value is not None},
     )
 
 

@@ -86,7 +86,8 @@ def command(
 
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
-    from gerund.scoring.names import QUERY_MEASURES, check_first_stage, check_relevance
+    from gerund.scoring.names import check_first_stage, check_relevance
+    from gerund.settings.ranking import QUERY_MEASURES
 
     text_io.refuse_existing(output, force=force)
     asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"), "scores")

@@ -71,7 +71,7 @@ def command(
     several queries each line has the query too.
 
     Loading the model takes most of the time. With --server a running gerund serve --index answers instead, with the
-    same hits; --rerank and --expand are not available then.
+    same hits; --rerank-with and --expand are not available then.
 
     For example:
 
@@ -84,10 +84,10 @@ def command(
         gerund search "how bread rises" --server http://127.0.0.1:8000
     """
     if server is not None:
-        _refuse_local(spec, expand=expand, rerank_with=rerank_with, rerank=how["rerank"], rerank_by=how["rerank_by"])
+        _refuse_local(spec, expand=expand, rerank_with=rerank_with)
         # One argument is the query: which index there is, the server knows.
         name, asked = (where, _queries(queries)) if queries else (None, _queries([where]))
-        request = {"k": k, "mode": mode, "filter": how["filter"], "weight": how["weight"]}
+        request = {"k": k, "mode": mode, **how}
         hits = _remote_hits(server, api_key_file, name, asked, request)
         (_print_lines if as_json else _print_hits)(asked, hits)
         return

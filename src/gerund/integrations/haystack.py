@@ -34,8 +34,8 @@ from gerund.integrations.shared import (
 )
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index
-from gerund.scoring.names import RelevanceMeasure
 from gerund.settings.model_spec import ModelSpec
+from gerund.settings.ranking import RelevanceMeasure
 from gerund.types import Generation
 
 try:
@@ -284,7 +284,10 @@ class GerundChatGenerator(_WithModel):
 
 @component
 class GerundRanker(_WithModel):
-    """Keeps the documents that are most relevant to a query, best first, with their scores."""
+    """Keeps the documents that are most relevant to a query, best first, with their scores.
+
+    Scores that the documents have, such as those of a retriever, count too; see ``lm.rerank``.
+    """
 
     _stored = ("top_k", "by")
 
@@ -294,7 +297,7 @@ class GerundRanker(_WithModel):
         Args:
             model: a model in memory, or what ``gerund.load`` takes; None for the bundled one.
             top_k: number of documents to keep; None for all that have a text.
-            by: how relevance is measured: ``vectors``, ``model`` or ``likelihood``; see ``lm.rerank``.
+            by: how relevance is measured: ``lift``, ``vectors`` and others; see ``lm.rerank``.
         """
         self.model, self.top_k, self.by = model, top_k, by
 
@@ -302,7 +305,8 @@ class GerundRanker(_WithModel):
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, Any]:
         """Return the most relevant ``documents``, best first."""
         texts = [document.content for document in documents]
-        ranking = most_relevant(self.lm, query, texts, top_k if top_k is not None else self.top_k, self.by)
+        most, scores = top_k if top_k is not None else self.top_k, [document.score for document in documents]
+        ranking = most_relevant(self.lm, query, texts, most, self.by, scores)
         return {"documents": [replace(documents[place], score=score) for place, score in ranking]}
 
 

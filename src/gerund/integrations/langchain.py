@@ -28,6 +28,7 @@ from gerund.integrations.shared import (
     token_ids,
     vectors,
 )
+from gerund.settings.ranking import RerankKeywords
 from gerund.types import Generation as Written
 
 try:
@@ -302,6 +303,9 @@ class GerundRetriever(BaseRetriever):
     weight: float | None = None
     expand: int = 0
     rerank: int = 0
+    rerank_by: str | None = None
+    rerank_weight: float | None = None
+    rerank_deadline: float | None = None
     """As in ``Index.search``, like those above it; each may also be given to ``invoke``."""
 
     @field_validator("index", mode="before")
@@ -311,7 +315,8 @@ class GerundRetriever(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any = None, **kwargs: Any) -> list[Document]:
         del run_manager
-        settings = {name: getattr(self, name) for name in ("k", "mode", "filter", "weight", "expand", "rerank")}
+        names = ("k", "mode", "filter", "weight", "expand", *RerankKeywords.__annotations__)
+        settings = {name: getattr(self, name) for name in names}
         documents = []
         for hit in self.index.search(query, **{**settings, **kwargs}):
             metadata = hit.to_dict()
@@ -321,7 +326,10 @@ class GerundRetriever(BaseRetriever):
 
 
 class GerundReranker(BaseDocumentCompressor):
-    """Keeps the documents that are most relevant to a query, best first; each gets a ``relevance_score``."""
+    """Keeps the documents that are most relevant to a query, best first; each gets a ``relevance_score``.
+
+    Scores in the documents' metadata (``score``), such as those of ``GerundRetriever``, count too; see ``lm.rerank``.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -330,7 +338,7 @@ class GerundReranker(BaseDocumentCompressor):
     top_n: int | None = 3
     """Number of documents to keep; None for all that have a text."""
     by: str | None = None
-    """How relevance is measured: ``vectors``, ``model`` or ``likelihood``; see ``lm.rerank``."""
+    """How relevance is measured: ``lift``, ``vectors`` and others; see ``lm.rerank``."""
 
     _load = field_validator("lm", mode="before")(model_of)
 
@@ -340,7 +348,8 @@ class GerundReranker(BaseDocumentCompressor):
         """Return the most relevant documents, best first; the passed documents are not changed."""
         del callbacks
         texts = [document.page_content for document in documents]
-        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
+        scores = [document.metadata.get("score") for document in documents]
+        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by, scores)  # type: ignore[arg-type]
         return [
             documents[place].model_copy(update={"metadata": {**documents[place].metadata, "relevance_score": score}})
             for place, score in ranking

@@ -263,13 +263,16 @@ class GerundRetriever(BaseRetriever):
 
 
 class GerundRerank(BaseNodePostprocessor):
-    """Keeps the nodes that are most relevant to a query, best first, with their scores."""
+    """Keeps the nodes that are most relevant to a query, best first, with their scores.
+
+    Scores that the nodes have, such as those of a retriever, count too; see ``lm.rerank``.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
     top_n: int | None = Field(default=3, description="Number of nodes to keep; None for all that have a text.")
-    by: str | None = Field(default=None, description="vectors, model or likelihood; see lm.rerank.")
+    by: str | None = Field(default=None, description="lift, vectors and others; see lm.rerank.")
 
     def __init__(self, lm: Model = None, **settings: Any) -> None:
         super().__init__(lm=model_of(lm), **settings)
@@ -286,7 +289,8 @@ class GerundRerank(BaseNodePostprocessor):
             return []
         query = "" if query_bundle is None else query_bundle.query_str
         texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
-        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by)  # type: ignore[arg-type]
+        scores = [node.score for node in nodes]
+        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by, scores)  # type: ignore[arg-type]
         return [NodeWithScore(node=nodes[place].node, score=score) for place, score in ranking]
 
 

@@ -1,7 +1,9 @@
 """Shared by all integrations: load a model, build generation settings, encode, rerank."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +16,9 @@ from gerund.inference.generate.prompts import require_chat_template
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index, open_index
-from gerund.scoring.names import RelevanceMeasure
 from gerund.settings.aliases import names_of
 from gerund.settings.model_spec import ModelSpec
+from gerund.settings.ranking import RelevanceMeasure
 from gerund.settings.sampling import Sampling, SamplingKeywords
 from gerund.types import Generation
 
@@ -120,13 +122,24 @@ def vectors(lm: LanguageModel, texts: Sequence[str], job: Job, prompt: str | Non
 
 
 def most_relevant(
-    lm: LanguageModel, query: str, texts: Sequence[str | None], top_k: int | None, by: RelevanceMeasure | None
+    lm: LanguageModel,
+    query: str,
+    texts: Sequence[str | None],
+    top_k: int | None,
+    by: RelevanceMeasure | None,
+    scores: Sequence[Any] = (),
 ) -> list[tuple[int, float]]:
-    """Return the positions of the most relevant texts and their scores, best first; blank texts are skipped."""
+    """Return the positions of the most relevant texts and their scores, best first; blank texts are skipped.
+
+    The scores that all texts bring from a first stage are fused with the measure.
+    """
     filled = [place for place, text in enumerate(texts) if text and text.strip()]
     if not filled:
         return []
-    ranking = lm.rerank(query, [texts[place] or "" for place in filled], top_k, by=by)
+    first = [scores[place] for place in filled] if scores else []
+    is_scored = bool(first) and all(isinstance(one, Real) and math.isfinite(one) for one in first)
+    kept = [texts[place] or "" for place in filled]
+    ranking = lm.rerank(query, kept, top_k, by=by, scores=first if is_scored else None)
     return [(filled[index], score) for index, score in zip(ranking.indices, ranking.scores, strict=True)]
 
 

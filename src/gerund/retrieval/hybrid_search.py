@@ -16,6 +16,7 @@ import numpy as np
 from gerund.checks import check_unicode, demand_number
 from gerund.errors import ConfigError, TextError
 from gerund.retrieval.store import KeywordQuery, Match, VectorStore, one_of_sources
+from gerund.settings.ranking import SecondStage
 from gerund.types import Hit
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ DEPTH = 100
 
 WEIGHT = 0.5
 """Weight of the vectors where the encoder's is not tuned."""
-
-RERANK_BY = "likelihood"
-"""The default measure of relevance for re-ranking hits."""
 
 # Cormack, Clarke and Buettcher 2009, who found it near the best for all of their collections.
 RRF_K = 60
@@ -180,10 +178,23 @@ def to_hits(words: Sequence[Match], vectors: Sequence[Match], mode: Mode, weight
     ]
 
 
-def reranked(query: str, hits: Sequence[Hit], count: int, lm: "LanguageModel", by: str) -> list[Hit]:
-    """Re-rank the first ``count`` hits by ``lm.rerank``; their scores stay, and ``relevance`` is the new score."""
-    first, rest = hits[:count], hits[count:]
-    ranking = lm.rerank(query, [hit.text for hit in first], by=by)  # type: ignore[arg-type]
-    scored = zip(ranking.indices, ranking.scores, strict=True)
-    ordered = [*(replace(first[index], relevance=score) for index, score in scored), *rest]
-    return [replace(hit, rank=rank) for rank, hit in enumerate(ordered, start=1)]
+def reranked(query: str, hits: Sequence[Hit], lm: "LanguageModel", second: SecondStage) -> list[Hit]:
+    """Re-rank the first hits by ``lm.rerank``, with their scores, which stay; ``relevance`` is the new score."""
+    first, rest = hits[: second.rerank], hits[second.rerank :]
+    if not first:
+        return list(hits)
+    by = second.rerank_by or lm.default_measure(is_second=True)
+    ranking = lm.rerank(
+        query,
+        [hit.text for hit in first],
+        by=by,  # type: ignore[arg-type]
+        scores=[hit.score for hit in first],
+        weight=second.rerank_weight,
+        depth=len(first),
+        deadline=second.rerank_deadline,
+    )
+    read = ranking.read or 0
+    ordered = [
+        replace(first[index], relevance=score if place < read else None) for place, (index, score) in enumerate(ranking)
+    ]
+    return [replace(hit, rank=rank) for rank, hit in enumerate([*ordered, *rest], start=1)]

@@ -13,7 +13,7 @@ from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.filters import check_filter
-from gerund.retrieval.hybrid_search import MODES, RERANK_BY, Mode, check_query, rankings, reranked, to_hits
+from gerund.retrieval.hybrid_search import MODES, Mode, check_query, rankings, reranked, to_hits
 from gerund.retrieval.indexing import (
     Embed,
     IndexSummary,
@@ -38,9 +38,9 @@ from gerund.retrieval.question_answering import (
     sources_of,
 )
 from gerund.retrieval.store import IndexMetadata, VectorStore
-from gerund.scoring.names import check_measure
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
+from gerund.settings.ranking import MOST_HITS, RerankKeywords, SecondStage
 from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ if TYPE_CHECKING:
 
 
 # Modules that need torch are imported where they are used: a keyword search needs no model and starts in a second.
-MOST_HITS = 10_000
 _MACHINE_SETTINGS = ("dtype", "device")
+
+
+class SearchKeywords(TopK, RerankKeywords, total=False):
+    """Settings of a search by names that others use too."""
 
 
 class Index(QuestionAnswering):
@@ -252,9 +255,7 @@ class Index(QuestionAnswering):
         filter: str | None = None,
         weight: float | None = None,
         expand: int = 0,
-        rerank: int = 0,
-        rerank_by: str | None = None,
-        **aliases: Unpack[TopK],
+        **more: Unpack[SearchKeywords],
     ) -> list[Hit]:
         """Find the chunks that match a query best.
 
@@ -268,10 +269,8 @@ class Index(QuestionAnswering):
             weight: weight of the vectors in ``hybrid``, from 0 to 1; None for the encoder's tuned weight
                 (``gerund tune --fusion``), else 0.5.
             expand: number of query expansions that the model generates (``lm.expand``).
-            rerank: number of the first hits that the model re-ranks.
-            rerank_by: the measure of ``lm.rerank``: ``likelihood`` of the query after the chunk (the default),
-                ``model``, the model's trained scorer, or ``vectors``.
-            aliases: ``top_k`` is another name for ``k``.
+            more: ``rerank``, the number of the first hits that the model re-ranks, and ``rerank_by``,
+                ``rerank_weight`` and ``rerank_deadline``; see ``SearchKeywords``. ``top_k`` is another name for ``k``.
 
         Returns:
             The hits, best first.
@@ -281,10 +280,9 @@ class Index(QuestionAnswering):
             ConfigError: an unknown mode, a filter that cannot be used, an impossible number.
             DataError: there is no index yet.
         """
-        del aliases  # replaced by what they stand for
         check_query(query)
-        more = {"expand": expand, "rerank": rerank, "rerank_by": rerank_by}
-        [hits] = self.search_all([query], k, mode=mode, filter=filter, weight=weight, **more)  # type: ignore[arg-type]
+        how = {"filter": filter, "weight": weight, "expand": expand, **more}
+        [hits] = self.search_all([query], k, mode=mode, **how)  # type: ignore[arg-type]
         return hits
 
     @takes_aliases
@@ -297,9 +295,7 @@ class Index(QuestionAnswering):
         filter: str | None = None,
         weight: float | None = None,
         expand: int = 0,
-        rerank: int = 0,
-        rerank_by: str | None = None,
-        **aliases: Unpack[TopK],
+        **more: Unpack[SearchKeywords],
     ) -> list[list[Hit]]:
         """Find the chunks that match each of several queries best; the queries are encoded together.
 
@@ -308,10 +304,9 @@ class Index(QuestionAnswering):
         Returns:
             The hits of each query, best first.
         """
-        del aliases  # replaced by what they stand for
         one_of("mode", mode, MODES)
-        check_measure(rerank_by)
-        for name, number, least in (("k", k, 1), ("expand", expand, 0), ("rerank", rerank, 0)):
+        second = SecondStage.of(more)
+        for name, number, least in (("k", k, 1), ("expand", expand, 0)):
             if not least <= whole_number(name, number) <= MOST_HITS:
                 raise ConfigError(f"{name}={number} is not a number from {least} to {MOST_HITS}")
         where = check_filter(filter)
@@ -320,24 +315,20 @@ class Index(QuestionAnswering):
         if self._about is None:
             raise DataError(f"{self.store.name}: there is no index yet; add documents first")
         expanded = [[query, *(self.lm.expand(query, expand) if expand else [])] for query in checked]
-        limit = max(k, rerank, hybrid_search.DEPTH)
+        limit = max(k, second.rerank, hybrid_search.DEPTH)
         vectors_ND: Sequence[np.ndarray | None] = [None] * len(expanded)
         if mode != "words":
             encoded_ND = self._require_embedder().queries([text for texts in expanded for text in texts])
             vectors_ND = np.split(encoded_ND, np.cumsum([len(texts) for texts in expanded])[:-1])
         pairs = zip(expanded, vectors_ND, strict=True)
         hits = [to_hits(*rankings(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
-        if rerank:
-            by = rerank_by or RERANK_BY
-            hits = [
-                reranked(query, of_query, rerank, self.lm, by) for query, of_query in zip(checked, hits, strict=True)
-            ]
+        if second.rerank:
+            hits = [reranked(query, of_query, self.lm, second) for query, of_query in zip(checked, hits, strict=True)]
         return [of_query[:k] for of_query in hits]
 
     def _prepare(self, question: Question) -> Answer | PendingAnswer:
-        settings = {"filter": question.filter, "weight": question.weight}
-        more = {"rerank": question.rerank, "rerank_by": question.rerank_by}
-        hits = self.search(question.search_query, question.k, **settings, **more)  # type: ignore[arg-type]
+        settings = {"filter": question.filter, "weight": question.weight, **question.second.keywords}
+        hits = self.search(question.search_query, question.k, **settings)  # type: ignore[arg-type]
         assert self._about is not None
         method, language = self._method(question), self._about.chunking.language
         if not any(is_relevant(text, hits, language) for text in {question.question, question.search_query}):

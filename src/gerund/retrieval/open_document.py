@@ -112,7 +112,7 @@ class OpenDocument(QuestionAnswering):
     def _prepare(self, question: Question) -> Answer | PendingAnswer:
         if question.method_for(self.lm) != GENERATE:
             return self._index._prepare(question)
-        if question.filter is not None or question.weight is not None or question.rerank:
+        if question.filter is not None or question.weight is not None or question.second.rerank:
             raise ConfigError("a single document is read completely, without a search; remove filter, weight, rerank")
         if question.approximate_cache is not None:
             raise ConfigError("`approximate_cache` is for an index; the cache of a single document is exact")

@@ -23,6 +23,7 @@ from gerund.retrieval.hybrid_search import check_query, convex
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from gerund.settings.aliases import TopK, names_of, takes_aliases
+from gerund.settings.ranking import ONE_STAGE, RerankKeywords, SecondStage
 from gerund.settings.sampling import Sampling
 from gerund.text_analysis import Analyzer
 from gerund.types import Answer, Hit, Source
@@ -48,7 +49,7 @@ NOTHING = "Nothing in the index is about this question."
 SILENT = "The model wrote no answer; the sources are what it read."
 
 
-class AskKeywords(TopK, total=False):
+class AskKeywords(TopK, RerankKeywords, total=False):
     """Settings of a question in addition to ``k``, or ``top_k``; all have defaults."""
 
     method: Method | None
@@ -60,12 +61,6 @@ class AskKeywords(TopK, total=False):
     """As in ``search``."""
 
     weight: float | None
-    """As in ``search``."""
-
-    rerank: int
-    """As in ``search``."""
-
-    rerank_by: Any
     """As in ``search``."""
 
     history: Sequence[Mapping[str, Any]]
@@ -95,8 +90,7 @@ class Question:
     method: Method | None = None
     filter: str | None = None
     weight: float | None = None
-    rerank: int = 0
-    rerank_by: Any = None
+    second: SecondStage = ONE_STAGE
     history: "Sequence[Message]" = ()
     max_new_tokens: int = MAX_NEW_TOKENS
     sampling: Sampling | None = None
@@ -109,7 +103,9 @@ class Question:
             if name not in _OPTIONS:
                 raise unknown_name("setting", name, _OPTIONS)
         check_query(question, "question")
-        asked = cls(question, k, **options)  # type: ignore[arg-type, misc]
+        said = dict(options)
+        second = SecondStage.of({name: said.pop(name) for name in RerankKeywords.__annotations__ if name in said})
+        asked = cls(question, k, **said, second=second)  # type: ignore[arg-type]
         if asked.method is not None:
             one_of("method", asked.method, METHODS)
         require_new_tokens(asked.max_new_tokens)
@@ -374,7 +370,7 @@ class QuestionAnswering(ABC):
         Args:
             question: the question.
             k: maximum number of chunks; fewer where the model's context has no room for them.
-            options: ``method``, ``filter``, ``weight``, ``rerank``, ``rerank_by``, ``history``, ``max_new_tokens``,
+            options: ``method``, ``filter``, ``weight``, ``rerank`` and its like, ``history``, ``max_new_tokens``,
                 ``sampling`` and ``approximate_cache``; see ``AskKeywords``. ``top_k`` is another name for ``k``.
 
         Returns:

@@ -5,34 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from gerund.checks import check_unicode, demand_number, is_listing, one_of, place, some_texts, whole_number
+from gerund.checks import check_unicode, demand_number, is_listing, place, some_texts, whole_number
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.models.sources import Source, find
 from gerund.settings.encoder import DEFAULT_MODEL
+from gerund.settings.ranking import OWN, check_measure
 from gerund.types import Scorer
 
 DEFAULT = "pmi"
 MODEL: Literal["model"] = "model"
 """The scorer that the model itself was trained to be."""
 
-OWN = "own"
-"""The old name of ``model``, which is still accepted."""
-
 MODEL_NAMES = (MODEL, OWN)
 # Shared words: these need no model.
 WORD_MEASURE_NAMES = ("overlap", "content_overlap")
 MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", *WORD_MEASURE_NAMES, "random")
-
-RelevanceMeasure = Literal["lift", "mixed", "likelihood", "vectors", "model", "own"]
-QUERY_MEASURES: tuple[RelevanceMeasure, ...] = ("lift", "mixed", "likelihood")
-"""Measures of how likely a document makes the query."""
-
-RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = (*QUERY_MEASURES, "vectors", "model")
-DEFAULT_WEIGHT = 0.5
-"""Weight of the measure, where it is fused with the scores of a first stage."""
-
-DEFAULT_DEPTH = 100
-"""Documents that are read, from the first stage's best on."""
 
 
 def check_scorer(scorer: str | Scorer | None) -> None:
@@ -46,12 +33,6 @@ def source_of(scorer: str | Path, other_names: Sequence[str] = (*MEASURE_NAMES, 
     if not place("scorer", scorer).expanduser().is_dir() and "/" not in str(scorer) and str(scorer) != DEFAULT_MODEL:
         raise unknown_name("scorer", str(scorer), [*other_names, DEFAULT_MODEL, "the folder or hub id of one"])
     return find(scorer)
-
-
-def check_measure(by: str | None) -> None:
-    """Refuse an unknown measure of relevance; None is the default."""
-    if by not in (None, OWN):
-        one_of("measure of relevance", by, RELEVANCE_MEASURES)
 
 
 def check_first_stage(

@@ -129,7 +129,7 @@ class QueryLikelihood:
         *,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self._tokenizer, self._query, self._measure = tokenizer, query.strip(), MEASURES[measure]
+        self._tokenizer, self._query, self._measure = tokenizer, query.strip(), measure
         self._reader = _reader_of(model, tokenizer, autocast)
         self._prompt = QueryPrompt.of(tokenizer)
         limit = causal_runtime(model, tokenizer).max_length
@@ -149,16 +149,23 @@ class QueryLikelihood:
 
     def __call__(self, documents: Sequence[str]) -> np.ndarray:
         """Return the mean score of the query's tokens for each document ``(N,)`` float64, that of its best passage."""
-        passages = [self._passages(text) for text in documents]
-        logprobs = self._logprobs([one for own in passages for one in own])
-        values = iter(map(self._value, logprobs))
-        return np.array([max(next(values) for _ in own) for own in passages], dtype=np.float64)
+        return self.scores(documents, [self._measure])[self._measure]
 
-    def _value(self, given: np.ndarray) -> float:
+    def scores(self, documents: Sequence[str], measures: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the scores by several measures, which one pass gives."""
+        passages = [self._passages(text) for text in documents]
+        logprobs = self._logprobs([one for own in passages for one in own]) if passages else []
+        found = {}
+        for name in measures:
+            values = (self._value(given, MEASURES[name]) for given in logprobs)
+            found[name] = np.array([max(next(values) for _ in own) for own in passages], dtype=np.float64)
+        return found
+
+    def _value(self, given: np.ndarray, measure: Measure) -> float:
         # A tokenizer may join the first letters with what precedes them in one of the two prompts.
         count = min(len(given), len(self._alone))
         pair = given[len(given) - count :], self._alone[len(self._alone) - count :]
-        return float(self._measure(*(side.astype(np.float64) for side in pair)).mean())
+        return float(measure(*(side.astype(np.float64) for side in pair)).mean())
 
     def _logprobs(self, documents: Sequence[str | None]) -> list[np.ndarray]:
         pairs = [(self._prompt.before(text), self._continuation) for text in documents]
@@ -390,6 +397,12 @@ def _reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, autoc
     with _lock:
         kept = _kept.setdefault(model, {}).setdefault(autocast, _Kept())
     return _Reader(replace(causal_runtime(model, tokenizer), autocast=autocast), kept)
+
+
+def forget(model: PreTrainedModel) -> None:
+    """Drop the keys and values that are kept of a model's documents."""
+    with _lock:
+        _kept.pop(model, None)
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, dict[torch.dtype | None, _Kept]] = WeakKeyDictionary()

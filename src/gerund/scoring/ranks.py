@@ -5,7 +5,8 @@ from typing import Any
 
 from gerund.checks import flag
 from gerund.scoring import relevance
-from gerund.scoring.names import DEFAULT_DEPTH, MODEL, RelevanceMeasure, check_first_stage, check_relevance
+from gerund.scoring.names import MODEL, check_first_stage, check_relevance
+from gerund.settings.ranking import DEFAULT_DEPTH, RelevanceMeasure
 from gerund.types import Ranking
 
 

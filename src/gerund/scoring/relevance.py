@@ -13,7 +13,7 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.models.architectures import NoHead, is_encoder_decoder
 from gerund.models.vectors import compared
-from gerund.scoring.names import DEFAULT_WEIGHT, QUERY_MEASURES, RelevanceMeasure
+from gerund.settings.ranking import DEFAULT_WEIGHT, QUERY_MEASURES, RelevanceMeasure
 from gerund.types import Ranking, Scorer, TextModel
 
 # Documents that are read between two looks at the clock, at most.

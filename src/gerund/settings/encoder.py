@@ -26,6 +26,7 @@ from gerund.settings.fields import (
     setting,
 )
 from gerund.settings.plan import AttentionPlan
+from gerund.settings.ranking import RelevanceMeasure
 from gerund.settings.templates import (
     LAST_LAYER,
     NAMED,
@@ -130,7 +131,7 @@ class EncoderSettings(Generic[Auto, Unset]):
         "Weight of the vectors in hybrid search, from 0 (keywords alone) to 1 (vectors alone). Default: 0.5. No vector "
         "depends on it.",
     )
-    rerank_by: Literal["lift", "mixed", "likelihood", "vectors", "model"] | Auto | Unset = setting(
+    rerank_by: RelevanceMeasure | Auto | Unset = setting(
         None,
         "How rerank and searches measure relevance: lift, mixed, likelihood, vectors or model. Default: lift for a "
         "language model, vectors for an encoder. No vector depends on it.",

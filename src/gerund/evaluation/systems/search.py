@@ -21,6 +21,7 @@ from gerund.retrieval.embedding import largest_chunk
 from gerund.retrieval.hybrid_search import MODES, Mode
 from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.store import one_of_sources
+from gerund.settings.ranking import DEFAULT_WEIGHT
 from gerund.text_analysis import VERSION, Analyzer
 from gerund.types import Scorer
 
@@ -367,7 +368,7 @@ class IndexOptions:
     mode: Mode = "hybrid"  # as in ``Index.search``
     is_whole: bool = False  # a document is one chunk, truncated to the model's context
     is_late: bool = False  # chunks are pooled from one pass over their document
-    is_reranked: bool = False  # the model re-ranks the first hits by the likelihood of the query
+    is_reranked: bool = False  # the model re-ranks the first hits by its measure, fused with their scores
     precision: str = PRECISIONS[0]  # how vectors are stored
 
     def __str__(self) -> str:
@@ -428,6 +429,12 @@ class IndexSystem(_Derived):
         weight = f"-{self.weight:g}" if options.mode == MODES[0] else ""
         self.suffix = f"+index-{str(options).replace(',', '-')}{weight}"
         self.details = {"index": str(options), "weight": self.weight}
+        if options.is_reranked:
+            lm = dense.lm
+            share = DEFAULT_WEIGHT if lm.encoder.rerank_weight is None else lm.encoder.rerank_weight
+            stage = {"rerank_by": lm.default_measure(is_second=True), "rerank_weight": share}
+            self.suffix += "".join(f"-{value}" for value in stage.values())
+            self.details |= stage
 
     @property
     def chunking(self) -> Chunking:

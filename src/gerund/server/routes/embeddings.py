@@ -20,6 +20,7 @@ from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.inference.tokens import Overflow, check_unicode
 from gerund.language_model import LanguageModel
 from gerund.models.vectors import compared, unit
+from gerund.retrieval.documents import Chunking
 from gerund.scoring.names import check_first_stage, check_relevance
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.config import FINGERPRINT_HEADER
@@ -34,6 +35,7 @@ from gerund.server.schemas.embeddings import (
 )
 from gerund.server.service import RequestContext, Served, Service
 from gerund.settings.plan import AttentionPlan
+from gerund.settings.ranking import RerankKeywords
 from gerund.types import EncodeResult
 
 router = APIRouter(tags=["representation"])
@@ -45,6 +47,8 @@ _KINDS = (
 )
 # At most this many texts, with this many characters together, are tokenized in the event loop.
 _FEW, _CHARACTERS = 5, 2048
+# Tokens of a chunk that a search re-ranks, for the queue.
+_CHUNK = Chunking().tokens
 # Tokens of a text in `/v1/attention`, whose maps have a number per pair of tokens; and decimals of these numbers.
 _MAP_TOKENS = 64
 _DIGITS = 4
@@ -171,7 +175,8 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
             404,
             code="no_index",
         )
-    how = {"mode": body.mode or "hybrid", "filter": body.filter, "weight": body.weight}
+    asked = {name: getattr(body, name) for name in ("filter", "weight", *RerankKeywords.__annotations__)}
+    how = {"mode": body.mode or "hybrid", **{name: value for name, value in asked.items() if value is not None}}
 
     def param_of(error: Exception) -> str:
         return next((field for field in ("filter", "weight") if field in str(error)), "query")
@@ -179,7 +184,7 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
     async with service.context(request) as context:
         with errors_about(param_of):
             work = partial(service.search, body.query, body.k or 10, **how)
-            hits = await context.call(work, tokens=len(body.query) // 4 + 1)
+            hits = await context.call(work, tokens=len(body.query) // 4 + 1 + (body.rerank or 0) * _CHUNK)
     return {
         "object": "list",
         "model": service.names[0],

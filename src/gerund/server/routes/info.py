@@ -6,11 +6,12 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from gerund.scoring.names import DEFAULT, MEASURE_NAMES, MODEL, RELEVANCE_MEASURES
+from gerund.scoring.names import DEFAULT, MEASURE_NAMES, MODEL
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
+from gerund.settings.ranking import RELEVANCE_MEASURES
 from gerund.text_analysis import stop_words
 
 router = APIRouter()

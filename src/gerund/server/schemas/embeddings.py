@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gerund.scoring.names import RelevanceMeasure
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import (
     MOST_TEXTS,
@@ -20,6 +19,7 @@ from gerund.server.schemas.base import (
     TokenId,
 )
 from gerund.server.schemas.generation import Message, ScorerName
+from gerund.settings.ranking import RelevanceMeasure
 
 
 class EmbeddingRequest(RequestBody):
@@ -193,6 +193,11 @@ class SearchRequest(RequestBody):
     """A condition in SQL on the columns of the index."""
     weight: Annotated[float, Field(ge=0, le=1)] | None = None
     """Weight of the vectors in a hybrid search; default: the tuned one."""
+    rerank: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """How many of the first hits are re-ranked, and as in `gerund search`:"""
+    rerank_by: RelevanceMeasure | None = None
+    rerank_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    rerank_deadline: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class AttentionRequest(RequestBody):
