@@ -34,7 +34,7 @@ from gerund.inference.encode.texts import (
     word_states,
 )
 from gerund.inference.generate import generation
-from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.config import NUCLEUS, GenerationConfig, GenerationKeywords, generation_config
 from gerund.inference.generate.prompts import (
     Prompt,
     check_conversation,
@@ -47,6 +47,7 @@ from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work, in_thread
+from gerund.inference.generate.tools import ChatKeywords, chat_prompt, chat_settings
 from gerund.inference.infill import expansion, infilling
 from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling, untrained_to_fill
 from gerund.inference.likelihood import SpanMode, SpannedText, span_logprobs
@@ -82,9 +83,6 @@ if TYPE_CHECKING:
 
 Output = Literal["numpy", "torch"]
 OutputValue = Literal["sentence_embedding", "token_embeddings"]
-
-# Sampling for ranked completions and expansions where you pass none (RankGen, section 3.2).
-NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
 
 _attaching = Lock()  # two encoders of the same model must not both register its hooks
 
@@ -779,7 +777,7 @@ class LanguageModel(Ranks):
         >>> len(answer.logprobs) == len(answer.token_ids), " " in answer.text
         (True, False)
         """
-        settings = _generation_config(max_new_tokens, sampling, rerank, options)
+        settings = generation_config(max_new_tokens, sampling, rerank, options)
         return self._generate(check_prompts(prompts), settings, rerank, batch_size, Event())
 
     @takes_aliases
@@ -790,22 +788,26 @@ class LanguageModel(Ranks):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[GenerationKeywords],
+        **options: Unpack[ChatKeywords],
     ) -> list[Generation]:
         """Generate the next message of a conversation, in the format of the model's own chat template.
 
-        ``messages`` are dicts with ``role`` (``system``, ``user`` or ``assistant``) and ``content``, a text or a list
-        of parts of the form ``{"type": "text", "text": ...}``; a ``name`` where the template uses one. Control tokens
-        that somebody typed into a message, such as ``<|im_start|>``, are text. The other arguments are those of
-        ``generate``. Returns ``n`` answers, one by default.
+        ``messages`` are dicts with ``role`` (``system``, ``user``, ``assistant`` or ``tool``) and ``content``, a text
+        or a list of parts of the form ``{"type": "text", "text": ...}``; a ``name`` where the template uses one.
+        Control tokens that somebody typed into a message, such as ``<|im_start|>``, are text. The other arguments are
+        those of ``generate``, and ``tools`` that the answer may call (``gerund.inference.generate.tools``). Returns
+        ``n`` answers, one by default.
 
         Raises:
-            ModelError: the model has no chat template.
+            ModelError: the model has no chat template, or it knows no tools.
             TextError: a message is malformed, or the template doesn't accept the conversation.
             ConfigError: a setting is impossible.
         """
         conversation = check_conversation(messages)
-        return self.generate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
+        settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
+        prompt, settings, tools = chat_prompt(self.tokenizer, conversation, settings, of_tools)
+        answers = self._generate([prompt], settings, rerank, 16, Event())
+        return answers if tools is None else list(map(tools.read, answers))
 
     @takes_aliases
     def stream(
@@ -841,7 +843,7 @@ class LanguageModel(Ranks):
         **options: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """``generate`` without blocking the event loop; canceling it stops the model."""
-        settings = _generation_config(max_new_tokens, sampling, rerank, options)
+        settings = generation_config(max_new_tokens, sampling, rerank, options)
         checked = check_prompts(prompts)
         return await in_thread(lambda stop: self._generate(checked, settings, rerank, batch_size, stop))
 
@@ -853,11 +855,14 @@ class LanguageModel(Ranks):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[GenerationKeywords],
+        **options: Unpack[ChatKeywords],
     ) -> list[Generation]:
         """``chat`` without blocking the event loop."""
         conversation = check_conversation(messages)
-        return await self.agenerate([conversation], max_new_tokens, sampling, rerank=rerank, **options)
+        settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
+        prompt, settings, tools = chat_prompt(self.tokenizer, conversation, settings, of_tools)
+        answers = await in_thread(lambda stop: self._generate([prompt], settings, rerank, 16, stop))
+        return answers if tools is None else list(map(tools.read, answers))
 
     @takes_aliases
     def astream(
@@ -890,7 +895,7 @@ class LanguageModel(Ranks):
         options: GenerationKeywords,
     ) -> Work:
         """Return what generates a stream."""
-        settings = _generation_config(max_new_tokens, sampling, rerank, options)
+        settings = generation_config(max_new_tokens, sampling, rerank, options)
         if settings.n != 1:
             raise ConfigError(f"n={settings.n}: a stream is one text; use generate, or several streams")
         [checked] = check_prompts([prompt])
@@ -1230,16 +1235,6 @@ def save_into(lm: LanguageModel, folder: Path) -> None:
     for part in (lm.scorer, lm.reranker, lm.head, lm.transform):
         if part is not None:
             part.save(folder)
-
-
-def _generation_config(
-    max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: GenerationKeywords
-) -> GenerationConfig:
-    if rerank is None:
-        return GenerationConfig.of(max_new_tokens, sampling, options)
-    settings = GenerationConfig.of(max_new_tokens, sampling, options, NUCLEUS)
-    settings.refuse_with_rerank()
-    return settings
 
 
 def _truncating(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:

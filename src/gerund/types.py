@@ -1,5 +1,6 @@
 """Frozen results of ``LanguageModel`` and ``Index``, and the protocols of models and scorers."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -93,6 +94,38 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A model's request to run a tool.
+
+    Attributes:
+        name: the tool's name.
+        arguments: its arguments as the model wrote them: a JSON object, unless ``is_valid`` is False.
+        id: identifies the call; the message with its result repeats it as ``tool_call_id``.
+    """
+
+    name: str
+    arguments: str
+    id: str = field(compare=False)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the arguments are a JSON object.
+
+        >>> ToolCall("add", '{"a": 1', "1").is_valid
+        False
+        """
+        try:
+            return isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call as it stands in the ``tool_calls`` of a message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
 class Generation:
     """One completion of one prompt.
 
@@ -105,6 +138,7 @@ class Generation:
         stop: the stop string that ended it, or the id of the stop token, if one did.
         logprobs: one per token of ``token_ids``, if requested.
         usage: its token counts.
+        tool_calls: the tools that a chat's answer calls; ``text`` is then what precedes them.
     """
 
     text: str
@@ -114,11 +148,20 @@ class Generation:
     stop: str | int | None = field(default=None, kw_only=True)
     logprobs: list[TokenLogprob] | None = field(default=None, kw_only=True, repr=False)
     usage: Usage = field(default=Usage(), kw_only=True, repr=False, compare=False)
+    tool_calls: tuple[ToolCall, ...] = field(default=(), kw_only=True)
 
     @property
-    def finish_reason(self) -> Literal["stop", "length"]:
-        """Why it ended, by OpenAI's names."""
-        return "stop" if self.finished else "length"
+    def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
+        """Why it ended, by OpenAI's names; ``stop`` also for calls whose arguments are not a JSON object."""
+        if not self.finished:
+            return "length"
+        return "tool_calls" if self.tool_calls and all(call.is_valid for call in self.tool_calls) else "stop"
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's message with this text and these tool calls, to append to the conversation."""
+        calls = {"tool_calls": [call.message for call in self.tool_calls]} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.text, **calls}
 
 
 @dataclass(frozen=True)

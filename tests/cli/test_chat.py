@@ -39,6 +39,41 @@ def test_a_file_is_a_conversation(folder, tmp_path):
     assert same == expected.text + "\n"
 
 
+def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
+    (tmp_path / "toolbox_of_test_chat.py").write_text(
+        'def double(number: int) -> int:\n    """Double a number."""\n    return 2 * number\n\nx = 5\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    seen = []
+
+    def chat(self, messages, max_new_tokens, sampling, **options):
+        seen.append([dict(message) for message in messages])
+        calls = (gerund.types.ToolCall("double", '{"number": 21}', "1"),) if len(messages) == 1 else ()
+        return [gerund.types.Generation("" if calls else "It is 42.", [], 0.0, True, tool_calls=calls)]
+
+    monkeypatch.setattr(gerund.LanguageModel, "chat", chat)
+    ran = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", "--tool-prompt", "generic", stdin="21?")
+    assert (ran.code, ran.out) == (0, "It is 42.\n")
+    assert 'double({"number": 21}) -> 42' in ran.err
+    assert seen[1][-1] == {"role": "tool", "content": "42", "tool_call_id": "1", "name": "double"}
+    for named, words in (
+        ("double", "MODULE:FUNCTION"), ("nowhere:double", "No module named"),
+        ("toolbox_of_test_chat:x", "not a function"), ("toolbox_of_test_chat:y", "no attribute"),
+    ):  # fmt: skip
+        with no_loading():
+            ran = run_cli("chat", folder, "--tools", named, stdin="a")
+        assert (ran.code, words in ran.err) == (2, True), ran.err
+
+
+def test_a_template_without_tools_is_refused(folder, tmp_path, monkeypatch):
+    (tmp_path / "toolbox_of_test_chat.py").write_text("def double(number: int) -> int:\n    return 2 * number\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ran = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", stdin="a")
+    assert (ran.code, "--tool-prompt generic" in ran.err) == (2, True)
+
+
 def test_turns_on_a_terminal(folder, monkeypatch):
     lines = iter(["the cat", "", "x" * 600, "in"])
 

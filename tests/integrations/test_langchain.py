@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import gerund
-from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
+from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from tests.integrations.common import chat_model
 
 pytest.importorskip("langchain_core", reason="langchain-core is not installed")
@@ -145,7 +145,7 @@ class TestChat:
             ChatGerund(lm=chat_model()).invoke("a", model="another")
         with pytest.raises(ConfigError, match=r"what gerund\.load takes or gives"):
             ChatGerund(lm=5)
-        with pytest.raises(TextError, match="tool"):
+        with pytest.raises(ModelError, match="knows no tools"):
             ChatGerund(lm=chat_model()).invoke([*HELLO, ToolMessage("5", tool_call_id="1")])
         with pytest.raises(ConfigError, match="unknown method 'magic'"):
             ChatGerund(lm=chat_model()).with_structured_output({}, method="magic")

@@ -107,7 +107,7 @@ def test_mistakes(bundled: gerund.LanguageModel) -> None:
         GerundEmbedding(5)
     with pytest.raises(TextError, match="image"):
         GerundLLM(chat_model()).chat([ChatMessage(role="user", blocks=[ImageBlock(url="http://127.0.0.1/a.png")])])
-    with pytest.raises(TextError, match="tool"):
+    with pytest.raises(ModelError, match="knows no tools"):
         GerundLLM(chat_model()).chat([ChatMessage(role="tool", content="5", additional_kwargs={"tool_call_id": "1"})])
 
 

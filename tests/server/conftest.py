@@ -30,6 +30,13 @@ TEMPLATE = (
 )
 
 
+TOOL_TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
 DOCUMENTS = {
     "bread": "Bread is made of flour, water and salt.",
     "rail": "Trains need rails.",
@@ -121,6 +128,15 @@ def served_lm(served_folder: Path) -> Any:
 def live(served_folder: Path) -> Iterator[Running]:
     """A server with a tiny model, for all tests that leave it as it is."""
     running = Running(load(served_folder), ServerConfig(max_new_tokens=32), [])
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with a tiny model whose template knows tools, with room for long prompts."""
+    folder = save_served(tmp_path_factory.mktemp("with_tools") / "tiny", template=TOOL_TEMPLATE, context=8192)
+    running = Running(load(folder), ServerConfig(max_new_tokens=200, context=8192), [])
     yield running
     running.stop()
 

@@ -198,7 +198,8 @@ def test_offsets_of_characters_that_several_tokens_spell() -> None:
     form, streamed = Form("text", "m"), []
     for place, text in enumerate(spelled):
         own = tokens[3 * place : 3 * place + 3] if place < 2 else tokens[4 + place : 5 + place]
-        streamed += form.piece(0, text, own)["choices"][0]["logprobs"]["text_offset"]
+        [chunk] = form.parts(0, [text], own)
+        streamed += chunk["choices"][0]["logprobs"]["text_offset"]
     assert streamed == [0, 0, 0, 1, 1, 1, 2, 3]
 
 

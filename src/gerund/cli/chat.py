@@ -2,25 +2,32 @@
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from gerund.checks import read_json
+from gerund.checks import one_of, read_json
 from gerund.cli import options, text_io
 from gerund.cli.text_io import tell
-from gerund.errors import ConfigError, DataError, TextError
+from gerund.errors import ConfigError, DataError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gerund.inference.generate.config import GenerationKeywords
     from gerund.language_model import LanguageModel
     from gerund.settings.model_spec import ModelSpec
     from gerund.settings.sampling import Sampling
+    from gerund.types import Generation
 
     # Most tokens, sampling, and other settings of an answer.
     Asked = tuple[int, Sampling | None, GenerationKeywords]
+
+# Answers with tool calls after which a question is given up.
+_MOST_ROUNDS = 10
 
 
 @options.takes(
@@ -41,25 +48,46 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate in a turn.")] = 256,
     sampling: dict[str, Any],
     asked: "GenerationKeywords",
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A Python function with type hints that the model may call; may be repeated. It is run, and the model "
+            "gets its result.",
+        ),
+    ] = None,
+    tool_prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="How tools are described to a model whose chat template knows none: generic, or smollm2 in the words "
+            "that SmolLM2 was trained on. [default: the model's own template]"
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Chat with a model, in the form of its own chat template.
 
     On a terminal, type one message per line, until Ctrl-D. What comes through a pipe is one message, and --messages is
     a whole conversation; both are answered once. With --json there is one JSON object: text, score, finished and usage.
+    Calls of --tools are shown on standard error.
 
     For example:
 
         gerund chat ./model
 
+        echo "What is the weather in Bonn?" | gerund chat ./model --tools weather:forecast
+
         echo "Name three rivers." | gerund chat ./model --temperature 0.7 --seed 1
 
         gerund chat ./model --messages conversation.json --json
     """
-    from gerund.inference.generate.config import GenerationConfig
+    from gerund.inference.generate.config import GenerationConfig, ToolPrompt
 
     how = (max_new_tokens, options.sampling_of(sampling), asked)
     GenerationConfig.of(*how)
+    if tool_prompt is not None:
+        one_of("tool_prompt", tool_prompt, get_args(ToolPrompt))
+    functions = _functions(tools or [])
     talks = messages is None and sys.stdin.isatty()
     if talks and as_json:
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
@@ -69,12 +97,36 @@ def command(
 
     lm = load_writer(spec, only_writes=True)
     require_chat_template(lm.tokenizer)
+    answers = _Answers(lm, how, functions, tool_prompt)
     if talks:
-        _talk(lm, conversation, how)
+        _talk(answers, conversation)
     elif as_json:
-        _print_json(lm, conversation, how)
+        result = answers.generate(conversation)
+        record = {**text_io.as_record(result), "usage": asdict(result.usage)}
+        typer.echo(json.dumps(record, ensure_ascii=False))
     else:
-        _answer(lm, conversation, how)
+        answers.show(conversation)
+
+
+def _functions(named: list[str]) -> dict[str, "Callable[..., Any]"]:
+    """Return the functions named MODULE:FUNCTION by their own names; modules may lie in the current folder."""
+    functions: dict[str, Callable[..., Any]] = {}
+    if named and "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for one in named:
+        module, colon, name = one.partition(":")
+        if not module or not colon or not name:
+            raise ConfigError(f"--tools is MODULE:FUNCTION, such as weather:forecast, not {one!r}")
+        try:
+            function = getattr(import_module(module), name)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"--tools {one}: {type(error).__name__}: {error}") from error
+        from gerund.inference.generate.tools import function_tool
+
+        if not callable(function):
+            raise ConfigError(f"--tools {one}: {name} is not a function")
+        functions[function_tool(function)["function"]["name"]] = function
+    return functions
 
 
 def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[str, Any]]:
@@ -91,21 +143,50 @@ def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[s
     return conversation
 
 
-def _answer(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> str:
-    """Print the next turn as it comes, and return it."""
-    from gerund.inference.generate.prompts import check_conversation
+@dataclass(frozen=True)
+class _Answers:
+    """Answers of a model that may call functions."""
 
-    max_new_tokens, sampling, asked = how
-    stream = lm.stream(check_conversation(conversation), max_new_tokens, sampling, **asked)
-    text = ""
-    for piece in stream:
-        typer.echo(piece, nl=False)
-        text += piece
-    typer.echo()
-    return text
+    lm: "LanguageModel"
+    how: "Asked"
+    functions: dict[str, "Callable[..., Any]"]
+    tool_prompt: str | None
+
+    def show(self, conversation: list[dict[str, Any]]) -> str:
+        """Print the next turn, as it comes if there are no functions, and return it."""
+        from gerund.inference.generate.prompts import check_conversation
+
+        if self.functions:
+            text = self.generate(conversation).text
+            typer.echo(text)
+            return text
+        max_new_tokens, sampling, asked = self.how
+        text = ""
+        for piece in self.lm.stream(check_conversation(conversation), max_new_tokens, sampling, **asked):
+            typer.echo(piece, nl=False)
+            text += piece
+        typer.echo()
+        return text
+
+    def generate(self, conversation: list[dict[str, Any]]) -> "Generation":
+        """Return the next turn; calls before it, and their results, are added to the conversation."""
+        from gerund.inference.generate.tools import run_call
+
+        max_new_tokens, sampling, asked = self.how
+        of_tools: Any = {"tools": list(self.functions.values()), "tool_prompt": self.tool_prompt}
+        for _ in range(_MOST_ROUNDS):
+            [result] = self.lm.chat(conversation, max_new_tokens, sampling, **asked, **of_tools)
+            if not result.tool_calls:
+                return result
+            conversation.append(result.message)
+            for call in result.tool_calls:
+                found = run_call(self.functions, call)
+                tell(f"{call.name}({call.arguments}) -> {found}")
+                conversation.append({"role": "tool", "content": found, "tool_call_id": call.id, "name": call.name})
+        raise DataError(f"the model called tools {_MOST_ROUNDS} times and gave no answer")
 
 
-def _talk(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
+def _talk(answers: _Answers, conversation: list[dict[str, Any]]) -> None:
     """Take turns until the user ends it; report and skip messages that can't be answered."""
     typer.echo("Type a message; Ctrl-D ends the conversation.", err=True)
     while True:
@@ -116,18 +197,12 @@ def _talk(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked")
             return
         if not text.strip():
             continue
+        before = len(conversation)
         conversation.append({"role": "user", "content": text})
         try:
-            answer = _answer(lm, conversation, how)
-        except TextError as error:
+            answer = answers.show(conversation)
+        except InputError as error:
             tell(f"error: {error}")
-            conversation.pop()
+            del conversation[before:]
             continue
         conversation.append({"role": "assistant", "content": answer})
-
-
-def _print_json(lm: "LanguageModel", conversation: list[dict[str, Any]], how: "Asked") -> None:
-    max_new_tokens, sampling, asked = how
-    [result] = lm.chat(conversation, max_new_tokens, sampling, **asked)
-    record = {**text_io.as_record(result), "usage": asdict(result.usage)}
-    typer.echo(json.dumps(record, ensure_ascii=False))

@@ -16,6 +16,7 @@ from gerund.checks import read_input
 from gerund.data.yaml_text import parse_yaml
 from gerund.engine.config import FORMER_NAMES, EngineConfig
 from gerund.errors import ConfigError, DataError
+from gerund.inference.generate.config import ToolPrompt
 from gerund.settings.model_spec import ModelSpec
 
 KEY_VARIABLE = "GERUND_API_KEY"
@@ -104,6 +105,9 @@ class ServerConfig(BaseModel):
     """Processes behind the one address, each with a copy of the model."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads per worker. Default: the processor's cores divided among the workers."""
+    tool_prompt: ToolPrompt | None = None
+    """How tools are described to a model whose chat template knows none: generic, or smollm2 in the words that SmolLM2
+    was trained on. Default: the model's own template, and 400 where it knows no tools."""
     max_new_tokens: Count = 1024
     """Most tokens of an answer in a chat whose request does not say."""
     timeout: Seconds = 120.0

@@ -5,18 +5,18 @@ import json
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gerund.server.errors import ClientGoneError, api_error
+from gerund.inference.generate.tool_reading import CallDelta, Event
+from gerund.server.errors import ApiError, ClientGoneError, api_error
 from gerund.server.logs import note_defect
 from gerund.types import Generation, TokenLogprob
 
-DONE = b"data: [DONE]\n\n"
 # JSON has no minus infinity; OpenAI's API has this for tokens that are practically impossible.
 _IMPOSSIBLE = -9999.0
 
@@ -29,11 +29,43 @@ class Echo:
     logprobs: Sequence[TokenLogprob] = ()
 
 
+@dataclass(frozen=True)
+class Wire:
+    """How the chunks of a stream are sent; ``error`` is the last chunk of a stream that fails."""
+
+    media_type: str
+    encode: Callable[[Any], bytes]
+    error: Callable[[ApiError], Any]
+    done: bytes = b""
+
+
+class AnswerForm(Protocol):
+    """The form of one API: formats the completions of one request, whole or as the chunks of a stream."""
+
+    wire: Wire
+    echoes: Sequence[Echo]
+
+    def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer with all completions."""
+
+    def first(self, count: int) -> Iterable[Any]:
+        """Return the chunks that start a stream of ``count`` completions."""
+
+    def parts(self, index: int, parts: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> Iterable[Any]:
+        """Return the chunks with the next characters of a completion, and the log-probabilities of their tokens."""
+
+    def last(self, index: int, completion: Generation) -> Iterable[Any]:
+        """Return the chunks that end a completion."""
+
+    def end(self, usage: dict[str, Any]) -> Iterable[Any]:
+        """Return the chunks that end the stream."""
+
+
 class Form:
-    """Formats the completions of one request.
+    """OpenAI's form of chats and completions.
 
     ``choices`` is the number of completions per prompt, ``echoes`` the prompts before them, and ``control`` spells
-    a control token, which no text contains.
+    a control token, which no text contains. With ``sends_usage`` a stream ends with its usage.
     """
 
     def __init__(
@@ -42,9 +74,11 @@ class Form:
         model: str,
         *,
         choices: int = 1,
+        sends_usage: bool = False,
         control: Callable[[int], str | None] = lambda _: None,
     ) -> None:
         self.is_chat, self._choices, self._control = kind == "chat", choices, control
+        self._sends_usage, self.wire = sends_usage, SERVER_SENT
         self.echoes: Sequence[Echo] = ()
         self._head = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -64,9 +98,13 @@ class Form:
     def _choice(self, index: int, completion: Generation) -> dict[str, Any]:
         echo, logprobs = self._echo(index), completion.logprobs
         text = echo.text + completion.text
-        content = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
-        )
+        content: dict[str, Any] = {"text": text}
+        if self.is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if completion.tool_calls:
+                message["content"] = text or None
+                message["tool_calls"] = [call.message for call in completion.tool_calls]
+            content = {"message": message}
         return {
             "index": index,
             "finish_reason": completion.finish_reason,
@@ -91,20 +129,33 @@ class Form:
             if echo.text or echo.logprobs
         ]
 
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
-        """Return the chunk with the next characters of a completion, and the log-probabilities of their tokens."""
-        content = {"delta": {"content": text}} if self.is_chat else {"text": text}
-        return self._chunk(index, content, logprobs=None if logprobs is None else self._logprobs(index, logprobs))
+    def parts(self, index: int, parts: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
+        """Yield the chunks with the next characters of a completion, and of a chat's tool calls."""
+        listed = self._logprobs(index, logprobs) if logprobs else None
+        for part in parts or [""]:
+            if not self.is_chat:
+                yield self._chunk(index, {"text": part}, logprobs=listed)
+                continue
+            delta: dict[str, Any] = {"content": part}
+            if isinstance(part, CallDelta):
+                function = {"arguments": part.arguments}
+                call: dict[str, Any] = {"index": part.index, "function": function}
+                if part.name is not None:
+                    function["name"] = part.name
+                    call |= {"id": part.id, "type": "function"}
+                delta = {"tool_calls": [call]}
+            yield self._chunk(index, {"delta": delta}, logprobs=listed)
+            listed = None
 
-    def last(self, index: int, completion: Generation) -> dict[str, Any]:
+    def last(self, index: int, completion: Generation) -> list[dict[str, Any]]:
         """Return the chunk that ends a completion."""
         content: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
-        return self._chunk(index, content, completion.finish_reason, completion.stop)
+        return [self._chunk(index, content, completion.finish_reason, completion.stop)]
 
-    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Return the chunk with the usage."""
+    def end(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the chunk with the usage, if it was asked for."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [], "usage": usage}
+        return [{**self._head, "object": kind, "choices": [], "usage": usage}] if self._sends_usage else []
 
     def _chunk(
         self,
@@ -178,33 +229,33 @@ def _finite(logprob: float) -> float:
 
 
 class EventStream(Response):
-    """Server-sent events. An error amid them is an event too, since the status was sent already.
+    """A stream of chunks. An error amid them is a chunk too, since the status was sent already.
 
     ``close`` is called when the stream ends, however it ends.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncIterator[Any], close: Callable[[], None], wire: Wire) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=wire.media_type)
         del self.headers["content-length"]
-        self._events, self._close = events, close
+        self._events, self._close, self._wire = events, close, wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events and ``[DONE]``."""
+        """Send all chunks, and what ends the stream."""
         del receive
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for content in self._events:
-                await send({"type": "http.response.body", "body": event(content), "more_body": True})
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+                await send({"type": "http.response.body", "body": self._wire.encode(content), "more_body": True})
+            await send({"type": "http.response.body", "body": self._wire.done, "more_body": False})
         except ClientGoneError:
             return  # the connection closes after what was sent
         except Exception as error:
             failed = api_error(error)
             if failed.status >= 500 and failed.code == "server_error":
                 note_defect(error, route=scope["path"])
-            await send({"type": "http.response.body", "body": event(failed.body), "more_body": False})
+            last = self._wire.encode(self._wire.error(failed))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._close()
 
@@ -216,3 +267,6 @@ def event(content: Any) -> bytes:
     b'data: {"text": "a\\nb"}\n\n'
     """
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+
+
+SERVER_SENT = Wire("text/event-stream", event, lambda error: error.body, b"data: [DONE]\n\n")

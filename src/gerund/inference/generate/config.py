@@ -10,6 +10,8 @@ from gerund.errors import ConfigError, unknown_name
 from gerund.settings.aliases import Alias, names_of
 from gerund.settings.sampling import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or
 
+# Sampling for ranked completions and expansions where you pass none (RankGen, section 3.2).
+NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
 # More alternatives per token are likely a mistake.
 _MOST_LOGPROBS = 1000
 _FORMS = ("schema", "regex", "choice")
@@ -24,13 +26,18 @@ class Constraint:
     """A constraint on the generated text.
 
     Attributes:
-        kind: ``schema``, ``regex`` or ``choice``.
-        source: the JSON schema as JSON, the regular expression, or the list of choices as JSON.
+        kind: ``schema``, ``regex``, ``choice`` or ``tools``.
+        source: the JSON schema as JSON, the regular expression, the list of choices as JSON, or a grammar of tool calls
+            in llguidance's Lark syntax.
     """
 
-    kind: Literal["schema", "regex", "choice"]
+    kind: Literal["schema", "regex", "choice", "tools"]
     source: str
 
+
+ToolPrompt = Literal["generic", "smollm2"]
+"""How tools are described to a model whose chat template knows none: in words for any model, or in those that SmolLM2
+was trained on."""
 
 _RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 
@@ -130,6 +137,7 @@ class GenerationConfig:
         allowed_token_ids: the only tokens that may be generated; None for all.
         ignore_eos: whether to generate past the model's end tokens.
         include_stop_str_in_output: whether the text includes the stop string or token that ended it.
+        spelled_tokens: control tokens that stay in the text, such as those that precede a tool call.
 
     Raises:
         ConfigError: a setting is impossible, or contradicts another.
@@ -147,6 +155,7 @@ class GenerationConfig:
     allowed_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    spelled_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sampling, n, logprobs = sampling_or(self.sampling), whole_number("n", self.n), self.logprobs
@@ -165,6 +174,7 @@ class GenerationConfig:
             "sampling": sampling,
             "n": n,
             "stop": _stop_strings(self.stop),
+            "spelled_tokens": tuple(self.spelled_tokens),
             "logprobs": None if logprobs is None else int(logprobs),
             **self._checked_limits(),
         }
@@ -243,6 +253,17 @@ class GenerationConfig:
                 raise ConfigError(
                     f"`{name}` can't be combined with `rerank`, which returns the best continuation{more}. Remove one."
                 )
+
+
+def generation_config(
+    max_new_tokens: int, sampling: Sampling | None, rerank: object, options: GenerationKeywords
+) -> GenerationConfig:
+    """Return checked settings; with ``rerank`` those of a search, which samples and ends where it likes."""
+    if rerank is None:
+        return GenerationConfig.of(max_new_tokens, sampling, options)
+    settings = GenerationConfig.of(max_new_tokens, sampling, options, NUCLEUS)
+    settings.refuse_with_rerank()
+    return settings
 
 
 def require_new_tokens(max_new_tokens: int) -> int:

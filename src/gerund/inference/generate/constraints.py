@@ -29,7 +29,7 @@ _spelled_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, "SpelledVocabu
 
 
 class CompiledConstraint:
-    """A schema, regular expression or list of choices as a grammar, shared by any number of sequences.
+    """A schema, regular expression, list of choices or tool calls as a grammar, shared by any number of sequences.
 
     ``size`` is the model's vocabulary size; ``ends`` are the tokens that may end a complete text. An invalid grammar
     raises ``ConfigError``.
@@ -42,7 +42,7 @@ class CompiledConstraint:
             from llguidance import LLMatcher
         except ImportError as error:
             raise MissingDependencyError(
-                "`schema`, `regex` and `choice` need llguidance: pip install 'gerund[structured]'"
+                "`schema`, `regex`, `choice` and required tool calls need llguidance: pip install 'gerund[structured]'"
             ) from error
         self._kind = constraint.kind
         vocabulary = _grammar_vocabulary(tokenizer, size, tuple(ends))
@@ -50,6 +50,8 @@ class CompiledConstraint:
             grammar = LLMatcher.grammar_from_json_schema(constraint.source)
         elif constraint.kind == "regex":
             grammar = LLMatcher.grammar_from_regex(constraint.source)
+        elif constraint.kind == "tools":
+            grammar = LLMatcher.grammar_from_lark(constraint.source)
         else:
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(constraint.source))
             grammar = LLMatcher.grammar_from_lark(f"start: {choices}\n")
@@ -106,7 +108,8 @@ def _grammar_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, ends: tup
     """Return llguidance's version of a tokenizer; building it takes up to a second, so it is cached."""
     if not tokenizer.is_fast:
         raise ModelError(
-            "`schema`, `regex` and `choice` need a fast tokenizer (tokenizer.json), which this model does not have."
+            "`schema`, `regex`, `choice` and required tool calls need a fast tokenizer (tokenizer.json), which this "
+            "model does not have."
         )
     from llguidance.hf import from_tokenizer
 

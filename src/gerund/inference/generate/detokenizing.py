@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from threading import Lock
+from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 from transformers import AddedToken, PreTrainedTokenizerBase
@@ -12,29 +13,53 @@ from gerund.models.library_calls import without_panics
 
 # Enough tokens of the prompt to decode what follows them as it reads there.
 TAIL = 6
+NOTHING: Mapping[int, str] = MappingProxyType({})
 # Decoded from a character whose other bytes are still to come.
 _PARTIAL = "\ufffd"
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-    """Return the text of token ids."""
+def decoded(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+    spelled: Mapping[int, str] = NOTHING,
+) -> str:
+    """Return the text of token ids; ``spelled`` are control tokens that are not skipped."""
+    place = next((place for place, token in enumerate(ids) if token in spelled), None) if spelled else None
+    if place is not None:
+        before, after = (
+            decoded(tokenizer, part, skip_special_tokens=skip_special_tokens, spelled=spelled)
+            for part in (ids[:place], ids[place + 1 :])
+        )
+        return before + spelled[ids[place]] + after
     with without_panics("the model's tokenizer fails on token ids"):
         text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
     return text
 
 
-def continuation_text(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """Decode ``ids`` as they read after the prompt, without special tokens."""
-    return text_behind(tokenizer, prompt, ids, skip_special_tokens=True)
+def continuation_text(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    spelled: Mapping[int, str] = NOTHING,
+) -> str:
+    """Decode ``ids`` as they read after the prompt, without special tokens except those ``spelled``."""
+    return text_behind(tokenizer, prompt, ids, skip_special_tokens=True, spelled=spelled)
 
 
 def text_behind(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    *,
+    skip_special_tokens: bool = False,
+    spelled: Mapping[int, str] = NOTHING,
 ) -> str:
     """Decode ``ids`` as they read after the prompt: on their own, many tokenizers would drop their first space."""
     tail = list(prompt[-TAIL:])
-    before = decoded(tokenizer, tail, skip_special_tokens=skip_special_tokens)
-    together = decoded(tokenizer, [*tail, *ids], skip_special_tokens=skip_special_tokens)
+    before = decoded(tokenizer, tail, skip_special_tokens=skip_special_tokens, spelled=spelled)
+    together = decoded(tokenizer, [*tail, *ids], skip_special_tokens=skip_special_tokens, spelled=spelled)
     return together[len(before) :]
 
 
@@ -52,8 +77,9 @@ class TextTail:
         stop: Sequence[str] = (),
         *,
         includes_stop: bool = False,
+        spelled: Mapping[int, str] = NOTHING,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._spelled = tokenizer, spelled
         self._ids = list(prompt[-TAIL:])
         self._start, self._read = 0, len(self._ids)
         self._stop, self._includes_stop = stop, includes_stop
@@ -73,8 +99,8 @@ class TextTail:
     def _take(self, *, last: bool, may_stop: bool = True) -> str:
         if self.stopped is not None:
             return ""
-        before = decoded(self._tokenizer, self._ids[self._start : self._read])
-        now = decoded(self._tokenizer, self._ids[self._start :])
+        before = decoded(self._tokenizer, self._ids[self._start : self._read], spelled=self._spelled)
+        now = decoded(self._tokenizer, self._ids[self._start :], spelled=self._spelled)
         if len(now) > len(before) and (last or not now.endswith(_PARTIAL)):
             known = len(self.text)
             self.text += now[len(before) :]
@@ -85,7 +111,7 @@ class TextTail:
             self._searched_from = len(self.text)
         certain = len(self.text)
         if self.stopped is None and not last:
-            certain -= max((_overlap(self.text[self._searched_from :], one) for one in self._stop), default=0)
+            certain -= max((overlap(self.text[self._searched_from :], one) for one in self._stop), default=0)
         piece = self.text[self._given : certain]
         self._given = max(self._given, certain)
         return piece
@@ -102,10 +128,10 @@ class TextTail:
             self.text = self.text[: end if self._includes_stop else place]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return how many characters at the end of a text may begin a stop string.
 
-    >>> _overlap("He said: EN", "END")
+    >>> overlap("He said: EN", "END")
     2
     """
     longest = min(len(text), len(stop) - 1)

@@ -10,7 +10,7 @@ go through the template as private-use characters.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from numbers import Integral
 from typing import Any, TypedDict
@@ -28,11 +28,11 @@ from gerund.types import Rendered
 # Private-use characters that are never printed: the marks, and one per control token.
 _PRIVATE = range(0x10_0000, 0x10_FFFD)
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-_KEYS = ("role", "content", "name")
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
 class Message(TypedDict):
-    """One turn of a conversation: ``role`` is ``system``, ``user`` or ``assistant``, ``content`` its text."""
+    """One turn of a conversation: ``role`` is ``system``, ``user``, ``assistant`` or ``tool``, ``content`` its text."""
 
     role: str
     content: str
@@ -50,6 +50,8 @@ class TemplateOptions:
     add_generation_prompt: bool = True  # end with the beginning of the next turn
     continue_final_message: bool = False  # end with the last message, to continue its text
     variables: Mapping[str, Any] = field(default_factory=dict)  # such as ``{"enable_thinking": False}``
+    tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form
+    tools_variable: str = "tools"  # what the template calls them
 
 
 NEXT_TURN = TemplateOptions()
@@ -67,20 +69,45 @@ def render(
     ``parses_control`` lets control tokens in the messages steer the model, instead of being plain text.
     """
     require_chat_template(tokenizer)
-    checked = [_checked(number, message) for number, message in enumerate(messages)]
+    checked = checked_messages(messages)
+    if options.tools or any(message["role"] == "tool" or "tool_calls" in message for message in checked):
+        require_tools_in_template(tokenizer)
     tokens = _control_tokens(tokenizer)
     _check_variables(tokenizer, options.variables, tokens)
-    if parses_control or not any(token in text for token in tokens for message in checked for text in message.values()):
+    # Tools and their calls are nested, so their texts are searched and replaced as JSON.
+    nested = [json.dumps(options.tools), *(json.dumps(message.get("tool_calls")) for message in checked)]
+    texts = [text for message in checked for text in message.values() if isinstance(text, str)]
+    typed = [token for token in tokens if any(token in text for text in texts)]
+    typed += [token for token in tokens if token not in typed and any(_in_json(token) in text for text in nested)]
+    if parses_control or not typed:
         return Rendered(_filled(tokenizer, checked, options))
-    every = "".join(text for message in checked for text in message.values()) + str(tokenizer.chat_template)
+    every = "".join([*texts, str(tokenizer.chat_template), json.dumps(options.tools, ensure_ascii=False)])
+    every += "".join(json.dumps(message.get("tool_calls"), ensure_ascii=False) for message in checked)
     free = (chr(code) for code in _PRIVATE if chr(code) not in every)
     start, end = next(free), next(free)
-    letters = {token: next(free) for token in tokens if token in every}
-    marked = [
-        {key: text if key == "role" else _marked(text, start, end, letters) for key, text in message.items()}
-        for message in checked
-    ]
+    letters = {token: next(free) for token in tokens if token in typed or token in every}
+
+    def hidden(key: str, value: Any) -> Any:
+        if key in ("role", "tool_call_id"):
+            return value
+        return _marked(value, start, end, letters) if isinstance(value, str) else _replaced(value, letters)
+
+    marked = [{key: hidden(key, value) for key, value in message.items()} for message in checked]
+    options = replace(options, tools=_replaced(options.tools, letters))
     return _unmarked(_filled(tokenizer, marked, options), start, end, letters)
+
+
+def _in_json(token: str) -> str:
+    """Return a token as a JSON string spells it."""
+    return json.dumps(token)[1:-1]
+
+
+def _replaced(value: Any, letters: Mapping[str, str]) -> Any:
+    """Replace control tokens by private-use characters in all texts of a JSON value."""
+    spelled = json.dumps(value)
+    for token, letter in letters.items():
+        spelled = spelled.replace(_in_json(token), letter)
+    return json.loads(spelled)
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -91,12 +118,43 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
+def require_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the chat template; raise ``ModelError`` for one that knows no tools."""
+    named = tokenizer.chat_template
+    template = "".join(named.values()) if isinstance(named, Mapping) else str(named)
+    if not re.search(r"\b(xml_)?tools\b|\btool_calls\b", template):
+        raise ModelError(
+            "this model's chat template knows no tools. To describe them in the system message, set "
+            "tool_prompt='generic' (--tool-prompt generic)"
+        )
+    return template
+
+
 def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the messages, one per line: for scorers, which don't use templates."""
-    return "\n".join(_checked(number, message)["content"] for number, message in enumerate(messages))
+    return "\n".join(message["content"] for message in checked_messages(messages))
 
 
-def _checked(number: int, message: Any) -> dict[str, str]:
+def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as templates take them.
+
+    The content is joined to one text, arguments of tool calls are objects, and a tool's message has the tool's name.
+
+    Raises:
+        TextError: a message is malformed.
+    """
+    names: dict[str, str] = {}
+    checked = []
+    for number, message in enumerate(messages):
+        one = _checked(number, message)
+        names |= {call["id"]: call["function"]["name"] for call in one.get("tool_calls", ())}
+        if one["role"] == "tool" and "name" not in one and one.get("tool_call_id") in names:
+            one["name"] = names[one["tool_call_id"]]
+        checked.append(one)
+    return checked
+
+
+def _checked(number: int, message: Any) -> dict[str, Any]:
     """Validate a message, and join its content."""
     if not isinstance(message, Mapping):
         raise TextError.about("message", number, f"has no role and content but is {message!r}")
@@ -106,14 +164,52 @@ def _checked(number: int, message: Any) -> dict[str, str]:
     for key, value in message.items():
         if key not in _KEYS and value is not None:
             raise TextError.about("message", number, f"has {key!r}, which this version does not read; leave it out")
-    texts = {"content": _content(number, message.get("content"))}
-    if message.get("name") is not None:
-        if not isinstance(message["name"], str):
-            raise TextError.about("message", number, f"has a name that is no text: {message['name']!r}")
-        texts["name"] = message["name"]
+    calls = _tool_calls(number, role, message.get("tool_calls"))
+    content = message.get("content")
+    texts = {"content": "" if calls and content is None else _content(number, content)}
+    for key in ("name", "tool_call_id"):
+        if message.get(key) is not None:
+            if not isinstance(message[key], str):
+                raise TextError.about("message", number, f"has a {key} that is no text: {message[key]!r}")
+            texts[key] = message[key]
     for key, text in texts.items():
         check_unicode(f"the {key} of message", text, number)
-    return {"role": role, **texts}
+    return {"role": role, **texts, **({"tool_calls": calls} if calls else {})}
+
+
+def _tool_calls(number: int, role: str, calls: Any) -> list[dict[str, Any]]:
+    """Return the tool calls of a message in the form of templates; arguments that are no JSON object stay text."""
+    if calls is None:
+        return []
+    if not is_listing(calls) or (len(calls) and role != "assistant"):
+        raise TextError.about(
+            "message", number, f"has tool_calls, which are a list in an assistant's message: {calls!r}"
+        )
+    checked = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if function is None or not isinstance(name, str) or not name:
+            raise TextError.about("message", number, f"has a tool call without a function's name: {str(call)[:100]}")
+        arguments = _arguments(number, function.get("arguments"))
+        check_unicode("the tool calls of message", name + json.dumps(arguments, ensure_ascii=False), number)
+        form = {"name": name, "arguments": arguments}
+        checked.append({"id": str(call.get("id") or ""), "type": "function", "function": form})
+    return checked
+
+
+def _arguments(number: int, given: Any) -> Any:
+    """Return the arguments of a tool call as an object, or as text where they are no JSON object."""
+    if isinstance(given, str):
+        try:
+            read = json.loads(given or "{}")
+        except (ValueError, RecursionError):
+            return given
+        return read if isinstance(read, dict) else given
+    try:
+        return json.loads(json.dumps({} if given is None else given))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TextError.about("message", number, f"has a tool call whose arguments are no JSON: {error}") from error
 
 
 def _content(number: int, content: Any) -> str:
@@ -149,13 +245,15 @@ def _check_variables(
             raise ConfigError(f"chat_template_kwargs: the value of {name!r} spells a control token of the model")
 
 
-def _filled(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], options: TemplateOptions) -> str:
+def _filled(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], options: TemplateOptions) -> str:
+    tools = {options.tools_variable: list(options.tools)} if options.tools else {}
     try:
         text: str = tokenizer.apply_chat_template(
             messages,
             tokenize=False,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
+            **tools,
             **options.variables,
         )
     except (

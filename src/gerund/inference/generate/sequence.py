@@ -77,6 +77,10 @@ class RequestSettings:
             self.constraint = CompiledConstraint(
                 settings.constraint, vocabulary.tokenizer, vocabulary.size, sorted(closing)
             )
+        self.spelled: dict[int, str] = {}
+        if settings.spelled_tokens:
+            added = vocabulary.tokenizer.added_tokens_decoder.items()
+            self.spelled = {token: one.content for token, one in added if one.content in settings.spelled_tokens}
         self.limits = TokenLimits.of(settings, vocabulary.tokenizer, vocabulary.size, self.ends)
         # Sequences with equal sampling settings are filtered together.
         self.sampling = replace(settings.sampling, seed=None)
@@ -114,7 +118,11 @@ class SequenceState:
         self._tail: TextTail | None = None
         if emit is not None or request.stop:
             includes = request.settings.include_stop_str_in_output
-            self._tail = TextTail(request.vocabulary.tokenizer, self._prompt, request.stop, includes_stop=includes)
+            self._tail = TextTail(
+                *(request.vocabulary.tokenizer, self._prompt, request.stop),
+                includes_stop=includes,
+                spelled=request.spelled,
+            )
         self._counts_V: Tensor | None = None
         self._seen_V: Tensor | None = None
 
@@ -195,7 +203,8 @@ class SequenceState:
         if self._tail is not None and stopped is not None:
             text = self._tail.text
         else:
-            text = continuation_text(self.request.vocabulary.tokenizer, self._prompt, self._tokens)
+            request = self.request
+            text = continuation_text(request.vocabulary.tokenizer, self._prompt, self._tokens, request.spelled)
         if self._stop_token is not None:
             stopped = self.request.stop_tokens[self._stop_token]
         scores = self._token_logprobs

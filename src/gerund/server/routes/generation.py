@@ -3,44 +3,28 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gerund.engine.config import EngineFuture
-from gerund.errors import GerundError, TextError, TooLargeError
-from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.prompts import (
-    NEXT_TURN,
-    Prompt,
-    TemplateOptions,
-    check_prompts,
-    plain_text,
-    prompt_ids,
-    prompt_text,
-    require_chat_template,
-)
+from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.infill.infilling import BLANK, untrained_to_fill
-from gerund.inference.likelihood import prompt_logprobs
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
-from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.registry import find_scorer
-from gerund.server.errors import STREAMS, ApiError, api_error, blamed, errors_about
-from gerund.server.openai_format import Echo, EventStream, Form, usage_of
+from gerund.server.errors import STREAMS, ApiError, blamed, errors_about
+from gerund.server.generation_work import GenerationWork, chat_work
+from gerund.server.openai_format import EventStream, Form, usage_of
 from gerund.server.schemas.embeddings import DetokenizeRequest, TokenizeRequest
 from gerund.server.schemas.generation import (
     USUAL_COMPLETION,
     ChatRequest,
     CompletionRequest,
-    GenerationBody,
     InfillRequest,
     template_options,
 )
-from gerund.server.service import RequestContext, Served, Service
+from gerund.server.service import Served, Service
 from gerund.types import Generation, Infill, Usage
 
 router = APIRouter()
@@ -52,16 +36,7 @@ _USUAL_INFILL = 32
 @router.post("/v1/chat/completions", tags=["writing"], responses=STREAMS, response_model=None)
 async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
     """Generate the next message of a conversation, in the form of the model's own chat template."""
-    service.require_model(body.model)
-    conversation, template = body.conversation(), body.template
-    with errors_about(partial(blamed, given=body.model_fields_set)):
-        require_chat_template(service.lm.tokenizer)
-        most = body.requested_tokens or service.settings.max_new_tokens
-        settings = body.settings(most, body.requested_logprobs)
-    work = _GenerationWork(
-        service, body, [conversation], settings, "messages", body.requested_tokens is not None, template
-    )
-    return await work.answer(request, Form("chat", service.names[0]))
+    return await chat_work(service, body).answer(request, Form("chat", service.names[0], sends_usage=body.wants_usage))
 
 
 @router.post("/v1/completions", tags=["writing"], responses=STREAMS, response_model=None)
@@ -78,7 +53,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
     body.refuse_no_tokens()
     with errors_about(partial(blamed, given=body.model_fields_set)):
         settings = body.settings(body.requested_tokens or USUAL_COMPLETION, body.logprobs)
-    work = _GenerationWork(
+    work = GenerationWork(
         service, body, prompts, settings, "prompt", echo=bool(body.echo), generates=body.requested_tokens != 0
     )
     added = service.lm.tokenizer.added_tokens_decoder
@@ -86,6 +61,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         "text",
         service.names[0],
         choices=body.choices,
+        sends_usage=body.wants_usage,
         control=lambda token: added[token].content if token in added else None,
     )
     return await work.answer(request, form)
@@ -171,206 +147,6 @@ def _tokenized(service: Service, body: TokenizeRequest) -> list[int]:
     return result.ids
 
 
-# ------------------------------------------------------------------------------------------- chats and completions
-
-
-@dataclass(frozen=True)
-class _GenerationWork:
-    """A request to generate: ``settings.n`` completions per prompt, of which the best ``body.choices`` are returned.
-
-    ``param`` is the field with the prompts, and ``explicit`` is False if the request does not limit its tokens. With
-    ``echo``, prompts are repeated before their completions, and without ``generates`` they come back alone.
-    """
-
-    service: Service
-    body: GenerationBody
-    prompts: Sequence[Prompt]
-    settings: GenerationConfig
-    param: str
-    explicit: bool = True
-    template: TemplateOptions = NEXT_TURN
-    echo: bool = False
-    generates: bool = True
-
-    def __post_init__(self) -> None:
-        if self.body.truncate_prompt_tokens == 0:
-            raise ApiError("truncate_prompt_tokens: 0 leaves nothing of the prompt", param="truncate_prompt_tokens")
-
-    @property
-    def given(self) -> Collection[str]:
-        """The fields that the request has."""
-        return self.body.model_fields_set
-
-    async def answer(self, request: Request, form: Form) -> Any:
-        """Return the completions: all together, or as a stream."""
-        return await (self._stream if self.body.stream else self._complete)(request, form)
-
-    async def _complete(self, request: Request, form: Form) -> dict[str, Any]:
-        async with self.service.context(request) as context:
-            ids, futures = await self._submit(context, streams=False)
-            form.echoes = await self._echoes(context, ids)
-            try:
-                completions = [await context.result(future) for future in futures]
-            except GerundError as error:  # contradictory settings may show only in the middle of a completion
-                raise api_error(error, blamed(error, self.given)) from error
-            if not self.generates:
-                nothing = Generation("", [], 0.0, False, logprobs=None if self.settings.logprobs is None else [])
-                completions = [[replace(nothing, usage=Usage(len(prompt)))] * self.settings.n for prompt in ids]
-            completion_tokens = sum(item.usage.completion_tokens for items in completions for item in items)
-            usage = usage_of(sum(map(len, ids)), completion_tokens)
-            if not self.body.ranks:
-                return form.whole([item for items in completions for item in items], usage)
-            scores = await self._scores(context, completions)
-        best = [
-            pair
-            for items, item_scores in zip(completions, scores, strict=True)
-            for pair in sorted(zip(items, item_scores, strict=True), key=lambda pair: -pair[1])[: self.body.choices]
-        ]
-        content = form.whole([item for item, _ in best], usage)
-        for choice, (_, score) in zip(content["choices"], best, strict=True):
-            choice["rank_score"] = None if score == float("-inf") else score
-        return content
-
-    async def _stream(self, request: Request, form: Form) -> EventStream:
-        """Return a stream; an error before its first piece still has a status of its own."""
-        context, metrics, loop = self.service.context(request), self.service.metrics, asyncio.get_running_loop()
-        try:
-            began = loop.time()
-            ids, futures = await self._submit(context, streams=True)
-            form.echoes = await self._echoes(context, ids)
-            pieces = context.pieces(futures)
-            first = await anext(pieces, None)
-            metrics.first.observe(loop.time() - began)
-        except BaseException:
-            context.close()
-            raise
-        count, has_logprobs = len(self.prompts) * self.body.choices, self.settings.logprobs is not None
-
-        async def events() -> AsyncIterator[Any]:
-            completion_tokens = 0
-            for chunk in form.first(count):
-                yield chunk
-            piece, last = first, loop.time()
-            while piece is not None:
-                if piece.text or piece.logprobs:
-                    yield form.piece(piece.index, piece.text, piece.logprobs if has_logprobs else None)
-                if piece.result is not None:
-                    completion_tokens += piece.result.usage.completion_tokens
-                    yield form.last(piece.index, piece.result)
-                piece = await anext(pieces, None)
-                metrics.gaps.observe(loop.time() - last)
-                last = loop.time()
-            if not self.generates:
-                for index in range(count):
-                    yield form.last(index, Generation("", [], 0.0, False))
-            if self.body.wants_usage:
-                yield form.usage(usage_of(sum(map(len, ids)), completion_tokens))
-
-        return EventStream(events(), context.close)
-
-    async def _submit(
-        self, context: RequestContext, *, streams: bool
-    ) -> tuple[list[list[int]], list[EngineFuture[list[Generation]]]]:
-        """Submit all prompts to the engine, or none."""
-
-        def work() -> tuple[list[list[int]], list[EngineFuture[list[Generation]]]]:
-            ids = [self._prompt_ids(prompt) for prompt in self.prompts]
-            if not self.generates:
-                return ids, []
-            limit, settings = self.service.limit, self.settings
-            # An explicit length that never fits is an error; a default length is cut to the remaining context.
-            tokens = sum(len(prompt) + settings.max_new_tokens * settings.n for prompt in ids) if self.explicit else 0
-            most = max(self.service.settings.queue_tokens, limit or 0)
-            if tokens > most:
-                raise TooLargeError(
-                    f"the request has {tokens} tokens with those to be written; at most {most} are taken"
-                )
-            futures = []
-            for number, prompt in enumerate(ids):
-                room = settings.max_new_tokens if limit is None else min(settings.max_new_tokens, limit - len(prompt))
-                future = self.service.engine.submit_generate(
-                    prompt,
-                    replace(settings, max_new_tokens=max(1, room)),
-                    on_text=context.on_text(number, settings.n) if streams else None,
-                    deadline=context.deadline,
-                )
-                futures.append(context.hold(future))
-            return ids, futures
-
-        with errors_about(lambda error: blamed(error, self.given) or self.param):
-            return await context.run(work)
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        lm, limit, last = self.service.lm, self.service.limit, self.body.truncate_prompt_tokens
-        if last == -1:
-            room = self.settings.max_new_tokens if self.generates else 0
-            last = None if limit is None else max(1, limit - room)
-        try:
-            [checked] = check_prompts([prompt])
-            return prompt_ids(
-                *(lm.model, lm.tokenizer, checked, "messages" if self.param == "messages" else "prompt"),
-                template=self.template,
-                last=last,
-                is_read_only=not self.generates,
-            )
-        except TextError as error:
-            if not error.exceeds_context:
-                raise
-            message = f"This model's maximum context length is {limit} tokens. However, the {error}"
-            raise ApiError(message, code="context_length_exceeded", param=self.param) from error
-
-    async def _echoes(self, context: RequestContext, prompts: Sequence[Sequence[int]]) -> list[Echo]:
-        """Return the prompts to repeat before their completions, with log-probabilities if they are requested."""
-        if not self.echo:
-            return []
-        lm, top = self.service.lm, self.settings.logprobs
-
-        def texts_of_prompts() -> list[str]:
-            return [
-                prompt
-                if isinstance(prompt, str) and self.body.truncate_prompt_tokens is None
-                else lm.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                for prompt, ids in zip(self.prompts, prompts, strict=True)
-            ]
-
-        with errors_about("echo"):
-            texts = await context.run(texts_of_prompts)
-            if top is None:
-                return [Echo(text) for text in texts]
-            logprobs = await context.call(
-                lambda: prompt_logprobs(lm.model, lm.tokenizer, prompts, top=top), tokens=sum(map(len, prompts))
-            )
-        return [Echo(text, items) for text, items in zip(texts, logprobs, strict=True)]
-
-    async def _scores(self, context: RequestContext, completions: Sequence[Sequence[Generation]]) -> list[list[float]]:
-        """Score how well each completion follows its prompt; a blank one gets minus infinity."""
-        lm, seed = self.service.lm, self.settings.sampling.seed
-
-        def score() -> list[list[float]]:
-            scorer = find_scorer(self.body.scorer, lm, seed=seed if isinstance(seed, int) else 0)
-            # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
-            if isinstance(scorer, LikelihoodScorer):
-                prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
-            else:
-                prefixes = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
-            texts = [list(dict.fromkeys(item.text for item in items if item.text.strip())) for items in completions]
-            scored = [number for number, items in enumerate(texts) if items]
-            scores = scorer.score([prefixes[number] for number in scored], [texts[number] for number in scored])
-            known = {
-                (number, text): float(value)
-                for number, values in zip(scored, scores, strict=True)
-                for text, value in zip(texts[number], values, strict=True)
-            }
-            return [
-                [known.get((number, item.text), float("-inf")) for item in items]
-                for number, items in enumerate(completions)
-            ]
-
-        with errors_about("best_of"):
-            tokens = sum(item.usage.total_tokens for items in completions for item in items)
-            return await context.call(score, tokens=tokens)
-
-
 # ------------------------------------------------------------------------------------------------------- infilling
 
 
@@ -386,17 +162,15 @@ async def _complete_before_suffix(
     completion = Generation(
         span, result.token_ids[0], result.scores[0], True, usage=Usage(prompt_tokens, result.lengths[0])
     )
-    form = Form("text", service.names[0])
+    form = Form("text", service.names[0], sends_usage=body.wants_usage)
     if not body.stream:
         return {**form.whole([completion], usage), **_warning(service, "infill")}
 
     async def events() -> AsyncIterator[Any]:
-        yield form.piece(0, span, None)
-        yield form.last(0, completion)
-        if body.wants_usage:
-            yield form.usage(usage)
+        for chunk in (*form.parts(0, [span], ()), *form.last(0, completion), *form.end(usage)):
+            yield chunk
 
-    return EventStream(events(), lambda: None)
+    return EventStream(events(), lambda: None, form.wire)
 
 
 def _warning(service: Service, method: str) -> dict[str, str]:

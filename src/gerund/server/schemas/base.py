@@ -78,6 +78,7 @@ _FORMS = {
     "text_2": _TEXT_OR_TEXTS,
     "documents": "a list of texts, or of objects with a text",
     "lengths": "a whole number, or a list of them",
+    "tool_choice": 'none, auto, required, or {"type": "function", "function": {"name": ...}}',
 }
 
 

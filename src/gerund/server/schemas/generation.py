@@ -6,8 +6,10 @@ from pydantic import BeforeValidator, Field
 
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import TemplateOptions
+from gerund.inference.generate.tools import ToolKeywords
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import ANY, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
+from gerund.server.schemas.tools import Choice, ChosenTool, MessageCalls, Tools, plain
 from gerund.settings.sampling import Sampling
 
 MOST_CHOICES = 128
@@ -39,7 +41,6 @@ _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict"
 
 
 _OPENAI_WRITING: Accepted = {
-    "parallel_tool_calls": ANY,  # tools themselves are refused
     "prediction": ANY,  # speeds a text up and changes none
     "verbosity": ("medium",),
 }
@@ -245,8 +246,6 @@ class GenerationBody(Sampled):
     guided_grammar: Any = None
     grammar: Any = None
     json_schema: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -257,8 +256,6 @@ class GenerationBody(Sampled):
         """Raise an error for fields that other servers act on and this one would ignore."""
         structured = self.structured_outputs
         _refuse_first({
-            "tools": bool(self.tools) and self.tool_choice != "none",
-            "tool_choice": self.tool_choice not in (None, "none", "auto"),
             "functions": bool(self.functions) and self.function_call != "none",
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": bool(self.audio),
@@ -355,9 +352,9 @@ class Message(Body):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: MessageCalls | None = None
     function_call: Any = None
-    tool_call_id: Any = None
+    tool_call_id: Annotated[str, Field(max_length=200)] | None = None
 
 
 class ChatRequest(GenerationBody):
@@ -378,6 +375,23 @@ class ChatRequest(GenerationBody):
     """Write the last message on, instead of the next one."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as ``{"enable_thinking": false}``."""
+    tools: Tools | None = None
+    tool_choice: Choice | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    def tool_keywords(self, tool_prompt: Any) -> ToolKeywords:
+        """Return the tools as ``chat`` takes them."""
+        if self.tools and self.ranks:
+            raise ApiError("best_of ranks texts, not tool calls; leave best_of or tools out", param="best_of")
+        chosen = self.tool_choice
+        choice = chosen.function.name if isinstance(chosen, ChosenTool) else chosen
+        return {
+            "tools": plain(self.tools),
+            # Clients may send it without tools.
+            "tool_choice": choice if self.tools or choice not in ("auto", "none") else None,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "tool_prompt": tool_prompt,
+        }
 
     @property
     def requested_logprobs(self) -> int | None:
@@ -397,9 +411,14 @@ class ChatRequest(GenerationBody):
         conversation = []
         for number, message in enumerate(self.messages):
             where = f"messages.{number}"
-            calls = message.tool_calls or message.function_call or message.tool_call_id
-            if calls or message.role in ("tool", "function"):
-                raise ApiError(f"{where}: tools are not supported by this server", param=where, code="not_supported")
+            if message.function_call or message.role == "function":
+                raise ApiError(
+                    f"{where}: functions are not supported; use tools, tool_calls and the role tool",
+                    param=where,
+                    code="not_supported",
+                )
+            if message.tool_calls and message.role != "assistant":
+                raise ApiError(f"{where}: tool_calls belong to the role assistant", param=f"{where}.tool_calls")
             content: Any = message.content
             if isinstance(content, list):
                 for place, part in enumerate(content):
@@ -410,24 +429,44 @@ class ChatRequest(GenerationBody):
                             code="not_supported",
                         )
                 content = [{"type": "text", "text": part.text} for part in content]
+            if content is None and message.tool_calls:
+                content = ""
             if content is None:
                 raise ApiError(f"{where} has no content; give a text", param=f"{where}.content")
             # OpenAI's role `developer` is `system` in chat templates.
             role = "system" if message.role == "developer" else message.role
-            conversation.append({"role": role, "content": content, "name": message.name})
+            conversation.append(
+                {
+                    "role": role,
+                    "content": content,
+                    "name": message.name,
+                    "tool_calls": plain(message.tool_calls) or None,
+                    "tool_call_id": message.tool_call_id if role == "tool" else None,
+                }
+            )
         return conversation
 
 
 class CompletionRequest(GenerationBody):
     """One or several texts to be continued; with ``suffix`` a gap to be filled."""
 
-    without_effect: ClassVar[Accepted | None] = {**_WRITING, "add_special_tokens": (True,)}
+    without_effect: ClassVar[Accepted | None] = {**_WRITING, "add_special_tokens": (True,), "parallel_tool_calls": ANY}
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """0 only with ``echo``: nothing is written, and the prompt comes back with its log-probabilities."""
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=256, fail_fast=True)] | Ids | ManyIds
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+
+    def refuse_unsupported(self) -> None:
+        """Raise an error for fields that other servers act on and this one would ignore."""
+        super().refuse_unsupported()
+        _refuse_first({
+            "tools": bool(self.tools) and self.tool_choice != "none",
+            "tool_choice": self.tool_choice not in (None, "none", "auto"),
+        })  # fmt: skip
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -1,0 +1,265 @@
+"""Generate the completions of one request, whole or as a stream, in the form of any of the APIs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from gerund.engine.config import EngineFuture
+from gerund.errors import GerundError, TextError, TooLargeError
+from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.prompts import (
+    NEXT_TURN,
+    Prompt,
+    TemplateOptions,
+    check_prompts,
+    plain_text,
+    prompt_ids,
+    prompt_text,
+    require_chat_template,
+)
+from gerund.inference.generate.sequence import Piece
+from gerund.inference.generate.tool_reading import CallReader, Event
+from gerund.inference.generate.tools import ToolUse
+from gerund.inference.likelihood import prompt_logprobs
+from gerund.scoring.likelihood import LikelihoodScorer
+from gerund.scoring.registry import find_scorer
+from gerund.server.errors import ApiError, api_error, blamed, errors_about
+from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
+from gerund.server.schemas.generation import ChatRequest, GenerationBody
+from gerund.server.service import RequestContext, Service
+from gerund.types import Generation, Usage
+
+
+def chat_work(service: Service, body: ChatRequest) -> "GenerationWork":
+    """Return the work of answering a chat; raises an error for what the model or its template cannot do."""
+    service.require_model(body.model)
+    conversation, template = body.conversation(), body.template
+    with errors_about(partial(blamed, given=body.model_fields_set)):
+        require_chat_template(service.lm.tokenizer)
+        most = body.requested_tokens or service.settings.max_new_tokens
+        settings = body.settings(most, body.requested_logprobs)
+    about = "tools" if body.tools else "messages"
+    with errors_about(lambda error: blamed(error, body.model_fields_set) or about):
+        tools = ToolUse.of(service.lm.tokenizer, conversation, body.tool_keywords(service.settings.tool_prompt))
+    if tools is not None:
+        with errors_about(partial(blamed, given=body.model_fields_set)):
+            settings = tools.settings(settings)
+            conversation, template = tools.conversation(conversation), tools.template(template)
+    explicit = body.requested_tokens is not None
+    return GenerationWork(service, body, [conversation], settings, "messages", explicit, template, tools=tools)
+
+
+@dataclass(frozen=True)
+class GenerationWork:
+    """A request to generate: ``settings.n`` completions per prompt, of which the best ``body.choices`` are returned.
+
+    ``param`` is the field with the prompts, and ``explicit`` is False if the request does not limit its tokens. With
+    ``echo``, prompts are repeated before their completions, and without ``generates`` they come back alone.
+    """
+
+    service: Service
+    body: GenerationBody
+    prompts: Sequence[Prompt]
+    settings: GenerationConfig
+    param: str
+    explicit: bool = True
+    template: TemplateOptions = NEXT_TURN
+    echo: bool = False
+    generates: bool = True
+    tools: ToolUse | None = None
+
+    def __post_init__(self) -> None:
+        if self.body.truncate_prompt_tokens == 0:
+            raise ApiError("truncate_prompt_tokens: 0 leaves nothing of the prompt", param="truncate_prompt_tokens")
+
+    @property
+    def given(self) -> Collection[str]:
+        """The fields that the request has."""
+        return self.body.model_fields_set
+
+    async def answer(self, request: Request, form: AnswerForm) -> Any:
+        """Return the completions: all together, or as a stream."""
+        return await (self._stream if self.body.stream else self._complete)(request, form)
+
+    async def _complete(self, request: Request, form: AnswerForm) -> dict[str, Any]:
+        async with self.service.context(request) as context:
+            ids, futures = await self._submit(context, streams=False)
+            form.echoes = await self._echoes(context, ids)
+            try:
+                completions = [await context.result(future) for future in futures]
+            except GerundError as error:  # contradictory settings may show only in the middle of a completion
+                raise api_error(error, blamed(error, self.given)) from error
+            if self.tools is not None:
+                completions = [list(map(self.tools.read, items)) for items in completions]
+            if not self.generates:
+                nothing = Generation("", [], 0.0, False, logprobs=None if self.settings.logprobs is None else [])
+                completions = [[replace(nothing, usage=Usage(len(prompt)))] * self.settings.n for prompt in ids]
+            completion_tokens = sum(item.usage.completion_tokens for items in completions for item in items)
+            usage = usage_of(sum(map(len, ids)), completion_tokens)
+            if not self.body.ranks:
+                return form.whole([item for items in completions for item in items], usage)
+            scores = await self._scores(context, completions)
+        best = [
+            pair
+            for items, item_scores in zip(completions, scores, strict=True)
+            for pair in sorted(zip(items, item_scores, strict=True), key=lambda pair: -pair[1])[: self.body.choices]
+        ]
+        content = form.whole([item for item, _ in best], usage)
+        for choice, (_, score) in zip(content["choices"], best, strict=True):
+            choice["rank_score"] = None if score == float("-inf") else score
+        return content
+
+    async def _stream(self, request: Request, form: AnswerForm) -> EventStream:
+        """Return a stream; an error before its first piece still has a status of its own."""
+        context, metrics, loop = self.service.context(request), self.service.metrics, asyncio.get_running_loop()
+        try:
+            began = loop.time()
+            ids, futures = await self._submit(context, streams=True)
+            form.echoes = await self._echoes(context, ids)
+            pieces = context.pieces(futures)
+            first = await anext(pieces, None)
+            metrics.first.observe(loop.time() - began)
+        except BaseException:
+            context.close()
+            raise
+        chunks = self._all_chunks(form, first, pieces, sum(map(len, ids)))
+        return EventStream(chunks, context.close, form.wire)
+
+    async def _all_chunks(
+        self, form: AnswerForm, first: Piece | None, pieces: AsyncIterator[Piece], prompt_tokens: int
+    ) -> AsyncIterator[Any]:
+        loop, count, completion_tokens = asyncio.get_running_loop(), len(self.prompts) * self.body.choices, 0
+        for chunk in form.first(count):
+            yield chunk
+        piece, last = first, loop.time()
+        readers = [None if self.tools is None else self.tools.reader() for _ in range(count)]
+        while piece is not None:
+            for chunk in self._chunks(form, piece, readers[piece.index]):
+                yield chunk
+            if piece.result is not None:
+                completion_tokens += piece.result.usage.completion_tokens
+            piece = await anext(pieces, None)
+            self.service.metrics.gaps.observe(loop.time() - last)
+            last = loop.time()
+        for index in range(0 if self.generates else count):
+            for chunk in form.last(index, Generation("", [], 0.0, False)):
+                yield chunk
+        for chunk in form.end(usage_of(prompt_tokens, completion_tokens)):
+            yield chunk
+
+    def _chunks(self, form: AnswerForm, piece: Piece, reader: CallReader | None) -> Iterator[Any]:
+        """Yield the chunks of a piece of text, with the tool calls in it."""
+        parts: list[Event] = [piece.text] * bool(piece.text)
+        if reader is not None:
+            parts = [*reader.put(piece.text), *(reader.end() if piece.result is not None else ())]
+        logprobs = piece.logprobs if self.settings.logprobs is not None else ()
+        if parts or logprobs:
+            yield from form.parts(piece.index, parts, logprobs)
+        if piece.result is not None:
+            yield from form.last(piece.index, piece.result if self.tools is None else self.tools.read(piece.result))
+
+    async def _submit(
+        self, context: RequestContext, *, streams: bool
+    ) -> tuple[list[list[int]], list[EngineFuture[list[Generation]]]]:
+        """Submit all prompts to the engine, or none."""
+
+        def work() -> tuple[list[list[int]], list[EngineFuture[list[Generation]]]]:
+            ids = [self._prompt_ids(prompt) for prompt in self.prompts]
+            if not self.generates:
+                return ids, []
+            limit, settings = self.service.limit, self.settings
+            # An explicit length that never fits is an error; a default length is cut to the remaining context.
+            tokens = sum(len(prompt) + settings.max_new_tokens * settings.n for prompt in ids) if self.explicit else 0
+            most = max(self.service.settings.queue_tokens, limit or 0)
+            if tokens > most:
+                raise TooLargeError(
+                    f"the request has {tokens} tokens with those to be written; at most {most} are taken"
+                )
+            futures = []
+            for number, prompt in enumerate(ids):
+                room = settings.max_new_tokens if limit is None else min(settings.max_new_tokens, limit - len(prompt))
+                future = self.service.engine.submit_generate(
+                    prompt,
+                    replace(settings, max_new_tokens=max(1, room)),
+                    on_text=context.on_text(number, settings.n) if streams else None,
+                    deadline=context.deadline,
+                )
+                futures.append(context.hold(future))
+            return ids, futures
+
+        with errors_about(lambda error: blamed(error, self.given) or self.param):
+            return await context.run(work)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        lm, limit, last = self.service.lm, self.service.limit, self.body.truncate_prompt_tokens
+        if last == -1:
+            room = self.settings.max_new_tokens if self.generates else 0
+            last = None if limit is None else max(1, limit - room)
+        try:
+            [checked] = check_prompts([prompt])
+            return prompt_ids(
+                *(lm.model, lm.tokenizer, checked, "messages" if self.param == "messages" else "prompt"),
+                template=self.template,
+                last=last,
+                is_read_only=not self.generates,
+            )
+        except TextError as error:
+            if not error.exceeds_context:
+                raise
+            message = f"This model's maximum context length is {limit} tokens. However, the {error}"
+            raise ApiError(message, code="context_length_exceeded", param=self.param) from error
+
+    async def _echoes(self, context: RequestContext, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+        """Return the prompts to repeat before their completions, with log-probabilities if they are requested."""
+        if not self.echo:
+            return []
+        lm, top = self.service.lm, self.settings.logprobs
+
+        def texts_of_prompts() -> list[str]:
+            return [
+                prompt
+                if isinstance(prompt, str) and self.body.truncate_prompt_tokens is None
+                else lm.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                for prompt, ids in zip(self.prompts, prompts, strict=True)
+            ]
+
+        with errors_about("echo"):
+            texts = await context.run(texts_of_prompts)
+            if top is None:
+                return [Echo(text) for text in texts]
+            logprobs = await context.call(
+                lambda: prompt_logprobs(lm.model, lm.tokenizer, prompts, top=top), tokens=sum(map(len, prompts))
+            )
+        return [Echo(text, items) for text, items in zip(texts, logprobs, strict=True)]
+
+    async def _scores(self, context: RequestContext, completions: Sequence[Sequence[Generation]]) -> list[list[float]]:
+        """Score how well each completion follows its prompt; a blank one gets minus infinity."""
+        lm, seed = self.service.lm, self.settings.sampling.seed
+
+        def score() -> list[list[float]]:
+            scorer = find_scorer(self.body.scorer, lm, seed=seed if isinstance(seed, int) else 0)
+            # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
+            if isinstance(scorer, LikelihoodScorer):
+                prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
+            else:
+                prefixes = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
+            texts = [list(dict.fromkeys(item.text for item in items if item.text.strip())) for items in completions]
+            scored = [number for number, items in enumerate(texts) if items]
+            scores = scorer.score([prefixes[number] for number in scored], [texts[number] for number in scored])
+            known = {
+                (number, text): float(value)
+                for number, values in zip(scored, scores, strict=True)
+                for text, value in zip(texts[number], values, strict=True)
+            }
+            return [
+                [known.get((number, item.text), float("-inf")) for item in items]
+                for number, items in enumerate(completions)
+            ]
+
+        with errors_about("best_of"):
+            tokens = sum(item.usage.total_tokens for items in completions for item in items)
+            return await context.call(score, tokens=tokens)
