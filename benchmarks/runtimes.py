@@ -31,9 +31,10 @@ from transformers import GenerationConfig
 
 import gerund
 import harness
-from gerund.exporting import gguf, onnx, openvino
+from gerund.exporting import llama_cpp, onnx, openvino
 from gerund.exporting.shared import plain_tokenizer
 from gerund.models.int8_matmul import cpu_has_int8
+from gerund.settings.encoder import GgufType
 from inputs import demo_texts, random_llama, save
 from results import Column, Row, Table
 
@@ -130,12 +131,13 @@ def writers(model: Any, options: Any, folder: Path) -> Table:
     }
     apart: dict[str, float] = {}
     files: dict[str, Path] = {}
-    for name, format in ((GGUF, "gguf"), (GGUF_8, "gguf-q8_0")):
-        place = folder / format
-        lm.export(place, format)
+    kinds: tuple[tuple[str, GgufType | None], ...] = ((GGUF, None), (GGUF_8, "q8_0"))
+    for name, kind in kinds:
+        place = folder / f"gguf-{kind}"
+        lm.export(place, "gguf", type=kind)
         files[name] = place / "model.gguf"
-        apart[name] = gguf.check(lm.model, lm.tokenizer, files[name], eight_bits=format != "gguf")
-        systems[name] = asker(gguf.serve(files[name], context), prompts, options.tokens)
+        apart[name] = llama_cpp.check(lm.model, lm.tokenizer, files[name], quantized=kind is not None)
+        systems[name] = asker(llama_cpp.serve(files[name], context), prompts, options.tokens)
     rounds = harness.alternate(systems, options.rounds)
     rows = [
         {**row, "apart": apart.get(str(row["system"])), "size": size_of(files.get(str(row["system"])))}

@@ -70,7 +70,7 @@ from gerund.scoring.ranks import Ranks
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.reranker import Reranker
 from gerund.settings.aliases import EncodeAliases, TokenAliases, VectorAliases, same_keywords, takes_aliases
-from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, Job, vectors_alike
+from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, vectors_alike
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.rerankers import NO_RERANKER
@@ -1197,7 +1197,9 @@ class LanguageModel(Ranks):
         """Save the model as ``save`` does, by the name that transformers and sentence-transformers use."""
         self.save(folder, overwrite=overwrite)
 
-    def export(self, folder: str | Path, format: ExportFormat, *, overwrite: bool = False) -> "Export":
+    def export(
+        self, folder: str | Path, format: ExportFormat, *, type: GgufType | None = None, overwrite: bool = False
+    ) -> "Export":
         """Export the encoder for other tools, in the current dtype of its weights.
 
         Args:
@@ -1205,8 +1207,11 @@ class LanguageModel(Ranks):
             format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
                 model, whose scorer is kept only if its plan and pooling equal the encoder's; ``onnx`` or
                 ``openvino``, a graph from token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits.
-                Each has the encoder's adapter merged in. Or ``gguf`` or ``gguf-q8_0``, the base language model
-                for llama.cpp, which generates, in its own dtype or in 8 bits.
+                Each has the encoder's adapter merged in, and so has ``gguf-embedding``, the encoder for llama.cpp,
+                whose plan must be ``causal`` or ``bidir``. Or ``gguf``, the base language model for llama.cpp,
+                which generates.
+            type: for GGUF, the type of the weights: f32, bf16, f16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0. Default: the
+                dtype of the weights.
             overwrite: replace an existing folder.
 
         Returns:
@@ -1225,7 +1230,7 @@ class LanguageModel(Ranks):
         # Loaded on use: few processes export.
         from gerund.exporting import formats
 
-        return formats.export(self, folder, format, scorer=scorer, overwrite=overwrite)
+        return formats.export(self, folder, format, type=type, scorer=scorer, overwrite=overwrite)
 
 
 def save_into(lm: LanguageModel, folder: Path) -> None:

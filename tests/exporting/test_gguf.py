@@ -12,8 +12,10 @@ from tokenizers import Regex, pre_tokenizers
 import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import gguf as exporting
-from gerund.exporting import gguf as llama_cpp
+from gerund.exporting import llama_cpp
 from gerund.exporting.gguf import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
+from gerund.exporting.gguf_types import FILE_TYPES, packed, type_of
+from gerund.settings.encoder import GgufType
 from tests.cli.helpers import run_cli
 from tests.tiny import byte_tokenizer, save_tiny, tiny
 
@@ -35,6 +37,7 @@ needs_gguf = pytest.mark.skipif(
         ("mistral", {"sliding_window": None}),
         ("qwen2", {}),
         ("qwen3", {}),
+        ("gemma3_text", {}),
     ],
 )
 def test_architectures(tmp_path: Path, kind: str, changes: dict) -> None:
@@ -91,22 +94,103 @@ def test_a_checkpoint_in_half_precision_whose_logits_are_large(tmp_path: Path) -
     assert float((rounded - exact).abs().max()) > llama_cpp._NEAR_HALF
     assert {one.dtype for one in lm.model.parameters()} == {torch.bfloat16}
     refused = run_cli("export", tmp_path / "base", tmp_path / "out", "--format", "gguf", "--dtype", "int8").mistake
-    assert "--format onnx-int8 or gguf-q8_0" in refused
+    assert "--format onnx-int8 or --type q8_0" in refused
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    ("type", "attention", "early_down", "late_down", "narrow"),
+    [
+        ("f16", "F16", "F16", "F16", "F16"),
+        ("q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0"),
+        ("q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0"),
+        ("q4_k_m", "Q4_K", "Q6_K", "Q4_K", "Q5_0"),
+        ("q5_k_m", "Q5_K", "Q6_K", "Q5_K", "Q5_1"),
+        ("q6_k", "Q6_K", "Q6_K", "Q6_K", "Q8_0"),
+    ],
+)
+def test_mixtures(type: GgufType, attention: str, early_down: str, late_down: str, narrow: str) -> None:
+    """Which tensor gets which type, as llama-quantize has it."""
+
+    def of(name: str, *shape: int, tied: bool = True) -> str:
+        return type_of(name, shape, FILE_TYPES[type], tied=tied, n_layers=16)
+
+    assert of("blk.3.attn_q.weight", 256, 512) == attention
+    assert of("blk.1.ffn_down.weight", 256, 512) == early_down
+    assert of("blk.2.ffn_down.weight", 256, 512) == late_down
+    assert of("blk.2.attn_q.weight", 576, 576) == narrow
+    assert of("blk.2.attn_norm.weight", 256) == of("blk.2.attn_q.bias", 256) == "F32"
+    output = {"f16": "F16", "q8_0": "Q8_0"}.get(type, "Q6_K")
+    assert of("token_embd.weight", 300, 512) == of("output.weight", 300, 512, tied=False) == output
+    assert of("token_embd.weight", 300, 512, tied=False) == attention
+    # A row that no block fits.
+    assert of("blk.2.attn_q.weight", 48, 48) == "F16"
+
+
+@needs_gguf
+def test_rows_that_llama_cpp_packs() -> None:
+    import gguf
+
+    values = torch.randn(1500, 512, generator=torch.Generator().manual_seed(0))
+    for name, error in {"Q6_K": 0.02, "Q5_K": 0.04, "Q4_K": 0.08}.items():
+        blocks = packed(values, name, "weights")
+        again = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]))
+        assert 0 < float((again - values).norm() / values.norm()) < error
+    with pytest.raises(ConfigError, match="float16 cannot hold the values of weights"):
+        packed(values * 1e6, "F16", "weights")
 
 
 @needs_gguf
 @pytest.mark.slow
-def test_eight_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("type", ["q8_0", "q4_k_m"])
+def test_quantized(tmp_path: Path, type: str) -> None:
     from gguf import GGUFReader
 
-    lm = gerund.load(save_tiny(tmp_path / "base"), dtype="float32")
-    lm.export(tmp_path / "out", "gguf-q8_0")
+    lm = gerund.load(save_tiny(tmp_path / "base", hidden_size=64, intermediate_size=256), dtype="float32")
+    ran = run_cli("export", tmp_path / "base", tmp_path / "out", "--format", "gguf", "--type", type)
+    assert ran.err == ""
+    assert f"gguf, {type}, 0." in ran.out
+    assert "nats per token" in (tmp_path / "out" / "README.md").read_text()
     kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "out" / "model.gguf").tensors}
-    # 32 weights share a scale; what has rows of 48 stays as it is.
-    assert (kinds["blk.1.attn_q.weight"], kinds["blk.1.ffn_down.weight"]) == ("Q8_0", "F32")
-    assert "weights in 8 bits (Q8_0)" in (tmp_path / "out" / "README.md").read_text()
-    with pytest.raises(ModelError, match="finds other continuations probable"):
-        llama_cpp.check(lm.model, lm.tokenizer, tmp_path / "out" / "model.gguf")
+    assert kinds["blk.0.ffn_down.weight"] == {"q8_0": "Q8_0", "q4_k_m": "Q4_K"}[type]
+    again = gerund.load(tmp_path / "out", attention="causal", dtype="float32")
+    cosines = (again.encode(["a dog", "an owl"]) * lm.with_encoder(again.encoder).encode(["a dog", "an owl"])).sum(-1)
+    assert (cosines > 0.9).all()
+
+
+@needs_gguf
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "pooling"), [("causal", "last"), ("bidir", "mean")])
+def test_an_encoder(tmp_path: Path, attention: str, pooling: str) -> None:
+    settings = {"attention": attention, "pooling": pooling, "append_eos": True, "prompts": {"query": "Find: "}}
+    lm = gerund.load(save_tiny(tmp_path / "base"), dtype="float32", pool_prompt=True, **settings)
+    done = lm.export(tmp_path / "out", "gguf-embedding")
+    assert done.load.startswith("llama-server --embedding -m ")
+    assert "smallest cosine of llama.cpp's vectors to the original's 1.0000" in done.about
+    assert '- query: `"Find: "`' in (tmp_path / "out" / "README.md").read_text()
+    again = gerund.load(tmp_path / "out", dtype="float32")
+    assert (again.encoder.attention.name, again.encoder.pooling) == (attention, pooling)
+    assert abs(again.encode(["a dog", "an owl"]) - lm.encode(["a dog", "an owl"])).max() < 1e-5
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    ("settings", "type", "says"),
+    [
+        ({"attention": "mask0-bidir"}, None, "has no attention plan 'mask0-bidir'; causal and bidir are"),
+        ({"attention": "causal", "pooling": "weighted-mean"}, None, "has no pooling 'weighted-mean'; it has mean"),
+        ({"attention": "causal", "prompt": "Q: "}, None, r"pools the prompt's tokens as well.*pool_prompt=True"),
+        ({"attention": "causal", "layers": "all"}, None, "takes no layers"),
+        ({"attention": "causal"}, "q3", "unknown type 'q3'; valid are: f32"),
+    ],
+)
+def test_encoders_that_llama_cpp_does_not_have(tiny_folder: Path, tmp_path: Path, settings, type, says: str) -> None:
+    lm = gerund.load(tiny_folder, **settings)
+    with pytest.raises(ConfigError, match=says):
+        lm.export(tmp_path / "out", "gguf-embedding", type=type)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="the type of weights is for GGUF, not for merged"):
+        lm.export(tmp_path / "out", "merged", type="q8_0")
 
 
 @needs_gguf
@@ -136,7 +220,7 @@ def test_the_bundled_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "says"),
     [
-        ("gpt2", {}, "a gpt2 model is not written as GGUF; llama, mistral, qwen2, qwen3 are"),
+        ("gpt2", {}, "a gpt2 model is not written as GGUF; llama, mistral, qwen2, qwen3, gemma3_text are"),
         ("mistral", {}, "does not know the sliding window of 3 tokens"),
         ("llama", {"hidden_act": "gelu"}, "computes a llama model with silu, not gelu"),
         ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "scaled by 'linear'"),
@@ -154,6 +238,9 @@ def test_tokenizers_that_llama_cpp_has_no_name_for() -> None:
     assert token_table(tokenizer, len(tokenizer)).pre_tokenizer == "gpt-2"
     core = tokenizer.backend_tokenizer
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    assert token_table(tokenizer, len(tokenizer)).pre_tokenizer == "smollm"
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\d"), "isolated"), bytes_])
     with pytest.raises(ConfigError, match=r"how this tokenizer cuts a text \(Split, ByteLevel\) has no name"):
         token_table(tokenizer, len(tokenizer))

@@ -195,7 +195,7 @@ def test_a_weight_without_a_place(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same(tmp_path: Path, case: str) -> None:
-    from gerund.exporting.gguf import serve
+    from gerund.exporting.llama_cpp import serve
 
     arch, kind, config = CASES[case]
     model = built(kind, config)
@@ -211,7 +211,7 @@ def test_llama_cpp_computes_the_same(tmp_path: Path, case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 def test_long_texts_of_phi3(tmp_path: Path) -> None:
-    from gerund.exporting.gguf import serve
+    from gerund.exporting.llama_cpp import serve
 
     _, kind, config = CASES["phi3, longrope"]
     rope = {**LONG, "original_max_position_embeddings": 32}

@@ -16,7 +16,7 @@ from gerund.models.encoder_settings import StoredSettings
 from gerund.models.gguf_architectures import read_config
 from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.gguf_tokenizer import read_tokenizer
-from gerund.settings.encoder import EncoderConfig
+from gerund.settings.encoder import EncoderConfig, GgufType
 from gerund.settings.plan import AttentionPlan
 from tests.tiny import save_tiny
 
@@ -26,13 +26,12 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 TEXTS = ["The old man looked at the sea.", "Prices rose by 3.14% in 2024, they said.", "naïve café", "  two  spaces"]
 
 
-def write(lm: gerund.LanguageModel, path: Path, **changes: object) -> Path:
+def write(lm: gerund.LanguageModel, path: Path, type: GgufType = "f32") -> Path:
     """Write a model as GGUF without asking llama.cpp, which its own tests do."""
-    from gerund.exporting import gguf as exporting
+    from gerund.exporting.gguf import write_file
+    from gerund.exporting.gguf_types import FILE_TYPES
 
-    kind, rows = exporting._kind_of(lm.model), lm.model.get_input_embeddings().weight.shape[0]
-    table = exporting.token_table(lm.tokenizer, rows)
-    exporting._write_file(lm.model, lm.tokenizer, kind, table, path, **{"eight_bits": False, **changes})
+    write_file(lm.runtime, path, FILE_TYPES[type])
     return path
 
 
@@ -102,7 +101,7 @@ def test_a_model_in_two_files(tmp_path: Path, tiny_file: Path) -> None:
 
 def test_eight_bits_are_unpacked(tmp_path: Path) -> None:
     folder = gerund.load(save_tiny(tmp_path / "base", hidden_size=64, intermediate_size=64), dtype="float32")
-    file = read_file(write(folder, tmp_path / "model.gguf", eight_bits=True))
+    file = read_file(write(folder, tmp_path / "model.gguf", "q8_0"))
     assert file.types[0] == "Q8_0"
     name = "model.layers.0.mlp.up_proj.weight"
     weight = torch.from_numpy(file.tensors.read("blk.0.ffn_up.weight"))

@@ -26,9 +26,17 @@ if TYPE_CHECKING:
 def command(
     output: options.Output,
     format: Annotated[
-        str, typer.Option(help="sentence-transformers, merged, onnx, onnx-int8, openvino, gguf or gguf-q8_0.")
+        str,
+        typer.Option(help="sentence-transformers, merged, onnx, onnx-int8, openvino, gguf or gguf-embedding."),
     ],
     spec: "ModelSpec",
+    type: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the weights in a GGUF file: f32, bf16, f16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0. "
+            "[default: the checkpoint's own]"
+        ),
+    ] = None,
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
@@ -51,11 +59,15 @@ def command(
     openvino: the graph of onnx as openvino_model.xml and .bin, for OpenVINO, tried and compared as well. It needs the
     extra openvino.
 
-    gguf: the untouched language model as model.gguf, for llama.cpp: it generates there, and no plan or adapter takes
-    part. llama.cpp continues a few texts by it, and its probabilities are compared with gerund's, before the folder
-    is put in place. For Llama, Mistral, Qwen 2 and Qwen 3. It needs the extra gguf.
+    gguf: the base language model as model.gguf, for llama.cpp, Ollama and LM Studio: it generates there, and no plan or
+    adapter is used. For Llama, Mistral, Qwen 2 and Qwen 3. It needs the extra gguf.
 
-    gguf-q8_0: the same with weights in 8 bits.
+    gguf-embedding: the encoder for llama.cpp, with its adapter merged and its pooling in the file. For the plans causal
+    and bidir with the poolings mean, first and last.
+
+    Both take --type, which quantizes the weights as llama.cpp's llama-quantize does. gerund and llama.cpp then open the
+    file, and their results are compared, before the folder is put in place. The command reports the size, and how far
+    the file is from the original.
 
     For example:
 
@@ -67,27 +79,41 @@ def command(
 
         gerund export ./encoder ./graph --format onnx
 
-        gerund export ./model ./llama --format gguf
+        gerund export ./model ./llama --format gguf --type q4_k_m
+
+        gerund export ./encoder ./llama --format gguf-embedding --type q8_0
     """
     from gerund.exporting import added_formats
 
     one_of("format", format, [*EXPORT_FORMATS, *added_formats()])
     from gerund.entry import load
+    from gerund.exporting.formats import check_type
     from gerund.jobs.files import require_new_folder
     from gerund.models.loading import own_dtype
     from gerund.models.sources import find
 
+    check_type(format, type)
     require_new_folder(output, overwrite=force)
     if spec.dtype == "int8":
-        raise ConfigError("weights are written in 8 bits by --format onnx-int8 or gguf-q8_0; leave --dtype out")
+        raise ConfigError("weights are written in 8 bits by --format onnx-int8 or --type q8_0; leave --dtype out")
     lm = load(spec, dtype=own_dtype(find(spec.model)) if spec.dtype == "auto" else None)
-    done = lm.export(output, format, overwrite=force)  # type: ignore[arg-type]
+    done = lm.export(output, format, type=type, overwrite=force)  # type: ignore[arg-type]
     if format == "merged":
         warn_of_merging(lm)
     if as_json:
-        typer.echo(json.dumps({"folder": str(output), "format": format, "load": done.load, "why": done.why_custom}))
+        typer.echo(
+            json.dumps(
+                {
+                    "folder": str(output),
+                    "format": format,
+                    "load": done.load,
+                    "why": done.why_custom,
+                    "about": done.about,
+                }
+            )
+        )
         return
-    typer.echo(f"{output}: {format}")
+    typer.echo(f"{output}: {format}" + (f", {done.about}" if done.about else ""))
     if done.why_custom:
         typer.echo(f"plain sentence-transformers cannot read it: {done.why_custom}")
     typer.echo(f"load it with: {done.load}")

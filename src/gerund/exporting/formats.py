@@ -16,18 +16,18 @@ from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state
 from gerund.models.encoder_settings import write_settings
 from gerund.models.sources import Source
-from gerund.settings.encoder import ExportFormat
+from gerund.settings.encoder import GGUF_TYPES, ExportFormat, GgufType
 from gerund.settings.plan import Direction
 
 # Each fills the first folder, which is then moved to the second.
-_FORMATS: dict[ExportFormat, Callable[[EncoderRuntime, Path, Path], Export]] = {
+_FORMATS: dict[ExportFormat, Callable[..., Export]] = {
     "sentence-transformers": sentence_transformers.write,
     "merged": merged.write,
     "onnx": onnx.write,
     "onnx-int8": partial(onnx.write, eight_bits=True),
     "openvino": openvino.write,
     "gguf": gguf.write,
-    "gguf-q8_0": partial(gguf.write, eight_bits=True),
+    "gguf-embedding": partial(gguf.write, embeds=True),
 }
 
 
@@ -37,10 +37,19 @@ class _Part(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def export(lm: Any, folder: str | Path, format: str, *, scorer: _Part | None = None, overwrite: bool = False) -> Export:
+def export(
+    lm: Any,
+    folder: str | Path,
+    format: str,
+    *,
+    type: GgufType | None = None,
+    scorer: _Part | None = None,
+    overwrite: bool = False,
+) -> Export:
     """Write an encoder for other tools; see ``LanguageModel.export``. ``merged`` saves the scorer as well."""
     added = added_formats()
     one_of("format", format, [*_FORMATS, *added])
+    check_type(format, type)
     runtime: EncoderRuntime = lm.runtime
     if not format.startswith("gguf"):  # which generates, regardless of the encoder's settings
         if runtime.why_no_vectors:
@@ -51,10 +60,20 @@ def export(lm: Any, folder: str | Path, format: str, *, scorer: _Part | None = N
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format not in _FORMATS:
             return Export(folder, str(added[format].load()(lm, work) or ""))
-        result = _FORMATS[format](runtime, work, folder)
+        options = {} if type is None else {"type": type}
+        result = _FORMATS[format](runtime, work, folder, **options)
         if format == "merged" and scorer is not None:
             scorer.save(work)
     return result
+
+
+def check_type(format: str, type: str | None) -> None:
+    """Refuse a type of weights that isn't one, or that the format doesn't have."""
+    if type is None:
+        return
+    if not format.startswith("gguf"):
+        raise ConfigError(f"the type of weights is for GGUF, not for {format}; dtype sets that of other formats")
+    one_of("type", type, GGUF_TYPES)
 
 
 def convert(

@@ -1,43 +1,46 @@
-"""Export the language model to GGUF, verified with llama.cpp. The file generates and does not encode.
+"""Export a language model to GGUF, verified with llama.cpp.
 
-GGUF has no attention plans, so only the base model is written: no adapter, no pooling.
+``gguf`` is the base model, which generates: no adapter, no pooling. ``gguf-embedding`` is the encoder, with its adapter
+merged and its pooling in the file, for the plans that llama.cpp has: ``causal`` and ``bidir``.
 
-To verify the file, llama.cpp tokenizes and continues a few texts. The log-probability of each token that it chooses is
-compared with the model's own for the same text, and with the model's best. So tokenizer, weights and settings are
-tested together, and rounding is distinguished from errors. llama.cpp keeps states in float32 whatever the weights'
-dtype, and transformers in the weights' dtype. So the model is compared with its own weights and states in float32: the
-rounding of half-precision states would be larger than the errors that are looked for.
+The written file is read by gerund and by llama.cpp, which must agree (see ``llama_cpp``), and is compared with the
+original model: what the type of its weights costs is reported.
 
-Shapes: T tokens, V vocabulary.
+Shapes: N texts, T tokens, V vocabulary.
 """
 
-import copy
 import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.exporting.shared import TEXTS, Export, require_installed
-from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.exporting import llama_cpp
+from gerund.exporting.gguf_types import FILE_TYPES, FileType, file_type_of, packed, type_of
+from gerund.exporting.shared import TEXTS, Export, read_written, require_installed, sample_tokens
+from gerund.inference.encode.runtime import EncoderRuntime, encode, smallest_cosine
 from gerund.inference.generate.prompts import prompt_ids
-from gerund.models.adapters import base_state
+from gerund.models.adapters import merged_state
 from gerund.models.architectures import NoHead
+from gerund.gguf_file import read_file
 from gerund.models.gguf_architectures import LAYOUTS, Layout
+from gerund.models.gguf_encoders import POOLING_TYPES, encoder_settings
+from gerund.models.gguf_tokenizer import SPACE
 from gerund.models.gguf_weights import pairs_from_halves
+from gerund.models.sentence_transformers_folder import prompt_settings
+from gerund.settings.encoder import GgufType
+from gerund.settings.plan import Direction, View
 
 MODEL_FILE = "model.gguf"
 _NEEDED = ("gguf", "xllamacpp")
-_BLOCK = 32  # weights that share a scale in Q8_0
 # llama.cpp's names of pre-tokenizers, by their regular expressions.
 _LETTERS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -77,6 +80,9 @@ def token_table(tokenizer: PreTrainedTokenizerBase, rows: int) -> TokenTable:
     types = [_type(by_id.get(number), added.get(number), model) for number in range(rows)]
     if model.get("byte_fallback"):
         scores = _scores(tokens, merges)
+        # llama.cpp looks for these in the text as it is, before spaces become SentencePiece's.
+        spelled = zip(tokens, types, strict=True)
+        tokens = [token.replace(SPACE, " ") if kind == USER_DEFINED else token for token, kind in spelled]
         return TokenTable("llama", "default", tokens, types, [], scores, _begins_with_space(data))
     return TokenTable("gpt2", _pre_tokenizer(data), tokens, types, merges, [], False)
 
@@ -104,7 +110,11 @@ def _begins_with_space(data: dict[str, Any]) -> bool:
     steps = _steps(data.get("normalizer"), "normalizers")
     kinds = [step["type"] for step in steps]
     before = _steps(data.get("pre_tokenizer"), "pretokenizers")
-    if kinds in (["Prepend", "Replace"], ["Replace"]) and not before:
+    splits = [step["type"] for step in before]
+    # Where spaces are replaced first, a split at spaces does nothing.
+    if kinds in (["Prepend", "Replace"], ["Replace"]) and (
+        not before or (splits == ["Split"] and before[0]["pattern"] == {"String": " "})
+    ):
         return kinds[0] == "Prepend"
     if not kinds and [step["type"] for step in before] == ["Metaspace"] and before[0].get("prepend_scheme") != "never":
         return True
@@ -120,6 +130,8 @@ def _pre_tokenizer(data: dict[str, Any]) -> str:
     if normalizers in ([], ["NFC"]) and plain:
         if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
             return _GPT2
+        if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1].get("use_regex", True):
+            return "smollm"
         pattern = steps[0].get("pattern", {}).get("Regex") if kinds == ["Split", "ByteLevel"] else None
         if pattern in _PRE_TOKENIZERS and not steps[1].get("use_regex", True):
             return _PRE_TOKENIZERS[pattern]
@@ -140,22 +152,42 @@ def _other(kinds: list[str]) -> ConfigError:
 
 
 # llama.cpp's architectures by transformers' names.
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 
 
-def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool = False) -> Export:
-    """Fill ``work`` with the model and a README, and verify it; ``eight_bits`` is Q8_0: 32 weights share a scale."""
+def write(
+    runtime: EncoderRuntime, work: Path, folder: Path, *, type: GgufType | None = None, embeds: bool = False
+) -> Export:
+    """Fill ``work`` with the model and a README, and verify it.
+
+    Args:
+        runtime: the model.
+        work: the folder to fill.
+        folder: where it will be.
+        type: the type of the weights; None keeps theirs.
+        embeds: write the encoder, for embedding, instead of the base model.
+    """
     require_installed(_NEEDED, "GGUF", "gguf")
-    model, tokenizer = runtime.model, runtime.tokenizer
-    kind = _kind_of(model)
-    table = token_table(tokenizer, model.get_input_embeddings().weight.shape[0])
-    _write_file(model, tokenizer, kind, table, work / MODEL_FILE, eight_bits=eight_bits)
-    worst = check(model, tokenizer, work / MODEL_FILE, eight_bits=eight_bits)
-    (work / "README.md").write_text(_readme(model, worst, eight_bits=eight_bits), encoding="utf-8")
-    return Export(folder, f"llama-cli -m {shlex.quote(str(folder / MODEL_FILE))}")
+    kind = file_type_of(runtime.model.dtype) if type is None else FILE_TYPES[type]
+    if embeds:
+        _refuse_as_embedder(runtime)
+    path = work / MODEL_FILE
+    write_file(runtime, path, kind, embeds=embeds)
+    model, tokenizer = read_written(path, runtime.model.dtype)
+    read = replace(runtime.in_own_type(), model=model, tokenizer=tokenizer, adapter=None)
+    found = _check_vectors(runtime, read, path, kind) if embeds else _check_texts(runtime, read, path, kind)
+    bits = 8 * path.stat().st_size / read_file(path).n_parameters
+    about = f"{kind.name}, {path.stat().st_size / 1e6:.1f} MB, {bits:.2f} bits per weight; {found}"
+    (work / "README.md").write_text(_readme(runtime, about, embeds=embeds), encoding="utf-8")
+    target = shlex.quote(str(folder / MODEL_FILE))
+    return Export(folder, f"{_program(embeds=embeds)} -m {target}", about=about)
 
 
-def _kind_of(model: PreTrainedModel) -> Layout:
+def _program(*, embeds: bool) -> str:
+    return "llama-server --embedding" if embeds else "llama-cli"
+
+
+def _kind_of(model: PreTrainedModel, *, embeds: bool = False) -> Layout:
     """Return the architecture's layout, or raise ``ConfigError`` if llama.cpp would compute it differently."""
     config = model.config
     name = _ARCHITECTURES.get(config.model_type)
@@ -166,15 +198,17 @@ def _kind_of(model: PreTrainedModel) -> Layout:
             "for others, convert_hf_to_gguf.py)"
         )
     kind = LAYOUTS[name]
-    if isinstance(model.get_output_embeddings(), NoHead):
-        raise ConfigError("this model was saved without an output head: it encodes, and GGUF is for generating")
+    if isinstance(model.get_output_embeddings(), NoHead) and not embeds:
+        raise ConfigError("this model was saved without an output head: it only encodes; take gguf-embedding")
+    if name == "gemma3":
+        _refuse_other_gemma(config)
+        return kind
     rope = config.rope_parameters.get("rope_type", "default")
     if rope not in (("default", "linear", "llama3") if "llama3" in kind.scalings else ("default",)):
         raise ConfigError(
             f"positions that are scaled by {rope!r} are not written as GGUF for a {config.model_type} model"
         )
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < config.max_position_embeddings:
+    if (window := _window(config)) is not None:
         raise ConfigError(
             f"llama.cpp does not know the sliding window of {window} tokens of a {config.model_type} model"
         )
@@ -183,36 +217,96 @@ def _kind_of(model: PreTrainedModel) -> Layout:
     return kind
 
 
-def _write_file(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    kind: Layout,
-    table: TokenTable,
-    path: Path,
-    *,
-    eight_bits: bool,
-) -> None:
+def _window(config: Any) -> int | None:
+    """Return the sliding window, if it is shorter than the context."""
+    window = getattr(config, "sliding_window", None)
+    return None if window is None or window >= config.max_position_embeddings else int(window)
+
+
+def _refuse_other_gemma(config: Any) -> None:
+    """Refuse a Gemma 3 with settings that llama.cpp has no key for, or computes otherwise."""
+    layers, rope = config.num_hidden_layers, config.rope_parameters
+    # Only the largest size scales queries by hidden size / heads.
+    scalar = config.hidden_size // config.num_attention_heads if layers == 62 else config.head_dim
+    values = {
+        "layer_types": (config.layer_types, ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)]),
+        "query_pre_attn_scalar": (
+            config.query_pre_attn_scalar,
+            scalar,
+        ),
+        "rope_parameters of its windows": (
+            (rope["sliding_attention"]["rope_type"], rope["sliding_attention"]["rope_theta"]),
+            ("default", 1e4),
+        ),
+        "rope_type": (rope["full_attention"]["rope_type"] in ("default", "linear"), True),
+        "hidden_activation": (config.hidden_activation, "gelu_pytorch_tanh"),
+        "logit softcapping": ((config.final_logit_softcapping, config.attn_logit_softcapping), (None, None)),
+        "use_bidirectional_attention": (bool(config.use_bidirectional_attention), False),
+    }
+    for name, (value, expected) in values.items():
+        if value != expected:
+            raise ConfigError(
+                f"llama.cpp computes a Gemma 3 with other {name} than this model has; take onnx or merged"
+            )
+
+
+def _refuse_as_embedder(runtime: EncoderRuntime) -> None:
+    """Refuse encoders that llama.cpp computes differently."""
+    config = runtime.config
+    both_ways = all(view == View(Direction.BIDIRECTIONAL) for view in runtime.plan.views)
+    if not (both_ways or runtime.plan.is_causal) or runtime.plan.repeats_text or runtime.plan.skips:
+        raise ConfigError(
+            f"llama.cpp has no attention plan {config.attention.name!r}; causal and bidir are exported as "
+            "gguf-embedding, and every plan as onnx"
+        )
+    window = _window(runtime.model.config)
+    if (
+        not runtime.plan.is_causal
+        and window is not None
+        and (runtime.max_length is None or runtime.max_length > window)
+    ):
+        raise ConfigError(
+            f"llama.cpp has no window of {window} tokens that looks both ways (max_length={window} or less avoids it)"
+        )
+    if config.pooling not in POOLING_TYPES.values():
+        raise ConfigError(f"llama.cpp has no pooling {config.pooling!r}; it has {', '.join(POOLING_TYPES.values())}")
+    if runtime.head is not None:
+        raise ConfigError("llama.cpp has no layers after the pooling for this architecture, and this encoder has")
+    config.refuse_methods("an export as gguf-embedding")
+    if config.pooling != "last" and not config.pool_prompt and any(prompt_settings(config)[0].values()):
+        raise ConfigError("llama.cpp pools the prompt's tokens as well; load the encoder with pool_prompt=True")
+
+
+def write_file(runtime: EncoderRuntime, path: Path, kind: FileType, *, embeds: bool = False) -> None:
+    """Write the base model, or with ``embeds`` the encoder."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, kind.name)
-    _write_settings(writer, model, table, eight_bits=eight_bits)
-    write_tokens(writer, tokenizer, model, table)
-    for name, tensor in _tensors(model, kind).items():
-        data, stored = _stored(tensor, eight_bits=eight_bits)
-        writer.add_tensor(name, data, raw_dtype=stored)
+    model, tokenizer = runtime.model, runtime.tokenizer
+    layout = _kind_of(model, embeds=embeds)
+    table = token_table(tokenizer, model.get_input_embeddings().weight.shape[0])
+    writer = gguf.GGUFWriter(path, layout.name)
+    writer.add_file_type(gguf.LlamaFileType[kind.file_type])
+    _write_settings(writer, model, table)
+    write_tokens(writer, tokenizer, model, table, closing=_closing(runtime) if embeds else None)
+    if embeds:
+        by_name = {name: number for number, name in POOLING_TYPES.items()}
+        writer.add_pooling_type(gguf.PoolingType(by_name[runtime.config.pooling]))
+        writer.add_causal_attention(runtime.plan.is_causal)
+    tensors = _tensors(model, layout, merged_state(model, runtime.adapter if embeds else None))
+    tied = "output.weight" not in tensors
+    for name, tensor in tensors.items():
+        stored = type_of(name, tensor.shape, kind, tied=tied, n_layers=model.config.num_hidden_layers)
+        writer.add_tensor(name, packed(tensor, stored, name), raw_dtype=gguf.GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable, *, eight_bits: bool) -> None:
+def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable) -> None:
     import gguf
 
     config = model.config
-    types = gguf.LlamaFileType
-    by_dtype = {torch.bfloat16: types.MOSTLY_BF16, torch.float16: types.MOSTLY_F16}
-    writer.add_file_type(types.MOSTLY_Q8_0 if eight_bits else by_dtype.get(model.dtype, types.ALL_F32))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -223,13 +317,27 @@ def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable, *, e
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    # Those of full attention, where layers with a window have others.
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+        if rope["rope_type"] == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(len(table.tokens))
 
 
-def write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, table: TokenTable) -> None:
-    """Write a tokenizer into a file."""
+def write_tokens(
+    writer: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    table: TokenTable,
+    *,
+    closing: int | None = None,
+) -> None:
+    """Write a tokenizer into a file; ``closing`` is a token to put after every text."""
     writer.add_tokenizer_model(table.model)
     writer.add_tokenizer_pre(table.pre_tokenizer)
     writer.add_token_list(table.tokens)
@@ -242,7 +350,8 @@ def write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTrai
     ids = tokenizer("a").input_ids
     begin, ends = tokenizer.bos_token_id, _ends(tokenizer, model)
     writer.add_add_bos_token(begin is not None and ids[0] == begin)
-    writer.add_add_eos_token(ids[-1] in ends)
+    writer.add_add_eos_token(closing is not None or ids[-1] in ends)
+    ends = ends if closing is None else list(dict.fromkeys([closing, *ends]))
     if begin is not None:
         writer.add_bos_token_id(begin)
     if ends:
@@ -255,6 +364,15 @@ def write_tokens(writer: Any, tokenizer: PreTrainedTokenizerBase, model: PreTrai
         writer.add_chat_template(tokenizer.chat_template)
 
 
+def _closing(runtime: EncoderRuntime) -> int | None:
+    """Return the token that is put after every text of an encoder, if any."""
+    ids, tokenizer = runtime.tokenizer("a").input_ids, runtime.tokenizer
+    if runtime.config.append_eos:
+        end: int = tokenizer.eos_token_id
+        return end
+    return int(ids[-1]) if len(ids) > 1 and ids[-1] in tokenizer.all_special_ids else None
+
+
 def _ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[int]:
     """Return the end tokens, the generation config's first."""
     for ends in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
@@ -263,15 +381,15 @@ def _ends(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[in
     return []
 
 
-def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
-    """Return the weights by their names in GGUF."""
+def _tensors(model: PreTrainedModel, kind: Layout, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights by their names in GGUF."""
     import gguf
 
     config = model.config
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     weights: dict[str, Tensor] = {}
-    for name, tensor in _untied(base_state(model), config).items():
+    for name, tensor in _untied(state, config).items():
         gguf_name = names.get_name(name, (".weight", ".bias"))
         if gguf_name is None:
             raise ConfigError(f"llama.cpp has no place for {name} of a {config.model_type} model")
@@ -279,6 +397,8 @@ def _tensors(model: PreTrainedModel, kind: Layout) -> dict[str, Tensor]:
             tensor = pairs_from_halves(tensor, config.num_attention_heads)
         elif kind.pairs and ".k_proj." in name:
             tensor = pairs_from_halves(tensor, config.num_key_value_heads)
+        if kind.offset_norms and gguf_name.endswith("norm.weight"):
+            tensor = tensor.float() + 1
         weights[gguf_name] = tensor
     factors = frequency_factors(model)
     if factors is not None:
@@ -296,7 +416,7 @@ def _untied(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
 def frequency_factors(model: PreTrainedModel) -> Tensor | None:
     """Return the divisor of each rotary frequency; None if the frequencies are not scaled."""
     rope = model.config.rope_parameters
-    if rope.get("rope_type", "default") == "default":
+    if "full_attention" in rope or rope.get("rope_type", "default") == "default":
         return None
     frequencies = model.base_model.rotary_emb.inv_freq.detach().float().cpu()
     steps = torch.arange(0, 2 * len(frequencies), 2).float() / (2 * len(frequencies))
@@ -308,151 +428,85 @@ def _head_width(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _stored(tensor: Tensor, *, eight_bits: bool) -> tuple[np.ndarray, Any]:
-    """Return a weight in eight bits or its own dtype, and vectors in float32, with GGUF's name of that."""
-    import gguf
-
-    kinds = gguf.GGMLQuantizationType
-    whole = tensor.detach().cpu()
-    if eight_bits and whole.dim() > 1 and whole.shape[-1] % _BLOCK == 0:
-        return gguf.quants.quantize(whole.float().numpy(), kinds.Q8_0), kinds.Q8_0
-    if whole.dtype == torch.bfloat16 and whole.dim() > 1:
-        return whole.contiguous().view(torch.uint8).numpy(), kinds.BF16
-    if whole.dtype == torch.float16 and whole.dim() > 1:
-        return whole.contiguous().numpy(), kinds.F16
-    return whole.float().contiguous().numpy(), kinds.F32
-
-
-def _readme(model: PreTrainedModel, farthest: float, *, eight_bits: bool) -> str:
-    kept = "weights in 8 bits (Q8_0)" if eight_bits else str(model.dtype).removeprefix("torch.")
-    return (
-        "# A language model as GGUF, exported by gerund\n\n"
-        f"{model.config.model_type}, {model.config.num_hidden_layers} layers, {kept}. It generates. An encoder that "
-        "gerund makes of the same weights, its attention plan and its adapter, is not in this file: llama.cpp has no "
-        "such plans.\n\n"
-        f'```sh\nllama-cli -m {MODEL_FILE} -p "Once upon a time"\n```\n\n'
-        "Before it was put in place, llama.cpp continued a few texts by it: of each token that it chose, its "
-        f"probability was within {farthest:.0e} of gerund's, in logarithms.\n"
-    )
-
-
-_NEW_TOKENS = 16
-_CONTEXT = 512
-# Largest difference of log-probabilities. llama.cpp rounds the inputs of half-precision weights.
-_NEAR = {torch.float32: 2e-3, torch.float64: 2e-3}
-_NEAR_HALF = 0.25
-_NEAR_IN_EIGHT_BITS = 0.5
-
-
-def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, eight_bits: bool = False) -> float:
-    """Let llama.cpp continue texts, and return the largest difference of log-probabilities; too large is an error."""
-    near = _NEAR_IN_EIGHT_BITS if eight_bits else _NEAR.get(model.dtype, _NEAR_HALF)
-    exact = _with_float32_states(model)
-    context = min(_CONTEXT, model.config.max_position_embeddings)
-    server = _attempt(lambda: serve(path, context))
-    worst, compared = 0.0, 0
-    for text in (*TEXTS, *(text[: len(text) // 2].rstrip() for text in TEXTS)):
-        try:
-            ids = prompt_ids(model, tokenizer, text)
-        except TextError:
-            continue  # longer than this model's context
-        if len(ids) + 2 > context:
-            continue
-        chosen = _continued(server, text, ids, min(_NEW_TOKENS, context - len(ids) - 1))
-        worst, compared = max(worst, _difference(exact, ids, chosen)), compared + len(chosen)
-    if not worst <= near:
+def _check_texts(runtime: EncoderRuntime, read: EncoderRuntime, path: Path, kind: FileType) -> str:
+    """Compare the file with the original and with llama.cpp; return what the comparison found."""
+    llama_cpp.check(read.model, read.tokenizer, path, quantized=kind.is_quantized)
+    divergence, tokens = _divergence(runtime, read)
+    if not divergence <= kind.divergence:
         raise ModelError(
-            f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {worst:.2g}, and "
-            f"rounding explains {near:g}); try dtype float32, or llama.cpp's own convert_hf_to_gguf.py"
+            f"the file predicts other tokens than the model ({divergence:.2g} nats per token, and {kind.divergence:g} "
+            f"are expected at most of {kind.name}); take a type with more bits"
         )
-    if not compared:
-        raise ModelError("llama.cpp continued none of the texts that the file was tried on by a whole character")
-    return worst
-
-
-def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[str, Any]]:
-    """Return llama.cpp's continuation of a text: each token's ``id`` and ``logprob``."""
-    for max_tokens in (count, 1):
-        answer = _attempt(partial(_ask, server, text, max_tokens))
-        prompt_tokens, completion_tokens = answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
-        if prompt_tokens != len(ids):
-            raise ModelError(f"llama.cpp reads {text!r} as {prompt_tokens} tokens, and the tokenizer as {len(ids)}")
-        chosen = (answer["choices"][0].get("logprobs") or {}).get("content") or []
-        # The list omits tokens that are parts of a character; then it can't be used.
-        if len(chosen) == completion_tokens:
-            return list(chosen)
-    return []
-
-
-def _with_float32_states(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with the same weights, in the same memory, whose states are float32.
-
-    Each module has its weights in float32 only while it runs, since all of them may not fit the memory.
-    """
-    if model.dtype in _NEAR:
-        return model
-    memory = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied = copy.deepcopy(model, memory)
-    for module in copied.modules():
-        if stored := dict(module.named_parameters(recurse=False)):
-            module.register_forward_pre_hook(partial(_hold, stored, torch.float32))
-            module.register_forward_hook(partial(_hold, stored, None), always_call=True)
-    return copied
-
-
-def _hold(stored: Mapping[str, nn.Parameter], dtype: torch.dtype | None, module: nn.Module, *_: Any) -> None:
-    """Set a module's parameters to the stored ones, or to copies in another dtype."""
-    for name, parameter in stored.items():
-        copied = parameter if dtype is None else nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-        setattr(module, name, copied)
-
-
-def _difference(model: PreTrainedModel, ids: list[int], chosen: list[dict[str, Any]]) -> float:
-    """Return how far llama.cpp's log-probabilities are from the model's, and its choices from the model's best."""
-    new = [int(token["id"]) for token in chosen]
-    if not new:
-        return 0.0
-    logprobs_TV = _log_probabilities(model, [*ids, *new])[len(ids) - 1 : -1]
-    expected_T = logprobs_TV[torch.arange(len(new)), torch.tensor(new)]
-    actual_T = torch.tensor([float(token["logprob"]) for token in chosen])
-    from_best_T = logprobs_TV.max(dim=-1).values - expected_T
-    return float(torch.maximum((expected_T - actual_T).abs(), from_best_T).max())
+    return f"Kullback-Leibler divergence from the original {divergence:.2g} nats per token, over {tokens} tokens"
 
 
 @torch.no_grad()
-def _log_probabilities(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    given = torch.tensor([ids], device=model.device)
-    logits_TV = model(input_ids=given, use_cache=False).logits[0]
-    return logits_TV.float().cpu().log_softmax(dim=-1)
+def _divergence(runtime: EncoderRuntime, read: EncoderRuntime) -> tuple[float, int]:
+    """Return the mean divergence of the next token's probabilities, and the number of tokens that it is taken over."""
+    total, tokens = 0.0, 0
+    for text in TEXTS:
+        try:
+            ids = prompt_ids(runtime.model, runtime.tokenizer, text)
+        except TextError:
+            continue  # longer than this model's context
+        if prompt_ids(read.model, read.tokenizer, text) != ids:
+            raise ModelError(f"the file's tokenizer reads {text!r} as other tokens than the model's own")
+        expected_TV, actual_TV = (
+            llama_cpp.log_probabilities(part.model, ids) for part in (runtime.in_own_type(), read)
+        )
+        total += float((expected_TV.exp() * (expected_TV - actual_TV)).sum())
+        tokens += len(ids)
+    return total / max(tokens, 1), tokens
 
 
-def serve(path: Path, context: int) -> Any:
-    """Return llama.cpp's server for a file, in this process and on a random local port."""
-    import xllamacpp
+def _check_vectors(runtime: EncoderRuntime, read: EncoderRuntime, path: Path, kind: FileType) -> str:
+    """Compare the file's vectors with the original's and with llama.cpp's; return what the comparison found."""
+    stored = encoder_settings(read_file(path))
+    if stored is None or stored.pooling != runtime.config.pooling:
+        raise ModelError("the file does not say how its encoder pools")
+    context = min(llama_cpp.CONTEXT, runtime.max_length or llama_cpp.CONTEXT)
+    ours, theirs, originals = [], [], []
+    for prompt in dict.fromkeys(("", *prompt_settings(runtime.config)[0].values())):
+        # One token is left for the end token.
+        texts = [text for text in TEXTS if len(runtime.tokenizer(prompt + text).input_ids) < context]
+        originals.append(encode(runtime.in_own_type(), sample_tokens(runtime, texts, prompt), show=False))
+        ours.append(encode(read, sample_tokens(read, texts, prompt), show=False))
+        theirs.append(llama_cpp.embeddings(path, [prompt + text for text in texts], context))
+    expected_ND, actual_ND = np.concatenate(ours), np.concatenate(theirs)
+    near = _NEAR_QUANTIZED if kind.is_quantized else _NEAR
+    if expected_ND.shape != actual_ND.shape or not 1 - smallest_cosine(expected_ND, actual_ND) <= near:
+        raise ModelError("llama.cpp gives other vectors for the file than gerund; export it as sentence-transformers")
+    cosine = smallest_cosine(np.concatenate(originals), actual_ND)
+    if not 1 - cosine <= _FAR:
+        raise ModelError(f"the file's vectors are far from the model's (cosine {cosine:.2g}); take more bits")
+    return f"smallest cosine of llama.cpp's vectors to the original's {cosine:.4f}, over {len(actual_ND)} texts"
 
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.offline = True
-    params.hostnames, params.port, params.ui = ["127.0.0.1"], 0, False
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = min(_CONTEXT, context), 1, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.warmup = params.fit_params = False
-    params.verbosity = -1
-    return xllamacpp.Server(params)
+
+# Largest cosine distance of llama.cpp's vectors to gerund's from the same file, with weights that are quantized or not,
+# and to the original's.
+_NEAR, _NEAR_QUANTIZED, _FAR = 2e-3, 2e-2, 0.3
 
 
-def _ask(server: Any, text: str, count: int) -> dict[str, Any]:
-    body = {"prompt": text, "max_tokens": count, "temperature": 0.0, "logprobs": 1, "cache_prompt": False}
-    answer: dict[str, Any] = server.handle_completions(body)
-    return answer
-
-
-def _attempt(step: Any) -> Any:
-    """Run a step of llama.cpp; its error becomes a ``ModelError``."""
-    try:
-        return step()
-    except Exception as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise ModelError(f"llama.cpp refuses the file ({reason})") from error
+def _readme(runtime: EncoderRuntime, about: str, *, embeds: bool) -> str:
+    model, config = runtime.model, runtime.config
+    what = f"{model.config.model_type}, {model.config.num_hidden_layers} layers; {about}."
+    if not embeds:
+        return (
+            f"# A language model as GGUF, exported by gerund\n\n{what}\n\nIt generates. An encoder that gerund makes "
+            "of the same weights, its attention plan and its adapter, is not in this file: llama.cpp has no such "
+            f'plans.\n\n```sh\nllama-cli -m {MODEL_FILE} -p "Once upon a time"\n```\n\nBefore it was saved, llama.cpp '
+            "continued a few texts with it, with the probabilities that gerund computes from the file.\n"
+        )
+    prompts = {name: prompt for name, prompt in prompt_settings(config)[0].items() if prompt}
+    before = "".join(f"- {name}: `{json.dumps(prompt, ensure_ascii=False)}`\n" for name, prompt in prompts.items())
+    notes = [f"Attention `{config.attention.name}`, {config.pooling} pooling; both are in the file."]
+    notes += ["Normalize texts to NFKC first, as gerund does."] if config.normalizes_texts else []
+    notes += [f"gerund truncates texts to {runtime.max_length} tokens."] if runtime.max_length else []
+    parts = [
+        f"# A text encoder as GGUF, exported by gerund\n\n{what}\n\n{' '.join(notes)}\n",
+        f"```sh\n{_program(embeds=True)} -m {MODEL_FILE}\n```\n",
+        f"Put these prompts before the texts, which the file does not contain:\n\n{before}" if before else "",
+        f"Compare its vectors by {config.similarity}; llama.cpp's have length 1. Before the file was saved, llama.cpp "
+        "embedded a few texts with it, and its vectors were compared with gerund's.\n",
+    ]
+    return "\n".join(part for part in parts if part)

@@ -45,12 +45,14 @@ class Export:
         why_custom: for ``sentence-transformers``, why the folder needs gerund's own class; empty if plain
             sentence-transformers reads it.
         fingerprint: for ``merged``, the fingerprint of the encoder that was written.
+        about: for GGUF, type, size and distance from the original.
     """
 
     folder: Path
     load: str
     why_custom: str = ""
     fingerprint: str = ""
+    about: str = ""
 
 
 def require_installed(modules: tuple[str, ...], target: str, extra: str) -> None:

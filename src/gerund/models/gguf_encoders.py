@@ -4,8 +4,8 @@ from gerund.errors import ModelError
 from gerund.gguf_file import GgufFile
 from gerund.settings.model_spec import EncoderSpec
 
-# Poolings by llama.cpp's numbers.
-_POOLINGS = {1: "mean", 2: "first", 3: "last"}
+POOLING_TYPES = {1: "mean", 2: "first", 3: "last"}
+"""Poolings by llama.cpp's numbers."""
 _NO_POOLING, _RANK = 0, 4
 
 
@@ -15,8 +15,8 @@ def encoder_settings(file: GgufFile) -> EncoderSpec | None:
     causal = file.value("attention.causal", True)
     if pooling in (None, _NO_POOLING):
         return None if causal else EncoderSpec(attention="bidir", pooling="mean", append_eos=False)
-    if type(pooling) is not int or pooling not in _POOLINGS:
+    if type(pooling) is not int or pooling not in POOLING_TYPES:
         what = "it is a reranker" if pooling == _RANK else f"it pools in a way that is not known ({pooling!r})"
         raise ModelError(f"cannot load {file.path}: {what}")
     # The tokenizer adds an end token where the file asks for one.
-    return EncoderSpec(attention="causal" if causal else "bidir", pooling=_POOLINGS[pooling], append_eos=False)
+    return EncoderSpec(attention="causal" if causal else "bidir", pooling=POOLING_TYPES[pooling], append_eos=False)

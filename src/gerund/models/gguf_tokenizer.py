@@ -19,7 +19,8 @@ from gerund.models.library_calls import guarded
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
 _USER_DEFINED = 4  # type of a token
-_SPACE = "\u2581"  # SentencePiece's space
+SPACE = "\u2581"
+"""SentencePiece's space."""
 
 # llama.cpp's pre-tokenizers that transformers doesn't know.
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -71,7 +72,7 @@ def _keep_runs_of_spaces(backend: Any, parts: Mapping[str, Any]) -> None:
     """
     kinds = parts.get("token_type") or ()
     runs = [
-        _SPACE * len(token)
+        SPACE * len(token)
         for token, kind in zip(parts["tokens"], kinds, strict=False)
         if kind == _USER_DEFINED and len(token) > 1 and not token.strip(" ")
     ]

@@ -47,8 +47,10 @@ CONFIG_FILE = "gerund.json"
 DEFAULT_MODEL = "default"
 """Means the bundled model wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
-ExportFormat = Literal["sentence-transformers", "merged", "onnx", "onnx-int8", "openvino", "gguf", "gguf-q8_0"]
+ExportFormat = Literal["sentence-transformers", "merged", "onnx", "onnx-int8", "openvino", "gguf", "gguf-embedding"]
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+GgufType = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
+GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
