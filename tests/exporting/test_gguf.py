@@ -15,6 +15,7 @@ from gerund.exporting import gguf as exporting
 from gerund.exporting import llama_cpp
 from gerund.exporting.gguf import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
 from gerund.exporting.gguf_types import FILE_TYPES, packed, type_of
+from gerund.models.gguf_files import gemma3_layer_types
 from gerund.settings.encoder import GgufType
 from tests.cli.helpers import run_cli
 from tests.tiny import byte_tokenizer, save_tiny, tiny
@@ -37,7 +38,7 @@ needs_gguf = pytest.mark.skipif(
         ("mistral", {"sliding_window": None}),
         ("qwen2", {}),
         ("qwen3", {}),
-        ("gemma3_text", {}),
+        ("gemma3_text", {"num_hidden_layers": 6, "layer_types": gemma3_layer_types(6)}),
     ],
 )
 def test_architectures(tmp_path: Path, kind: str, changes: dict) -> None:
@@ -222,6 +223,7 @@ def test_the_bundled_model(tmp_path: Path) -> None:
     [
         ("gpt2", {}, "a gpt2 model is not written as GGUF; llama, mistral, qwen2, qwen3, gemma3_text are"),
         ("mistral", {}, "does not know the sliding window of 3 tokens"),
+        ("gemma3_text", {}, "computes a Gemma 3 with other layer_types than this model"),
         ("llama", {"hidden_act": "gelu"}, "computes a llama model with silu, not gelu"),
         ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "scaled by 'linear'"),
     ],

@@ -1,28 +1,20 @@
 """Quantised checkpoints load, encode and generate where the kernels are, and else say what is missing."""
 
-import importlib.util
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 import gerund
 from gerund.errors import ModelError
+from gerund.models.packed_checkpoints import PACKINGS, _is_installed
 from tests.tiny import save_tiny
 
 TEXTS = ["a dog in the garden", "an owl"]
-METHODS = {
-    "gptq": dict(bits=4, group_size=16),
-    "awq": dict(bits=4, group_size=16),
-    "bitsandbytes": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-    "compressed-tensors": dict(format="pack-quantized"),
-    "torchao": dict(quant_type="int4_weight_only"),
-    "hqq": dict(quant_config={}),
-}
-# What each needs here; where it is installed, another test would have to be written.
-PACKAGES = {"gptq": "gptqmodel", "awq": "gptqmodel", "bitsandbytes": "bitsandbytes", "torchao": "torchao",
-            "compressed-tensors": "compressed_tensors", "hqq": "hqq"}  # fmt: skip
 
 
 def change(folder, **quantization):
@@ -31,17 +23,48 @@ def change(folder, **quantization):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_is_missing_is_said_in_a_sentence(method, tmp_path):
-    if importlib.util.find_spec(PACKAGES[method]):
-        pytest.skip(f"{PACKAGES[method]} is installed")
-    folder = save_tiny(tmp_path / method)
-    change(folder, quant_method=method, **METHODS[method])
-    with pytest.raises(ModelError, match="cannot load") as caught:
+@pytest.mark.parametrize("method", [name for name, packing in PACKINGS.items() if packing.packages])
+def test_what_is_missing_is_said(method, tiny_folder, tmp_path):
+    packing = PACKINGS[method]
+    gpu = packing.needs_gpu and not torch.cuda.is_available()
+    absent = [pip for module, pip in packing.packages if not _is_installed(module)]
+    if not (absent or gpu):
+        pytest.skip(f"{method} runs here")
+    folder = shutil.copytree(tiny_folder, tmp_path / "packed")
+    change(folder, quant_method=method)
+    with pytest.raises(ModelError) as caught:
         gerund.load(folder)
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    assert method.split("-", maxsplit=1)[0] in sentence.lower() or PACKAGES[method] in sentence
+    said = str(caught.value)
+    assert said.startswith(f"cannot load {folder}: ")
+    assert f"quantized as {packing.name}, " in said
+    assert "use a GGUF file of this model" in said
+    assert "only a CUDA GPU computes with" in said if gpu else f"pip install {absent[0]}" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "quantized as bitsandbytes"),
+        ({"quant_method": "modelopt"}, "quantized as 'modelopt'.*not one of fp8, mxfp8"),
+        ({"quant_method": ["fp8"]}, r"quantized as \['fp8'\]"),
+        ({"bits": 4, "group_size": 64}, "packed for MLX"),
+    ],
+)
+def test_other_settings(settings, says, tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "packed")
+    change(folder, **settings)
+    if "load_in_4bit" in settings and _is_installed("bitsandbytes"):
+        pytest.skip("bitsandbytes is installed")
+    with pytest.raises(ModelError, match=says):
+        gerund.load(folder)
+
+
+def test_the_table_has_the_packings_of_transformers():
+    """Those that a folder of safetensors can have; NVFP4 cannot be read from one, and Gemma's is for its own models."""
+    known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZATION_CONFIG_MAPPING}
+    assert known - {"gguf", "nvfp4", "gemma"} <= set(PACKINGS)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "get-a-model.md").read_text()
+    assert [packing.name for packing in PACKINGS.values() if packing.name not in page] == []
 
 
 def to_fp8(folder):
@@ -110,3 +133,32 @@ def test_four_bits_of_gpt_oss_are_the_numbers_that_they_mean(tmp_path):
     lm.save(tmp_path / "saved")
     again = gerund.load(tmp_path / "saved", dtype="float32")
     assert abs(again.encode(TEXTS) - lm.encode(TEXTS)).max() < 1e-5
+
+
+def to_mlx(folder, plain):
+    """Store the linear layers in four bits with a scale and an offset for each 16; `plain` gets the values."""
+    stored = load_file(folder / "model.safetensors")
+    meant = dict(stored)
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in stored if "proj" in name and name.endswith("weight")]:
+        rows, width = stored.pop(name).shape
+        codes = torch.randint(0, 16, (rows, width // 16, 16), generator=generator)
+        scale, offset = 0.02 * torch.rand(2, rows, width // 16, generator=generator)
+        base = name.removesuffix("weight")
+        shifts = 4 * torch.arange(8)
+        packed = (codes.reshape(rows, -1, 8) << shifts).sum(-1).to(torch.uint32)
+        stored |= {name: packed, f"{base}scales": scale, f"{base}qbiases": -8 * offset}
+        meant[name] = (codes * scale[..., None] - 8 * offset[..., None]).reshape(rows, width)
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    change(folder, quant_method="metal", bits=4, group_size=16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has kernels for it")
+def test_integers_of_mlx_are_the_numbers_that_they_mean(tmp_path):
+    folders = [save_tiny(tmp_path / name) for name in ("mlx", "plain")]
+    to_mlx(*folders)
+    lm, plain = (gerund.load(folder, attention="mask0-bidir", k=2, dtype="float32") for folder in folders)
+    assert abs(lm.encode(TEXTS) - plain.encode(TEXTS)).max() < 1e-5
+    assert lm.generate(TEXTS, 4) == plain.generate(TEXTS, 4)

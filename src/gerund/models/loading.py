@@ -51,6 +51,7 @@ from gerund.models.folder_files import demand_readable
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
+from gerund.models.packed_checkpoints import packing_of
 from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
@@ -140,6 +141,8 @@ def read(
     packed = getattr(config, "quantization_config", None) is not None
     refuse_other_shapes(lambda: kind.from_config(config), config, shapes, source.name)
     placed = {} if weights or packed else {"device_map": "meta"}
+    if packed and not torch.cuda.is_available():
+        placed = {"device_map": "cpu"}  # some packings have another default
     model, info = guarded(
         f"cannot load {source.name}",
         kind.from_pretrained,
@@ -158,7 +161,7 @@ def read(
     if packed:
         _forget_packing(model)
     refuse_incomplete(info, source.name)
-    if not placed:
+    if weights or packed:
         refuse_unsound(model, source.name)
     _refuse_wrong_numbers(model, source.name)
     tokenizer = read_tokenizer(source)
@@ -223,6 +226,7 @@ def read_config(source: Source) -> PreTrainedConfig:
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)
     refuse_absurd_config(data, source.name)
     refuse_by_name(data, source.name)
+    packing = packing_of(data, source.name)
     config: PreTrainedConfig = guarded(
         what, AutoConfig.from_pretrained, source.where, trust_remote_code=False, **options
     )
@@ -231,6 +235,8 @@ def read_config(source: Source) -> PreTrainedConfig:
         # transformers renames some architectures while it reads.
         config = guarded(what, type(config).from_dict, {**cleaned, "model_type": config.model_type})
     set_aside(config, data)
+    if packing is not None and packing.is_unpacked and not torch.cuda.is_available():
+        say_once(f"{source.name}: its weights are quantized as {packing.name} and unpacked, without a GPU for them")
     return config
 
 
