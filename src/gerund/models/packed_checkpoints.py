@@ -90,8 +90,8 @@ def packing_of(stored: Any, name: str) -> Packing | None:
     absent = [pip for module, pip in packing.packages if not _is_installed(module)]
     if packing.needs_gpu and not torch.cuda.is_available():
         raise ModelError(
-            f"cannot load {name}: its weights are quantized as {packing.name}, which only a CUDA GPU computes with, and "
-            f"there is none; {_WAY_ON}"
+            f"cannot load {name}: its weights are quantized as {packing.name}, which only a CUDA GPU computes with, "
+            f"and there is none; {_WAY_ON}"
         )
     if absent:
         raise ModelError(
