@@ -26,11 +26,11 @@ from gerund.errors import ConfigError, ModelError, TextError
 from gerund.exporting import llama_cpp
 from gerund.exporting.gguf_types import FILE_TYPES, FileType, file_type_of, packed, type_of
 from gerund.exporting.shared import TEXTS, Export, read_written, require_installed, sample_tokens
+from gerund.gguf_file import read_file
 from gerund.inference.encode.runtime import EncoderRuntime, encode, smallest_cosine
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import NoHead
-from gerund.gguf_file import read_file
 from gerund.models.gguf_architectures import LAYOUTS, Layout
 from gerund.models.gguf_encoders import POOLING_TYPES, encoder_settings
 from gerund.models.gguf_tokenizer import SPACE
@@ -229,7 +229,10 @@ def _refuse_other_gemma(config: Any) -> None:
     # Only the largest size scales queries by hidden size / heads.
     scalar = config.hidden_size // config.num_attention_heads if layers == 62 else config.head_dim
     values = {
-        "layer_types": (config.layer_types, ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)]),
+        "layer_types": (
+            config.layer_types,
+            ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)],
+        ),
         "query_pre_attn_scalar": (
             config.query_pre_attn_scalar,
             scalar,
