@@ -23,7 +23,8 @@ class Blocks:
     """A quantized matrix.
 
     Attributes:
-        bits: 4 or 8. size: values per block.
+        bits: 4 or 8.
+        size: values per block.
         codes_NGb: the codes, uint8; two of 4 bits in a byte, the first in the low half.
         scales_NG: the scale of each block, float32.
         offsets_NG: what to add per block, float32; None for zeros.

@@ -52,6 +52,9 @@ class GgufWeights:
             raise ModelError(
                 f"cannot run {self.file.path} packed: {stored} is of type {info.ggml_type}, which cannot be unpacked"
             ) from error
+        if matrix.shape != self.shape.size_of(name):
+            expected = self.shape.size_of(name)
+            raise ModelError(f"cannot run {self.file.path} packed: {stored} is {matrix.shape}, not {expected}")
         order = self._order(name, matrix.shape[0])
         if order is None:
             return matrix
@@ -61,9 +64,9 @@ class GgufWeights:
         """Return the tensor that has a matrix, and its rows there; some files store several as one."""
         stored, infos = self._stored_name(name, layer, "weight"), self.file.tensors.infos
         if name in ("gate", "up") and self._stored_name("gate", layer, "weight") not in infos:
-            up, down = (infos.get(self._stored_name(part, layer, "weight")) for part in ("up", "down"))
-            if up is not None and down is not None and up.shape[0] == 2 * down.shape[1]:
-                half = down.shape[1]
+            up = infos.get(self._stored_name("up", layer, "weight"))
+            if up is not None and up.shape[0] == 2 * self.shape.inner:
+                half = self.shape.inner
                 return up.name, slice(half) if name == "gate" else slice(half, None)
         if stored in infos or layer is None:
             tied = name == "head" and stored not in infos

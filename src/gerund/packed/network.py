@@ -6,7 +6,6 @@ Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV h
 L layers, P masks, N places where logits are wanted.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ import onnxruntime as ort
 
 from gerund.errors import ConfigError
 from gerund.gguf_file import GgufFile, read_file
+from gerund.jobs.disk_cache import user_cache
 from gerund.packed.blocks import Blocks, repack
 from gerund.packed.gguf_weights import GgufWeights
-from gerund.packed.graph import build, write_weights
+from gerund.packed.graph import GraphBuilder, build
+from gerund.packed.graph_cache import open_session
 from gerund.packed.shape import NetworkShape, read_shape
 
 MASKED = np.float32(-1e9)
@@ -38,8 +39,11 @@ class KeyValues:
     """The keys and values of some texts, allocated once and written in place.
 
     Attributes:
-        keys, values: per layer an array (B, KV, S, H), float32. Read and write them freely: ``run`` uses this memory.
-            Slots that no token has taken must stay finite, because masks are added.
+        keys: per layer an array (B, KV, S, H), float32. Read and write them freely: ``run`` uses this memory. Slots that
+            no token has taken must stay finite, because masks are added.
+        values: likewise.
+        rows: number of texts.
+        capacity: number of slots per text.
     """
 
     def __init__(self, shape: NetworkShape, rows: int, capacity: int, *, scratch: bool = False) -> None:
@@ -71,7 +75,8 @@ class _Binding:
     """The inputs of a run in memory that the next run of the same sizes uses again: binding takes longer than copying.
 
     Attributes:
-        io: ONNX Runtime's binding. inputs: an array per input of the graph, masks as ``masks_0`` and so on.
+        io: ONNX Runtime's binding.
+        inputs: an array per input of the graph, masks as ``masks_0`` and so on.
     """
 
     def __init__(
@@ -120,9 +125,12 @@ class PackedNetwork:
         shape: its sizes.
     """
 
-    def __init__(self, shape: NetworkShape, file: GgufFile, *, threads: int | None, accuracy: int = 4) -> None:
+    def __init__(
+        self, shape: NetworkShape, file: GgufFile, *, threads: int | None, cache: Path | None, accuracy: int
+    ) -> None:
         self.shape = shape
         self._file, self._threads, self._accuracy = file, threads, accuracy
+        self._cache = user_cache("packed") if cache is None else cache
         # Plain rows of the mapped file: an index of numpy's memmap takes ten times as long.
         self._embeddings = file.tensors.stored("token_embd.weight").view(np.ndarray)
         self._embeddings_kind = file.tensors.infos["token_embd.weight"].ggml_type
@@ -138,28 +146,24 @@ class PackedNetwork:
         Args:
             path: the file.
             threads: how many threads a run uses; None for one per core.
-            cache: where built graphs are kept.
-            accuracy: 4 rounds activations to 8 bits, as llama.cpp does; 0 computes in float32, several times as slow.
+            cache: the folder of built graphs, with weights; the user's cache by default.
+            accuracy: 4 rounds activations to 8 bits, as llama.cpp does; 0 computes in float32, several times as slow
+                for few tokens.
 
         Raises:
             ModelError: the file is damaged, or its architecture cannot be run packed.
         """
-        del cache
         file = read_file(path)
-        return cls(read_shape(file), file, threads=threads, accuracy=accuracy)
+        return cls(read_shape(file), file, threads=threads, cache=cache, accuracy=accuracy)
 
     def _open_session(self, *, attention: bool) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads or 0
-        options.log_severity_level = 3
-        graph = build(self.shape, GgufWeights(self._file, self.shape), accuracy=self._accuracy, attention=attention)
-        model, arrays = graph.model("weights.bin")
-        with tempfile.TemporaryDirectory() as folder:
-            with Path(folder, "weights.bin").open("wb") as file:
-                write_weights(file, arrays)
-            path = Path(folder, "graph.onnx")
-            path.write_bytes(model.SerializeToString())
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        def built() -> GraphBuilder:
+            weights = GgufWeights(self._file, self.shape)
+            return build(self.shape, weights, accuracy=self._accuracy, attention=attention)
+
+        sources = sorted(set(self._file.tensors.files.values()))
+        variant = f"accuracy {self._accuracy}, attention {attention}"
+        return open_session(sources, variant, built, self._threads, self._cache)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""

@@ -14,9 +14,12 @@ class Rope:
     """Rotary positions.
 
     Attributes:
-        theta: their base. size: how many dimensions of a head are rotated.
-        divisors: of each frequency, if the positions are scaled. scale: factor of cosines and sines.
+        theta: their base.
+        size: how many dimensions of a head are rotated.
+        divisors: of each frequency, if the positions are scaled.
+        scale: factor of cosines and sines.
         long_divisors: instead of these, for texts longer than ``long_from`` tokens.
+        long_from: see ``long_divisors``.
     """
 
     theta: float

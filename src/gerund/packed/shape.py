@@ -19,13 +19,21 @@ class NetworkShape:
     """Sizes and details of a decoder.
 
     Attributes:
-        architecture: llama.cpp's name of it. context: the longest text that it was trained for, in tokens.
+        architecture: llama.cpp's name of it.
+        inner: width of the feed-forward network.
+        context: the longest text that it was trained for, in tokens.
         windows: per layer, how many tokens it sees, itself included; None for all.
-        ropes: the kinds of rotary positions. rope_of_layer: which of them a layer takes; None for none.
-        attention_scale: factor of the products of queries and keys. soft_cap: bound of these; 0 for none.
-        logit_cap: bound of the logits; 0 for none. logit_scale, embedding_scale, residual_scale: factors.
+        ropes: the kinds of rotary positions.
+        rope_of_layer: which of them a layer takes; None for none.
+        attention_scale: factor of the products of queries and keys.
+        soft_cap: bound of these products; 0 for none.
+        logit_cap: bound of the logits; 0 for none.
+        logit_scale: factor of the logits.
+        embedding_scale: factor of the embeddings.
+        residual_scale: factor of what attention and feed-forward network add.
         activation: ``silu`` or ``gelu`` (its tanh form).
-        norms_before, norms_after: whether attention and feed-forward network are normed before and after.
+        norms_before: whether attention and feed-forward network are normed before.
+        norms_after: whether they are normed after.
         query_norm: whether queries and keys are normed: ``head`` by head, the ``row``, or None.
     """
 
@@ -35,6 +43,7 @@ class NetworkShape:
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    inner: int
     vocabulary: int
     context: int
     epsilon: float
@@ -52,6 +61,13 @@ class NetworkShape:
     norms_after: bool = False
     query_norm: str | None = None
 
+    def size_of(self, matrix: str) -> tuple[int, int]:
+        """Return the rows and columns of one of the graph's matrices."""
+        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        rows = {"query": queries, "key": keys, "value": keys, "gate": self.inner, "up": self.inner}
+        columns = {"output": queries, "down": self.inner}
+        return rows.get(matrix, self.vocabulary if matrix == "head" else self.width), columns.get(matrix, self.width)
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -59,7 +75,8 @@ class Architecture:
 
     Attributes:
         models: the models of this architecture, for people.
-        details: fields of its shape that depend on the file. fixed: fields that do not.
+        details: fields of its shape that depend on the file.
+        fixed: fields that do not.
         pairs: whether the rows of queries and keys are stored in pairs, as they are rotated; the graph rotates the two
             halves of a head.
     """
@@ -198,6 +215,7 @@ def read_shape(file: GgufFile) -> NetworkShape:
         "n_heads": n_heads,
         "n_kv_heads": file.number("attention.head_count_kv", n_heads),
         "head_dim": _head_dim(file),
+        "inner": file.number("feed_forward_length"),
         "vocabulary": file.vocabulary,
         "context": file.number("context_length"),
         "epsilon": file.fraction("attention.layer_norm_rms_epsilon", 1e-6),

@@ -1,0 +1,173 @@
+"""Keep built graphs on disk, with weights as this processor multiplies them, and map them from there.
+
+Mapped weights take no memory of a process, and processes share them. An entry belongs to a file's content, to the code
+that builds graphs, to ONNX Runtime's version and to the processor. It appears as a whole or not at all, and one that
+was changed afterward is built again.
+"""
+
+import hashlib
+import json
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from gerund.errors import GerundError, ModelError, ResourceError
+from gerund.jobs.disk_cache import DiskCache
+from gerund.jobs.files import write_atomic
+from gerund.packed.graph import GraphBuilder, write_weights
+
+MOST_BYTES = 20 * 10**9
+"""Default size of the cache."""
+
+_GRAPH, _WEIGHTS, _CONTENT, _SEEN = "model.onnx", "model.bin", "content.json", "seen.json"
+_PROVIDERS = ["CPUExecutionProvider"]
+# ONNX Runtime's own errors have no common root but Exception.
+_CLASSES = [value for value in vars(ort.capi.onnxruntime_pybind11_state).values() if isinstance(value, type)]
+_REFUSED: tuple[type[Exception], ...] = (RuntimeError, *(value for value in _CLASSES if issubclass(value, Exception)))
+
+
+def open_session(
+    sources: Sequence[Path], variant: str, build: Callable[[], GraphBuilder], threads: int | None, folder: Path
+) -> ort.InferenceSession:
+    """Return the session of a graph, from the cache or built and cached.
+
+    Args:
+        sources: the files that the graph is built from.
+        variant: what distinguishes it from other graphs of these files.
+        build: builds it.
+        threads: how many threads a run uses; None for one per core.
+        folder: the cache's.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph, because its weights do not fit together.
+    """
+    store = DiskCache(folder, MOST_BYTES)
+    try:
+        key = _key(*(_digest(path, folder) for path in sources), variant, _code(), ort.__version__, _processor())
+        for _ in range(2):
+            entry = store.get(key)
+            if entry is not None and _intact(entry):
+                with suppress(*_REFUSED):
+                    return ort.InferenceSession(
+                        str(entry / _GRAPH), _options(threads, built=True), providers=_PROVIDERS
+                    )
+            store.put(key, lambda work: _write(build(), work, sources[0]))
+        raise ResourceError(f"{folder} did not keep it")
+    except (ResourceError, OSError) as error:
+        warnings.warn(f"could not cache the graph of {sources[0].name}, which stays in memory: {error}", stacklevel=2)
+    return _in_memory(build(), threads, sources[0])
+
+
+def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 3
+    if built:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def _write(builder: GraphBuilder, work: Path, source: Path) -> None:
+    """Fill an entry: ONNX Runtime optimizes the graph, and writes it with the weights as it multiplies them."""
+    model, arrays = builder.model("plain.bin")
+    plain = work / "plain.onnx"
+    with (work / "plain.bin").open("wb") as file:
+        write_weights(file, arrays)
+    plain.write_bytes(model.SerializeToString())
+    options = _options(1)
+    options.optimized_model_filepath = str(work / _GRAPH)
+    for name, value in (
+        ("save_external_prepacked_constant_initializers", "1"),
+        ("optimized_model_external_initializers_file_name", _WEIGHTS),
+        ("optimized_model_external_initializers_min_size_in_bytes", "1024"),
+    ):
+        options.add_session_config_entry(f"session.{name}", value)
+    try:
+        ort.InferenceSession(str(plain), options, providers=_PROVIDERS)
+    except _REFUSED as error:
+        raise _unfit(source, error) from error
+    plain.unlink()
+    plain.with_suffix(".bin").unlink()
+    content = {name: _sha256(work / name) for name in (_GRAPH, _WEIGHTS)}
+    (work / _CONTENT).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _in_memory(builder: GraphBuilder, threads: int | None, source: Path) -> ort.InferenceSession:
+    model, arrays = builder.model("memory")
+    names = [tensor.name for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    options = _options(threads)
+    options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays])
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=_PROVIDERS)
+    except _REFUSED as error:
+        raise _unfit(source, error) from error
+
+
+def _unfit(source: Path, error: BaseException) -> ModelError:
+    return ModelError(f"cannot run {source} packed: its weights do not fit together ({error})")
+
+
+def _intact(entry: Path) -> bool:
+    """Whether an entry has the content that was written; read again only after the file system saw a change."""
+    try:
+        content = json.loads((entry / _CONTENT).read_text(encoding="utf-8"))
+        stamps = {name: _stamp(entry / name) for name in (_GRAPH, _WEIGHTS)}
+        with suppress(OSError, ValueError):
+            if json.loads((entry / _SEEN).read_text(encoding="utf-8")) == stamps:
+                return True
+        if any(_sha256(entry / name) != content.get(name) for name in stamps):
+            return False
+    except (OSError, ValueError, AttributeError):
+        return False
+    with suppress(OSError, GerundError):
+        write_atomic(entry / _SEEN, json.dumps(stamps))
+    return True
+
+
+def _stamp(path: Path) -> list[int]:
+    """Describe a file by what no program can set back after a change."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _digest(path: Path, folder: Path) -> str:
+    """Return the digest of a file's content, which is remembered until the file is changed."""
+    known = folder / "known" / _key(str(path.resolve()), *map(str, _stamp(path)))
+    with suppress(OSError, ValueError):
+        return known.read_text(encoding="ascii")
+    digest = _sha256(path)
+    with suppress(OSError, GerundError):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(known, digest)
+    return digest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _key(*parts: str) -> str:
+    return hashlib.blake2b("\n".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """Return a digest of the code that builds graphs."""
+    return _key(*(_sha256(path) for path in sorted(Path(__file__).parent.glob("*.py"))))
+
+
+@cache
+def _processor() -> str:
+    """Describe the processor: the layout of weights depends on its instructions."""
+    described = f"{platform.system()} {platform.machine()} {platform.processor()}"
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        described += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return described
