@@ -39,8 +39,8 @@ class KeyValues:
     """The keys and values of some texts, allocated once and written in place.
 
     Attributes:
-        keys: per layer an array (B, KV, S, H), float32. Read and write them freely: ``run`` uses this memory. Slots that
-            no token has taken must stay finite, because masks are added.
+        keys: per layer an array (B, KV, S, H), float32. Read and write them freely: ``run`` uses this memory. Slots
+            that no token has taken must stay finite, because masks are added.
         values: likewise.
         rows: number of texts.
         capacity: number of slots per text.
