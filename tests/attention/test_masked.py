@@ -238,7 +238,7 @@ def test_a_model_encodes_generates_and_fills_gaps_or_says_why_not(name):
     written = [one.text for one in lm.generate(texts, 4)]
     assert written == [one.text for one in language_model(name, AttentionPlan("causal"), **more).generate(texts, 4)]
     if name in INDEXED:
-        with pytest.raises(UnsupportedModelError, match=f"gaps cannot be filled with this {name} model"):
+        with pytest.raises(UnsupportedModelError, match=f"infilling isn't possible with this {name} model"):
             lm.infill("the [blank] garden", lengths=2)
     elif takes(lm.model):
         assert lm.infill("the [blank] garden", lengths=2).lengths == [2]

@@ -138,7 +138,7 @@ def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: py
 
     monkeypatch.setattr(type(lm), "infill", refuse)
     assert demo.fill() == ()
-    assert demo.missing == ["No gap was filled: the hybrid mask does not reach layer 3."]
+    assert demo.missing == ["No span was infilled: the hybrid mask does not reach layer 3."]
 
 
 @pytest.mark.slow

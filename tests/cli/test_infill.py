@@ -61,7 +61,7 @@ def test_the_whole_text_is_printed(tiny_folder, filling_folder):
 
 def test_a_model_that_was_not_trained_to_fill_gaps(tiny_folder):
     """One line says so, for one text as for many, and none where the untouched model is prompted."""
-    said = f"gerund: {tiny_folder} is not known to be trained to fill gaps, so what it writes may make no sense; "
+    said = f"gerund: {tiny_folder} is not known to be trained to infill, so its spans may make no sense; "
     ran = run_cli("infill", TEXT, "-m", tiny_folder, "--length", 2)
     assert (ran.code, ran.err.count("\n"), ran.err.startswith(said)) == (0, 1, True)
     ran = run_cli("infill", "-f", "-", "-m", tiny_folder, "--length", 2, stdin=f"{TEXT}\n{TEXT}\n")
@@ -236,7 +236,7 @@ class TestMistakes:
             ("a.txt", b"one [blank]\n\n", "a.txt, line 2: the text is empty"),
             ("a.txt", b"one [blank]\n\xff", "a.txt, line 2: not valid UTF-8"),
             ("a.jsonl", b'{"prompt": "one"}', "a.jsonl, line 1: no column 'text'; present are: prompt"),
-            ("a.txt", b"a [blank]\n" + b"x" * 99 + b" [blank]", "a.txt, line 2: the text before the first gap has 10"),
+            ("a.txt", b"a [blank]\n" + b"x" * 99 + b" [blank]", "a.txt, line 2: the text before the first span has 10"),
         ],
     )
     def test_files(self, filling_folder, tmp_path, name, content, message):

@@ -120,7 +120,7 @@ def test_merging_joins_nothing(runs, tmp_path):
 def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
     joined.save(tmp_path / "all")
     warning = (
-        "gerund: warning: its adapter to fill gaps and its scorer fit the weights of before and are left out; the "
+        "gerund: warning: its infilling adapter and its scorer fit the weights of before and are left out; the "
         "model now writes with the adapter that encodes, which may spoil what it writes"
     )
     for command in (["convert", "--merge"], ["export", "--format", "merged"]):

@@ -272,7 +272,7 @@ class Adapted:
     collected: Collected
     """The documents."""
     split: Split
-    """Which of them were put aside, and the queries."""
+    """Which of them were held out, and the queries."""
     pairs: Pairs
     """What was trained on."""
     choice: Choice

@@ -402,6 +402,6 @@ def _spec(model: Any) -> ModelSpec:
     for name in ("adapter", "infill_adapter", "scorer", "sample"):
         if getattr(spec, name) is not None:
             raise ConfigError(
-                f"{name} is no setting of a model that is adapted; write it with lm.save, and adapt what was written"
+                f"{name} is no setting of a model that is adapted; save it with lm.save, and adapt that folder"
             )
     return spec

@@ -46,7 +46,7 @@ def command(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Another model to write the answer: a folder, GGUF file, short name or hub id; the index's own model "
+            help="Another model to generate it: a folder, GGUF file, short name or hub id; the index's own model "
             "searches. Both are in memory.",
         ),
     ] = None,
@@ -92,7 +92,7 @@ def command(
 ) -> None:
     """Answer a question from an index, citing its sources.
 
-    A model that was trained to chat (it has a chat template) writes the answer from the chunks that fit the question
+    A model that was trained to chat (it has a chat template) generates the answer from the chunks that fit the question
     best, as many as its context has room for, and cites them by numbers; a number that no source has is taken out and
     reported. With any other model, such as the bundled one, the answer is the best sentence, quoted as it stands in its
     document. --extractive and --generate choose. Where nothing in the index is about the question, the answer says so,
@@ -210,8 +210,8 @@ def _warn(reader: "QuestionAnswering", method: str | None) -> None:
     """Warn that a model that was not trained to answer may make answers up."""
     if method == "generate" and not reader.lm.tokenizer.chat_template:
         tell(
-            f"{reader.lm.name} was not trained to answer questions (it has no chat template): what it "
-            "writes may be made up"
+            f"{reader.lm.name} was not trained to answer questions (it has no chat template): its "
+            "answers may be made up"
         )
 
 

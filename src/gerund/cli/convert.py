@@ -103,15 +103,15 @@ def command(
 def warn_of_merging(lm: "LanguageModel") -> None:
     """Warn of what a merged folder lacks: what was trained with the adapter on the original weights."""
     left = {
-        "its adapter to fill gaps": lm.adapters.hash("infill") not in ("", lm.adapters.hash("encode")),
+        "its infilling adapter": lm.adapters.hash("infill") not in ("", lm.adapters.hash("encode")),
         "its scorer": lm.scorer is not None and lm.scorer.has_own_config,
     }
     names = [name for name, is_left in left.items() if is_left]
     if names:
         those = f"{' and '.join(names)} {'fit' if names[1:] else 'fits'} the weights of before"
         tell(
-            f"warning: {those} and {'are' if names[1:] else 'is'} left out; the model now writes with the "
-            "adapter that encodes, which may spoil what it writes"
+            f"warning: {those} and {'are' if names[1:] else 'is'} left out; the model now generates with the "
+            "adapter that encodes, which may spoil its texts"
         )
 
 

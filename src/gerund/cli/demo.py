@@ -1,4 +1,4 @@
-"""``gerund demo``: see one set of weights search, write, rank and fill gaps."""
+"""``gerund demo``: see one set of weights search, generate, rank and infill."""
 
 import json
 import time
@@ -30,7 +30,7 @@ def command(
     spec: "ModelSpec",
     as_json: options.Json = False,
 ) -> None:
-    """Search, write, rank and fill gaps, with the same weights; on texts that come with gerund.
+    """Search, generate, rank and infill with the same weights, on bundled texts.
 
     The folder receives demo.html, one page that shows all of it, and demo.json.
 
@@ -89,7 +89,7 @@ def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults"
         baseline, searched = demo.baseline(), demo.search()
     _print_searches(console, demo, searched, baseline)
     prompts = [*([prompt] if prompt else []), *(item.text for item in demo.beginnings)]
-    with _waiting(console, "writing"):
+    with _waiting(console, "generating"):
         written, fitting = demo.write(prompts), demo.choose()
         filled = demo.fill()
         verification = demo.verify(prompts[0])
@@ -125,7 +125,7 @@ def _print_searches(console: "Console", demo: "Demo", found: "SearchResults", ba
 
 def _print_writing(console: "Console", results: "DemoResults") -> None:
     first = results.written[0]
-    console.print("The same weights go on writing", style="bold")
+    console.print("The same weights continue texts", style="bold")
     console.print(f"  {first.prompt}", style="dim")
     console.print(f"    once             {_line(first.plain)}")
     if first.ranked:
@@ -139,7 +139,7 @@ def _print_writing(console: "Console", results: "DemoResults") -> None:
         f"  {right} of {len(results.fitting)} beginnings: the sentence that follows scored above all others\n"
     )
     if results.filled:
-        console.print("They fill gaps, seeing both sides", style="bold")
+        console.print("They infill spans, using both sides", style="bold")
         for item in results.filled:
             console.print(f"  {item.before}", style="dim", end="")
             console.print(item.span, style="cyan", end="")
@@ -157,7 +157,7 @@ def _print_verification(console: "Console", found: "Verification") -> None:
         outcome = (
             f"{found.numbers:,} logits at {found.tokens} positions are bit-equal to those of the unconverted model"
         )
-        console.print(f"  {outcome}; greedy decoding writes the same text\n", style="green")
+        console.print(f"  {outcome}; greedy decoding generates the same text\n", style="green")
     else:
         outcome = (
             f"largest difference of {found.numbers:,} logits: {found.difference:.2e}; same text: {found.same_text}"

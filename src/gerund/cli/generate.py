@@ -49,7 +49,7 @@ def command(
     column: Annotated[str | None, typer.Option(help="Column with the prompts. [default: prompt]")] = None,
     format: options.Format = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to generate. [default: 64, or 8 a gap with --expand]")
+        int | None, typer.Option(help="Most tokens to generate. [default: 64, or 8 per span with --expand]")
     ] = None,
     sampling: dict[str, Any],
     asked: "GenerationKeywords",
@@ -140,7 +140,7 @@ def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool
     if candidates and not ranked:
         raise ConfigError("--candidates belongs to --rerank SCORER, such as --rerank pmi")
     if expands and asked:
-        raise ConfigError(f"--{next(iter(asked))} is of no use with --expand, which fills gaps one query at a time")
+        raise ConfigError(f"--{next(iter(asked))} is of no use with --expand, which infills one query at a time")
 
 
 def _expansion_of(
@@ -158,7 +158,7 @@ def _expansion_of(
         return None
     for name, value in refused.items():
         if value is not None:
-            raise ConfigError(f"{name} is of no use with --expand, which fills gaps one query at a time")
+            raise ConfigError(f"{name} is of no use with --expand, which infills one query at a time")
     if count < 1:
         raise ConfigError(f"--expand {count} is not at least 1")
     return {"count": count, "keep": keep or []} | ({} if fraction is None else {"fraction": fraction})

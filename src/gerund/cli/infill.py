@@ -1,4 +1,4 @@
-"""``gerund infill``: fill the gaps of a text on the terminal, or of many texts in a file."""
+"""``gerund infill``: fill the spans of a text on the terminal, or of many texts in a file."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ _BLANK = "[blank]"
 )
 def command(
     text: Annotated[
-        str | None, typer.Argument(help="The text, with a blank for each gap; - reads it from standard input.")
+        str | None, typer.Argument(help="The text, with [blank] for each span; - reads it from standard input.")
     ] = None,
     file: options.Texts = None,
     column: options.Column = None,
@@ -35,7 +35,7 @@ def command(
     method: Annotated[
         str, typer.Option(help="infill, left-only, or a prompt: blank, contextual, prefix-suffix or line-by-line.")
     ] = "infill",
-    max_tokens: Annotated[int, typer.Option(help="Longest gap in tokens that is tried.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Longest span in tokens to try.")] = 32,
     length: Annotated[
         list[int] | None, typer.Option(help="Number of tokens to fill in; repeat to try several lengths.")
     ] = None,
@@ -49,14 +49,14 @@ def command(
     force: options.Force = False,
     as_json: options.Json = False,
 ) -> None:
-    """Fill the gaps of a text, or of every text of a file, seeing both sides of each.
+    """Fill the spans of a text, or of every text of a file, using both sides of each.
 
     For one text the whole text is printed. With --file, --json or -o, prints one JSON object per text: text (with its
-    gaps filled), spans (what stands in them), scores (mean log-probability a token) and lengths (in tokens).
+    spans filled), spans (their texts), scores (mean log-probability a token) and lengths (in tokens).
 
-    The model tries several lengths of a gap, up to --max-tokens; --length says which lengths to try instead. The
-    method left-only reads only what comes before the gap. The methods blank, contextual, prefix-suffix and
-    line-by-line prompt the untouched model for the missing text.
+    The model tries several span lengths, up to --max-tokens; --length says which lengths to try instead. The
+    method left-only reads only what comes before the span. The methods blank, contextual, prefix-suffix and
+    line-by-line prompt the base model for the missing text.
 
     For example:
 

@@ -56,7 +56,7 @@ def application(named: str | None = None) -> typer.Typer:
     """Return the command line with all commands, or with one alone, which spares it the options of the others."""
     app = typer.Typer(
         name="gerund",
-        help="One language model that writes and encodes, with the same weights.",
+        help="Generate, embed, infill and re-rank with one language model.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

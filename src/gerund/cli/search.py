@@ -42,7 +42,7 @@ def command(
     k: Annotated[int, typer.Option("--k", "-k", help="Most chunks per query.")] = 10,
     mode: Annotated[str, typer.Option(help="words, vectors, or hybrid: both, joined.")] = "hybrid",
     expand: Annotated[
-        int, typer.Option(help="Search with this many more queries, variants that the model writes.")
+        int, typer.Option(help="Search with this many more queries, variants that the model generates.")
     ] = 0,
     how: dict[str, Any],
     rerank_with: Annotated[

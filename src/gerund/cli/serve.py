@@ -156,7 +156,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         f"{card['fingerprint']}",
         f"  guarantee: {card['guarantee']} ({card['why']})",
         f"  /v1/chat/completions  conversations, streams{chat}{forms}",
-        f"  /v1/completions       texts, streams; with suffix a gap; best_of by {judge}",
+        f"  /v1/completions       texts, streams; infills with suffix; best_of by {judge}",
         f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer{encoder}",
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
         "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",

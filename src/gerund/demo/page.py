@@ -114,7 +114,7 @@ def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) 
     figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
     return Picture(
         "A map of the documents",
-        "Each point is a document, coloured by a topic that the model never sees: encoded by the untouched model, and "
+        "Each point is a document, coloured by a topic that the model never sees: encoded by the base model, and "
         "under its plan.",
         "Two scatter plots of the documents, coloured by topic, before and after the conversion.",
         picture(figure),
@@ -155,12 +155,13 @@ def _draw_similarities(axes: Any, plan: str, topics: Sequence[str], vectors: np.
 
 
 def _attention(inspected: AttentionInspection, plan: AttentionPlan, own: AttentionPlan) -> Picture:
-    title = f"Attention, untouched and under {plan.name}; mean of {len(inspected.ids)} sentences"
+    title = f"Attention, base model and under {plan.name}; mean of {len(inspected.ids)} sentences"
     figure = attention_figure(inspected.before, inspected.after, title=title, even=inspected.even)
     return Picture(
         "Attention",
-        f"Above, how much each token attends to each other one: untouched, with the sink at the first token, and under "
-        f"{plan.name}{_aside(plan, own)}. Below, the fraction of attention that the first token takes in each layer.",
+        f"Above, how much each token attends to each other one: in the base model, with the sink at the first token, "
+        f"and under {plan.name}{_aside(plan, own)}. Below, the fraction of attention that the first "
+        "token takes in each layer.",
         "Attention maps of the layers before and after, and the fraction that the first token takes.",
         picture(figure),
         ATTENTION,

@@ -307,7 +307,7 @@ class Demo:
                         for method in ("infill", "left-only")
                     ]
                 except GerundError as error:
-                    self.missing.append(f"No gap was filled: {error}.")
+                    self.missing.append(f"No span was infilled: {error}.")
                     return ()
                 both, left = spans
                 filled.append(Filled(before.rstrip(), after, both, left, gap.original))

@@ -256,9 +256,12 @@ def _tokenizer(found: Diagnosis) -> list[str]:
             lambda: "Pooling is last and the tokenizer adds no end token: append_eos gives every text the same one.",
         ),
         (facts.pad is None, lambda: "There is no padding token; none is needed, since padding is never looked at."),
-        (facts.eos is None, lambda: "There is no end token: the model writes until max_new_tokens."),
+        (facts.eos is None, lambda: "There is no end token: the model generates until max_new_tokens."),
         (not facts.fast, lambda: "The tokenizer is a slow one: prompts and words need a tokenizer.json."),
-        (not facts.round_trip, lambda: "The tokenizer does not give a text back as it was: writing may look odd."),
+        (
+            not facts.round_trip,
+            lambda: "The tokenizer does not give a text back as it was: generation may look odd.",
+        ),
         (found.context is None, lambda: "Nothing says how long a text may be: set max_length."),
     ]
     return [sentence() for applies, sentence in cases if applies]

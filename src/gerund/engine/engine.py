@@ -62,7 +62,7 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     encoding = EncodingQueue(lm, counts)
     if isinstance(lm, Seq2SeqEncoder):
         queue = GenerationQueue(lm, None, config.slots, counts)
-        return _Prepared(queue, encoding, "none", "this model does not write", None)
+        return _Prepared(queue, encoding, "none", "this model does not generate", None)
     # A request that needs more than the rotary limit is decoded on its own, so that it changes none of the others.
     limits = (context_length(lm.model.config, lm.tokenizer), rotary_limit(lm.model.config))
     room = min([config.context or _CONTEXT, *(limit for limit in limits if limit is not None)])

@@ -76,7 +76,7 @@ def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     if not torch.equal(before, _logits(model)):
         raise ModelError(
             f"the adapter in {' or '.join(map(str, folders.values()))} changes the model even while it is inactive (it "
-            "replaces biases or initial weights), so generating would no longer be the untouched model's; merge it "
+            "replaces biases or initial weights), so generating would no longer be the base model's; merge it "
             "into the weights instead"
         )
 

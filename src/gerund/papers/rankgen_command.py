@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @options.takes(
     spec=options.model(
-        "model", *options.MACHINE, helps={"model": "Model that writes the continuations. [default: the bundled model]"}
+        "model",
+        *options.MACHINE,
+        helps={"model": "Model that generates continuations. [default: the bundled model]"},
     ),
     sampling=options.sampling("temperature", "top_p", "top_k", "typical_p"),
     where=options.machines(),

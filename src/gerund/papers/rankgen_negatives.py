@@ -292,7 +292,7 @@ def _make_parts(
         for part, made in pool.map(missing()):
             if inputs.changed():
                 part.path.unlink()
-                raise DataError("the files of the corpus have changed since the run began; give --force to begin anew")
+                raise DataError("the files of the corpus have changed since the run began; give --force to start again")
             result.append(made)
             advance(len(part.documents))
     if bad:
@@ -356,10 +356,10 @@ class _Output:
         if path.is_file() and not force:
             earlier = Manifest.read(path)
             if earlier is None:
-                raise ConfigError(f"{path} is of another version of gerund; give --force to begin anew")
+                raise ConfigError(f"{path} is of another version of gerund; give --force to start again")
             if differs := manifest.difference(earlier):
                 raise ConfigError(
-                    f"{self.folder} was begun otherwise: {differs}; go on as before, or give --force to begin anew"
+                    f"{self.folder} was begun otherwise: {differs}; go on as before, or give --force to start again"
                 )
             self._remove_torn()
             return

@@ -410,10 +410,6 @@ class Significance:
         interval = self.intervals.get((result.task, result.system))
         return "" if interval is None else f"{shown(interval.low, result.unit)}–{shown(interval.high, result.unit)}"
 
-    def leads_of(self, task: str) -> list[Lead]:
-        """Return the comparisons of one task."""
-        return [lead for lead in self.leads if lead.task == task]
-
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the comparisons, ready for JSON."""
         return [

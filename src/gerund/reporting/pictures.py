@@ -82,8 +82,8 @@ def _trade_of(found: Sequence[tuple[Column, float, float]], reads: str, writes: 
     figure = trade_off(points, title="Both sides of the trade", ylabel=f"representation, {reads}")
     return Picture(
         "Both sides of the trade",
-        f"Upwards: representation, {reads}. To the left: generation, bits per byte, {writes}. Plans of one model write "
-        "the same and stand above each other.",
+        f"Upwards: representation, {reads}. To the left: generation, bits per byte, {writes}. Plans of one model "
+        "generate the same text and are above each other.",
         "Scatter of representation against bits per byte: "
         + "; ".join(f"{column.label} {100 * read:.2f} and {write:.3f}" for column, read, write in found),
         picture(figure),

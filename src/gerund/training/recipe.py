@@ -46,7 +46,7 @@ class ModelConfig(Section):
     """Folder or hub id of the model to start from; ``default`` is the bundled one. Where the folder has an adapter
     of its own, that adapter is trained further."""
     adapter: Literal["none"] | None = None
-    """``none`` leaves the base's own adapter aside: a new one, or all weights, begin from the untouched base."""
+    """``none`` leaves the base's own adapter aside: a new one, or all weights, start from the base model."""
     config: dict[str, Any] | None = None
     """From scratch: fields of a Hugging Face config with its ``model_type``; the vocabulary and the ids of the
     special tokens come from the tokenizer."""
@@ -100,7 +100,7 @@ class SourceConfig(Section):
     part: str = "1/1"
     """Train on one of several parts of the documents: ``1/2`` is the first, third, fifth, ... document."""
     limit: int | None = Field(default=None, ge=1)
-    """Read only so many documents, the first of the part; left out, all."""
+    """Read only the first ``limit`` documents of the part. Default: all."""
     text_column: str = "text"
     """Column or field that holds the text."""
     clean: Literal["none", "gutenberg", "wikipedia", "pandoc"] = "none"
@@ -199,17 +199,17 @@ class Recipe(Section):
     seed: int = Field(default=0, ge=0)
     """Determines the initial weights, the order of the data, masks, spans and dropout."""
     log_steps: int = Field(default=10, ge=1)
-    """A line in the log every so many steps."""
+    """A line in the log every ``log_steps`` steps."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
     """Where else the log goes, beside the terminal and ``log.jsonl``."""
     eval_steps: int = Field(default=500, ge=1)
-    """Validation every so many steps, and at the end."""
+    """Validation every ``eval_steps`` steps, and at the end."""
     save_steps: int = Field(default=500, ge=1)
-    """A checkpoint every so many steps, and at the end."""
+    """A checkpoint every ``save_steps`` steps, and at the end."""
     keep_checkpoints: int = Field(default=2, ge=2)
     """How many checkpoints stay; two at least, since the newest may be the one that a crash cut short."""
     snapshot_steps: int | None = Field(default=None, ge=1)
-    """Write the model as it is into ``snapshots/step-N`` every so many steps, to measure how it develops."""
+    """Save the model to ``snapshots/step-N`` every ``snapshot_steps`` steps, to measure how it develops."""
 
     @property
     def batch_tokens(self) -> int:
@@ -306,7 +306,7 @@ def recipes_by_purpose() -> dict[str, dict[str, str]]:
     """Return the bundled recipes under what they are for, each with its sentence; the papers stand in brackets.
 
     >>> [purpose for purpose, own in recipes_by_purpose().items() if "magnet-default" in own]
-    ['Fill gaps (MAGNET)']
+    ['Infill (MAGNET)']
     """
     recipes: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}
     for name, summary in bundled_recipes().items():

@@ -46,7 +46,7 @@ def check_output(output: Path, resume: bool) -> None:
     if (output / "model").exists():
         raise OutputExistsError(
             f"{output} is finished, {output / 'model'} is there already; choose another output, or remove the whole "
-            "folder to train anew"
+            "folder to train again"
         )
     if not resume and (output / "recipe.json").exists():
         raise OutputExistsError(f"{output} holds an unfinished run; go on with --resume or choose another output")

@@ -608,13 +608,13 @@ def test_lengths_that_do_not_fit_are_left_out_unless_they_were_asked_for():
     text = f"{'x' * 50} [blank] ab"  # with <s> 51 tokens, and 2 behind the gap
     assert lm.infill(text, max_tokens=32).lengths[0] <= 11
     assert lm.infill(text, lengths=11).lengths == [11]
-    with pytest.raises(TextError, match=r"53 tokens and a gap of 12 more, .* 64; set a length of at most 11"):
+    with pytest.raises(TextError, match=r"53 tokens and a span of 12 more, .* 64; set a length of at most 11"):
         lm.infill(text, lengths=[1, 12])
-    with pytest.raises(TextError, match=r"59 tokens and 2 gaps of 3 more, .* 64; set a length of at most 2"):
+    with pytest.raises(TextError, match=r"59 tokens and 2 spans of 3 more, .* 64; set a length of at most 2"):
         lm.infill(f"{'x' * 54} [blank] ab [blank] c", lengths=3)
-    with pytest.raises(TextError, match=r"63 tokens and 2 gaps of 3 more, .* 64; shorten it"):
+    with pytest.raises(TextError, match=r"63 tokens and 2 spans of 3 more, .* 64; shorten it"):
         lm.infill(f"{'x' * 58} [blank] ab [blank] c", lengths=3)
-    with pytest.raises(TextError, match=r"text before the first gap has 64 tokens|the text has"):
+    with pytest.raises(TextError, match=r"text before the first span has 64 tokens|the text has"):
         lm.infill("x" * 63 + " [blank]")
 
 
@@ -719,7 +719,7 @@ def test_an_empty_answer_at_the_end_of_a_text_scores_nothing(monkeypatch):
         ({"method": "magic"}, ConfigError, "unknown way to infill 'magic'; valid are: infill, left-only, blank"),
         ({"shots": 5}, ConfigError, "shots=5 belongs to the methods that prompt, not to 'infill'"),
         ({"method": "left-only", "shots": 5}, ConfigError, "not to 'left-only'"),
-        ({"method": "blank", "lengths": 3}, ConfigError, "'blank' writes until it stops"),
+        ({"method": "blank", "lengths": 3}, ConfigError, "'blank' generates until it stops"),
         ({"method": "line-by-line", "beams": 2}, ConfigError, "takes no lengths, beams or samples"),
     ],
 )  # fmt: skip
@@ -734,7 +734,7 @@ def test_a_text_that_begins_with_a_gap_needs_a_beginning_token():
     lm = build(bos=False)
     assert lm.infill("[blank] man", lengths=2).text.endswith(" man")  # it has one, and only does not put it by itself
     lm.tokenizer.bos_token = None
-    with pytest.raises(TextError, match="the text before the first gap is empty and this model has no beginning token"):
+    with pytest.raises(TextError, match="text before the first span is empty and this model has no beginning token"):
         lm.infill("[blank] man", lengths=2)
 
 

@@ -200,8 +200,8 @@ def test_each_gap_draws_anew(scripted):
         ({"shots": True}, ConfigError, "from 0 to 5, not True"),
         ({"method": "contextual", "shots": 5}, ConfigError, "the method 'contextual' takes no solved examples"),
         ({"max_tokens": 0}, ConfigError, "max_tokens is a whole number of at least 1, not 0"),
-        ({"pieces": ["alone"]}, TextError, "there is no gap to fill"),
-        ({"pieces": [" ", "\n"]}, TextError, "there is no text around the gaps"),
+        ({"pieces": ["alone"]}, TextError, "there is no span to infill"),
+        ({"pieces": [" ", "\n"]}, TextError, "there is no text around the spans"),
         ({"pieces": ["a", 3]}, TextError, "text 1 is not a string but int"),
         ({"pieces": ["a", "\udcff"]}, TextError, "the text is not valid Unicode"),
     ],
@@ -218,7 +218,7 @@ def test_a_prompt_that_is_too_long():
     tokenizer.model_max_length = 400
     settings = {"method": "blank", "max_tokens": 8, "sampling": GREEDY}
     assert len(fill(model, tokenizer, ["a ", " b"], shots=0, **settings)) == 1
-    with pytest.raises(TextError, match=r"the blank prompt with 5 solved examples for gap 1 has \d+ tokens and 8 more"):
+    with pytest.raises(TextError, match=r"blank prompt with 5 solved examples for span 1 has \d+ tokens and 8 more"):
         fill(model, tokenizer, ["a ", " b"], shots=5, **settings)
     with pytest.raises(TextError, match=r"the model's context ends at 400; shorten the text$"):
         fill(model, tokenizer, ["a ", " b" * 200], shots=0, **settings)

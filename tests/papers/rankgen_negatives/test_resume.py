@@ -92,7 +92,7 @@ class TestResume:
                 books.write_text(books.read_text().replace("in.", "at."))
                 return [[0.0] * len(own) for own in continuations]
 
-        with pytest.raises(DataError, match="have changed since the run began; give --force to begin anew"):
+        with pytest.raises(DataError, match="have changed since the run began; give --force to start again"):
             make(books, tmp_path / "out", hard=1, scorer=Editor())
         assert not (tmp_path / "out").exists()
 

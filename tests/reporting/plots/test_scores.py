@@ -11,7 +11,6 @@ from gerund.reporting.plots.scores import (
     ScorePanel,
     TradePoint,
     divergence_curves,
-    k0_curve,
     k_curves,
     score_bars,
     trade_off,
@@ -54,7 +53,7 @@ def test_curves_are_in_order_and_their_best_points_marked():
     drawn = lines(axis)
     assert drawn["mask0-bidir: 50.0% at k=4"] == ([1, 2, 4], [0.3, 0.4, 0.5])
     assert drawn["$odd_name$: 45.0% at k=1"] == ([1, 2], [0.45, 0.35])
-    assert drawn["untouched: 42.0%"][1] == [0.42, 0.42]
+    assert drawn["base model: 42.0%"][1] == [0.42, 0.42]
     marked = [line for line in axis.get_lines() if line.get_markersize() == 9]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in marked] == [(4, 0.5), (1, 0.45)]
     assert legend(axis) == list(drawn)
@@ -77,7 +76,9 @@ def test_few_and_many_points(count):
 
 
 def test_k0_has_a_curve_of_its_own():
-    [axis] = k0_curve([(0, 0.7), (3, 0.73)], title="", ylabel="Spearman", baseline=0.72).axes
+    [axis] = k_curves(
+        {"mask0+bidir": [(0, 0.7), (3, 0.73)]}, over="k0", title="", ylabel="Spearman", baseline=0.72
+    ).axes
     assert legend(axis) == ["mask0+bidir: 73.0% at k0=3", "mask0-bidir: 72.0%"]
     assert axis.get_xlabel().startswith("k0:")
 
@@ -161,7 +162,6 @@ def test_more_points_than_there_is_room_for_are_all_named():
     "draw",
     [
         lambda: k_curves(CURVES, title="日本 $t$", ylabel="é", baseline=0.4),
-        lambda: k0_curve([(1, 0.5)], title="", ylabel=""),
         lambda: score_bars(PANELS, title="$a_b$"),
         lambda: trade_off(POINTS, title="t", ylabel="y"),
     ],
@@ -176,7 +176,6 @@ def test_the_same_numbers_give_the_same_bytes(draw, format):
     [
         lambda: k_curves({}, title="", ylabel=""),
         lambda: k_curves({"a": []}, title="", ylabel=""),
-        lambda: k0_curve([], title="", ylabel=""),
         lambda: score_bars([], title=""),
         lambda: score_bars([ScorePanel("t", {})], title=""),
         lambda: trade_off([], title="", ylabel=""),

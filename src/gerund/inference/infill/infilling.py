@@ -120,7 +120,7 @@ _SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 def untrained_to_fill(name: str) -> str:
     """Return the warning for a model that is not known to be trained to infill."""
     return (
-        f"{name} is not known to be trained to fill gaps, so what it writes may make no sense; use a model or an "
+        f"{name} is not known to be trained to infill, so its spans may make no sense; use a model or an "
         "adapter that is, or the method line-by-line"
     )
 
@@ -180,7 +180,7 @@ def fill(
     ``strict`` demands that every candidate length fits the model's context, rather than one.
     """
     runtime = causal_runtime(model, tokenizer)
-    left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
+    left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first span")
     pieces = text.ids(tokenizer)
     if search.sees_right:
         total = len(left) + sum(len(piece) for piece in pieces)
@@ -231,7 +231,7 @@ def planned(
     """Validate the arguments of ``infill``; return how to search."""
     one_of("way to infill", method, INFILL_METHODS)
     if method in _SEARCHED and sampling.has_penalties:
-        raise ConfigError("penalties and logit_bias are for texts that are continued; gaps are filled without them")
+        raise ConfigError("penalties and logit_bias are for texts that are continued, not for infilling")
     candidates = candidate_lengths(lengths, max_tokens)
     search = Search(candidates, sampling, beams, samples, sees_right=method == "infill")
     if method == "left-only" and lengths is None:
@@ -242,7 +242,7 @@ def planned(
             raise ConfigError(f"shots={shots!r} belongs to the methods that prompt, not to {method!r}")
         return search
     if lengths is not None or beams != 1 or samples != 1:
-        raise ConfigError(f"the method {method!r} writes until it stops: it takes no lengths, beams or samples")
+        raise ConfigError(f"the method {method!r} generates until it stops: it takes no lengths, beams or samples")
     from gerund.inference.infill.prompting import check_prompting
 
     check_prompting(method, shots, max_tokens)
@@ -381,7 +381,7 @@ def _that_fit(lengths: Sequence[int], total: int, gaps: int, limit: int | None, 
     fitting = [length for length in lengths if limit is None or total + gaps * length <= limit]
     if not fitting or (strict and len(fitting) < len(lengths)):
         longest = max(lengths) if strict else min(lengths)
-        what = f"a gap of {longest}" if gaps == 1 else f"{gaps} gaps of {longest}"
+        what = f"a span of {longest}" if gaps == 1 else f"{gaps} spans of {longest}"
         room = 0 if limit is None else (limit - total) // gaps
         hint = f"set a length of at most {room}" if room > 0 else "shorten it"
         raise TextError(f"the text has {total} tokens and {what} more, and the model's context ends at {limit}; {hint}")
@@ -402,7 +402,7 @@ def _prompted(
     spans: list[str] = []
     tokens: list[list[int]] = []
     scores: list[float] = []
-    left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first gap")
+    left = prompt_ids(model, tokenizer, text.pieces[0], "the text before the first span")
     runtime = causal_runtime(model, tokenizer)
     for gap, (answer, following) in enumerate(zip(filled, text.ids(tokenizer), strict=True)):
         # An answer gets the space that preceded the blank.

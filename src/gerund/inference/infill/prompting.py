@@ -85,9 +85,9 @@ def fill(
     check_prompting(method, shots, max_tokens)
     texts = check_texts(pieces)
     if len(texts) < 2:
-        raise TextError("there is no gap to fill: give the texts on both sides of it")
+        raise TextError("there is no span to infill: give the texts on both sides of it")
     if not any(text.strip() for text in texts):
-        raise TextError("there is no text around the gaps")
+        raise TextError("there is no text around the spans")
     answers: list[str] = []
     before = texts[0]
     [seed] = request_seeds(sampling, 1)
@@ -227,6 +227,6 @@ def _check_room(
     if limit is not None and length + max_tokens > limit:
         examples = f" with {shots} solved examples" if shots else ""
         raise TextError(
-            f"the {method} prompt{examples} for gap {number + 1} has {length} tokens and {max_tokens} more are to be "
+            f"the {method} prompt{examples} for span {number + 1} has {length} tokens and {max_tokens} more are to be "
             f"written, and the model's context ends at {limit}; shorten the text{' or give fewer shots' * bool(shots)}"
         )

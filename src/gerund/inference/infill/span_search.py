@@ -53,8 +53,8 @@ class SpanPass:
             )
         if has_indexer(runtime.model):
             raise UnsupportedModelError(
-                f"gaps cannot be filled with this {runtime.model.config.model_type} model: it chooses by an indexer "
-                "which cached tokens it looks at, and those of a gap stand in another order"
+                f"infilling isn't possible with this {runtime.model.config.model_type} model: it chooses by an indexer "
+                "which cached tokens it looks at, and those of a span stand in another order"
             )
         self._runtime = runtime
         self._head = TokenHead(runtime.model)

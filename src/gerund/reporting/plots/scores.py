@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -230,24 +230,32 @@ _DIVERGENCE_NAME_LENGTH = 34
 _MOST_TICKS = 14
 
 
+_OVER = {
+    "k": ("k: how many layers are converted", "base model"),
+    "k0": ("k0: how many of the converted layers do not see the first token", "mask0-bidir"),
+}
+
+
 def k_curves(
     curves: Mapping[str, Curve],
     *,
     title: str,
     ylabel: str,
+    over: Literal["k", "k0"] = "k",
     baseline: float | None = None,
     percent: bool = True,
     higher_is_better: bool = True,
 ) -> Any:
-    """Draw a score against the number of converted layers for several plans (LBW, Figures 2 and 4).
+    """Draw a score against the number of converted layers, one curve per plan (LBW, Figures 2, 4 and 6).
 
-    The best point of every plan is marked, and said in the legend.
+    The best point of every curve is marked, and named in the legend.
 
     Args:
         curves: ``(k, score)`` by plan, in any order.
         title: of the figure.
         ylabel: what the score is.
-        baseline: the score of the untouched model, dotted.
+        over: ``k``; or ``k0``, the converted layers without the first token, for curves of ``mask0+bidir``.
+        baseline: the score of the base model, or of ``mask0-bidir`` over ``k0``: a dotted line.
         percent: whether scores are fractions that are shown as percent.
         higher_is_better: which way is up.
 
@@ -258,52 +266,40 @@ def k_curves(
         ConfigError: there is nothing to draw.
         MissingDependencyError: matplotlib is not installed.
     """
-    return _score_curves(
-        curves,
-        ("k: how many layers are converted", "k"),
-        title=title,
-        ylabel=ylabel,
-        dotted=None if baseline is None else ("untouched", baseline),
-        percent=percent,
-        higher_is_better=higher_is_better,
-    )
+    from matplotlib.ticker import MaxNLocator
 
-
-def k0_curve(
-    curve: Curve,
-    *,
-    title: str,
-    ylabel: str,
-    baseline: float | None = None,
-    percent: bool = True,
-    higher_is_better: bool = True,
-) -> Any:
-    """Draw a score of ``mask0+bidir`` against k0, the converted layers without the first token (LBW, Figure 6).
-
-    Args:
-        curve: ``(k0, score)`` in any order.
-        title: as in ``k_curves``.
-        ylabel: as in ``k_curves``.
-        baseline: the score of ``mask0-bidir``, dotted.
-        percent: as in ``k_curves``.
-        higher_is_better: as in ``k_curves``.
-
-    Returns:
-        A ``matplotlib.figure.Figure``.
-
-    Raises:
-        ConfigError: there is nothing to draw.
-        MissingDependencyError: matplotlib is not installed.
-    """
-    return _score_curves(
-        {"mask0+bidir": curve},
-        ("k0: how many of the converted layers do not see the first token", "k0"),
-        title=title,
-        ylabel=ylabel,
-        dotted=None if baseline is None else ("mask0-bidir", baseline),
-        percent=percent,
-        higher_is_better=higher_is_better,
-    )
+    require_matplotlib()
+    if not curves or not all(curves.values()):
+        raise ConfigError("there are no scores to draw")
+    xlabel, baseline_name = _OVER[over]
+    figure = new_figure(7.8, 3.9)
+    axis = figure.subplots()
+    pick = max if higher_is_better else min
+    for place, (name, points) in enumerate(curves.items()):
+        ordered = sorted(points)
+        mark = series_mark(place)
+        best = pick(ordered, key=lambda point: point[1])
+        label = f"{shortened(name, _NAME_LENGTH)}: {shown(best[1], percent)} at {over}={best[0]}"
+        x, y = zip(*ordered, strict=True)
+        small = 4.5 if len(ordered) <= 24 else 2.5
+        axis.plot(x, y, linewidth=1.5, markersize=small, label=label, zorder=3, **mark)
+        axis.plot(*best, markersize=9, markeredgecolor=INK, markeredgewidth=1.1, linestyle="none", zorder=4, **mark)
+    if baseline is not None:
+        label = f"{baseline_name}: {shown(baseline, percent)}"
+        axis.axhline(baseline, color=QUIET, linestyle=":", linewidth=1.4, zorder=2, label=label)
+    quiet_axis(axis)
+    places = sorted({k for points in curves.values() for k, _ in points})
+    if len(places) <= _MOST_TICKS:
+        axis.set_xticks(places)
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=_MOST_TICKS))
+    axis.margins(x=0.03, y=0.09)
+    percent_axis(axis, percent)
+    axis.set_xlabel(xlabel, fontsize=9, color=INK)
+    axis.set_ylabel(legible(ylabel), fontsize=9, color=INK, parse_math=False)
+    headline(figure, title)
+    legend_beside(axis)
+    return figure
 
 
 def divergence_curves(curves: Mapping[str, tuple[float, np.ndarray]], *, title: str) -> Any:
@@ -333,52 +329,6 @@ def divergence_curves(curves: Mapping[str, tuple[float, np.ndarray]], *, title: 
     axis.set_xlabel("model's texts that people would not write →  few", fontsize=9, color=INK)
     axis.set_ylabel("people's texts that the model would not write →  few", fontsize=9, color=INK)
     axis.set_title("area under the curve: MAUVE", fontsize=8, color=QUIET, loc="left")
-    headline(figure, title)
-    legend_beside(axis)
-    return figure
-
-
-def _score_curves(
-    curves: Mapping[str, Curve],
-    what: tuple[str, str],
-    *,
-    title: str,
-    ylabel: str,
-    dotted: tuple[str, float] | None,
-    percent: bool,
-    higher_is_better: bool,
-) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    require_matplotlib()
-    if not curves or not all(curves.values()):
-        raise ConfigError("there are no scores to draw")
-    figure = new_figure(7.8, 3.9)
-    axis = figure.subplots()
-    xlabel, letter = what
-    pick = max if higher_is_better else min
-    for place, (name, points) in enumerate(curves.items()):
-        ordered = sorted(points)
-        mark = series_mark(place)
-        best = pick(ordered, key=lambda point: point[1])
-        label = f"{shortened(name, _NAME_LENGTH)}: {shown(best[1], percent)} at {letter}={best[0]}"
-        x, y = zip(*ordered, strict=True)
-        small = 4.5 if len(ordered) <= 24 else 2.5
-        axis.plot(x, y, linewidth=1.5, markersize=small, label=label, zorder=3, **mark)
-        axis.plot(*best, markersize=9, markeredgecolor=INK, markeredgewidth=1.1, linestyle="none", zorder=4, **mark)
-    if dotted is not None:
-        label = f"{dotted[0]}: {shown(dotted[1], percent)}"
-        axis.axhline(dotted[1], color=QUIET, linestyle=":", linewidth=1.4, zorder=2, label=label)
-    quiet_axis(axis)
-    places = sorted({k for points in curves.values() for k, _ in points})
-    if len(places) <= _MOST_TICKS:
-        axis.set_xticks(places)
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=_MOST_TICKS))
-    axis.margins(x=0.03, y=0.09)
-    percent_axis(axis, percent)
-    axis.set_xlabel(xlabel, fontsize=9, color=INK)
-    axis.set_ylabel(legible(ylabel), fontsize=9, color=INK, parse_math=False)
     headline(figure, title)
     legend_beside(axis)
     return figure

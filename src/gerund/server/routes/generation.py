@@ -232,7 +232,7 @@ def _pieces(body: InfillRequest) -> tuple[list[str], str]:
     given = [name for name, is_given in forms.items() if is_given]
     if len(given) != 1:
         raise ApiError(
-            "give one of: text with [blank] for each gap, pieces around the gaps, input_prefix with input_suffix",
+            "give one of: text with [blank] for each span, pieces around the spans, input_prefix with input_suffix",
             param=given[-1] if given else "text",
         )
     if body.text is not None:

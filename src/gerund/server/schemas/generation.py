@@ -309,7 +309,7 @@ class GenerationBody(Sampled):
         given = {name: value for name in _LENGTHS if (value := getattr(self, name, None)) is not None}
         if len(set(given.values())) > 1:
             first, second, *_ = given
-            raise ApiError(f"{first} and {second} both say how many tokens to write; leave one out", param=second)
+            raise ApiError(f"{first} and {second} both say how many tokens to generate; leave one out", param=second)
         return next(iter(given.values()), None)
 
     def settings(self, max_new_tokens: int, logprobs: int | None) -> GenerationConfig:
@@ -372,7 +372,7 @@ class ChatRequest(GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """Write the last message on, instead of the next one."""
+    """Continue the last message, instead of starting the next one."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as ``{"enable_thinking": false}``."""
     tools: Tools | None = None
@@ -524,5 +524,5 @@ class InfillRequest(Sampled):
         lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
         if len(lengths) > 1:
             raise ApiError(
-                "max_tokens and n_predict both say how many tokens to write; leave one out", param="n_predict"
+                "max_tokens and n_predict both say how many tokens to generate; leave one out", param="n_predict"
             )

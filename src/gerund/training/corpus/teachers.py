@@ -220,7 +220,7 @@ def _is_whole(path: Path, report: Callable[[str], None]) -> bool:
         with safe_open(path, framework="numpy") as shard:
             return _NAME in shard.keys()  # noqa: SIM118 - it is no mapping
     except (SafetensorError, OSError) as error:
-        report(f"{path} is damaged ({error}); its vectors are made anew")
+        report(f"{path} is damaged ({error}); its vectors are computed again")
         return False
 
 

@@ -41,7 +41,7 @@ SpanLengths = Literal["hump", "geometric", "t5"]
 class Purpose(StrEnum):
     """What an objective is for, the paper in brackets; of a recipe with several the first one counts."""
 
-    FILL = "Fill gaps (MAGNET)"
+    FILL = "Infill (MAGNET)"
     SCORE = "Score continuations (RankGen)"
     EMBED_BY_PAIRS = "Embed, by pairs that are mined or given (GUR, UniMAE)"
     EMBED_BY_TEXTS = "Embed, by texts alone (UniMAE, LLM2Vec)"
@@ -314,7 +314,7 @@ class MsgConfig(TextConfig):
 
     kind: Literal["msg"]
     spans: int = Field(default=2, ge=1)
-    """A text gets one to so many spans."""
+    """Most spans of a text; it gets at least one."""
     shortest: int = Field(default=4, ge=1)
     """Tokens in a span, at least."""
     longest: int = Field(default=128, ge=1)
@@ -483,7 +483,7 @@ class SsclConfig(TextConfig, ContrastiveConfig):
     crop: float = Field(default=1.0, gt=0, le=1)
     """A made positive keeps a contiguous stretch of at least this fraction of the words."""
     rewritten: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction of a made positive's words that the base writes anew, by filling them in from both sides, before
+    """Fraction of a made positive's words that the base replaces, by infilling them from both sides, before
     ``deletion``, ``swap`` and ``crop`` change the rest; 0 for none. Each text is rewritten once and kept in the cache;
     it takes about as long as writing so many words does."""
 
@@ -497,7 +497,7 @@ class SsclConfig(TextConfig, ContrastiveConfig):
         """Raise ValueError if a model that has learnt nothing is to rewrite texts."""
         super().check(recipe)
         if self.rewritten and recipe.model.base is None:
-            raise ValueError("sscl.rewritten lets the base write, and a model from scratch cannot write yet")
+            raise ValueError("sscl.rewritten lets the base generate, and a model from scratch can't generate yet")
 
     @property
     def reads_sources(self) -> bool:
@@ -580,7 +580,7 @@ class GurConfig(ContrastiveConfig):
     short_characters: int = Field(default=64, ge=1)
     """A text of fewer characters is a short one; a pair is, where both are."""
     short_factor: int = Field(default=4, ge=1)
-    """A batch of short pairs has so many times ``batch_size``."""
+    """A batch of short pairs has this many times ``batch_size``."""
     temperature: float = Field(default=0.1, gt=0)
     """Similarities are divided by it."""
     alpha: float = Field(default=1.0, ge=0)
