@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ModelError
-from gerund.packed import graph_cache, network
+from gerund.packed import graph, graph_cache
 from gerund.packed.network import PackedNetwork
 from tests.packed import reference
 
@@ -38,7 +38,7 @@ def test_a_graph_is_built_once(path: Path, tmp_path: Path, expected: np.ndarray,
     assert {file.name for file in entry.iterdir()} >= {"model.onnx", "model.bin", "content.json"}
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(path.read_bytes())
-    monkeypatch.setattr(network, "build", lambda *_, **__: pytest.fail("built again"))
+    monkeypatch.setattr(graph, "build", lambda *_, **__: pytest.fail("built again"))
     np.testing.assert_array_equal(logits(PackedNetwork.open(path, threads=1, cache=tmp_path / "cache")), expected)
     np.testing.assert_array_equal(logits(PackedNetwork.open(copy, threads=1, cache=tmp_path / "cache")), expected)
 

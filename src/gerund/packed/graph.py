@@ -11,7 +11,7 @@ copies nothing where a cache's input and output are bound to the same memory.
 Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV heads of keys and values, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from gerund.errors import ModelError
+from gerund.packed.adapter import GROUPS
 from gerund.packed.blocks import Blocks, stacked
 from gerund.packed.shape import NetworkShape
 
@@ -172,7 +173,14 @@ def write_weights(file: Any, arrays: Sequence[np.ndarray]) -> None:
         file.write(array.data)
 
 
-def build(shape: NetworkShape, weights: Weights, *, accuracy: int = 4, attention: bool = False) -> GraphBuilder:
+def build(
+    shape: NetworkShape,
+    weights: Weights,
+    *,
+    accuracy: int = 4,
+    attention: bool = False,
+    adapted: Collection[tuple[str, int]] = (),
+) -> GraphBuilder:
     """Return the graph of a decoder.
 
     Args:
@@ -180,6 +188,7 @@ def build(shape: NetworkShape, weights: Weights, *, accuracy: int = 4, attention
         weights: its weights.
         accuracy: of ``MatMulNBits``: 4 rounds activations to 8 bits, 0 computes in float32.
         attention: whether attention probabilities are outputs too, ``attention_l`` (B, heads, T, S).
+        adapted: the groups and layers of an adapter's products, whose factors are inputs too; see ``adapter``.
     """
     graph = GraphBuilder(accuracy)
     x = graph.input("embedded", ["B", "T", shape.width])
@@ -191,7 +200,7 @@ def build(shape: NetworkShape, weights: Weights, *, accuracy: int = 4, attention
     graph.input("picked", ["N"], TensorProto.INT64)
     more: str | None = None
     for layer in range(shape.n_layers):
-        x, more = _Layer(graph, shape, weights, layer).add(x, more, attention=attention)
+        x, more = _Layer(graph, shape, weights, layer, adapted).add(x, more, attention=attention)
     _, x = _added_and_normed(graph, shape, x, more, weights.vector("final_norm"), "states", _hidden(shape.n_layers - 1))
     for layer in range(shape.n_layers):
         graph.output(_hidden(layer), ["B", "T", shape.width])
@@ -263,6 +272,7 @@ class _Layer:
     shape: NetworkShape
     weights: Weights
     layer: int
+    adapted: Collection[tuple[str, int]]
 
     def name(self, part: str) -> str:
         return f"{part}_{self.layer}"
@@ -317,7 +327,8 @@ class _Layer:
         y = graph.node("Transpose", [y], self.name("attended_by_token"), perm=[0, 2, 1, 3])
         y = graph.node("Reshape", [y, graph.integers(0, 0, shape.n_heads * shape.head_dim)], self.name("attended_row"))
         bias = self.weights.vector("output_bias", self.layer)
-        return graph.linear(y, self.weights.matrix("output", self.layer), self.name("attention_output"), bias)
+        y_out = graph.linear(y, self.weights.matrix("output", self.layer), self.name("attention_output"), bias)
+        return self._adapted(y, y_out, "output")
 
     def _queries_keys_values(self, x: str) -> list[str]:
         """Return queries, keys and values, (B, heads, T, H) each."""
@@ -326,6 +337,8 @@ class _Layer:
         biases = [self.weights.vector(f"{name}_bias", self.layer) for name in names]
         parts = graph.several(x, matrices, self.name("qkv"), biases)
         heads = [shape.n_heads, shape.n_kv_heads, shape.n_kv_heads]
+        if ("qkv", self.layer) in self.adapted:
+            parts = [self._adapted(x, graph.joined(parts, self.name("qkv_joined")), "qkv")]
         if shape.query_norm == "row":
             parts = self._split(parts, [count * shape.head_dim for count in heads], "qkv_rows", -1)
             parts[:2] = [self._query_norm(parts[index], names[index]) for index in (0, 1)]
@@ -359,16 +372,32 @@ class _Layer:
             "RotaryEmbedding", [x, f"cos_{rope}", f"sin_{rope}"], self.name(f"rotated_{name}"), **details
         )
 
+    def _adapted(self, x: str, y: str, group: str) -> str:
+        """Add an adapter's product with ``x`` to ``y``; its factors may be of rank 0."""
+        if (group, self.layer) not in self.adapted:
+            return y
+        sizes = [self.shape.size_of(name) for name in GROUPS[group]]
+        rank, name = self.name(f"rank_{group}"), self.name(group)
+        first = self.graph.input(f"adapter_first_{name}", [sizes[0][1], rank])
+        second = self.graph.input(f"adapter_second_{name}", [rank, sum(rows for rows, _ in sizes)])
+        product = self.graph.node("MatMul", [x, first], f"adapter_{name}_low")
+        product = self.graph.node("MatMul", [product, second], f"adapter_{name}_product")
+        return self.graph.node("Add", [y, product], f"adapter_{name}_added")
+
     def _feed_forward(self, x: str) -> str:
         graph, names = self.graph, ("gate", "up")
         matrices = [self.weights.matrix(name, self.layer) for name in names]
         biases = [self.weights.vector(f"{name}_bias", self.layer) for name in names]
         sizes = [matrix.shape[0] for matrix in matrices]
-        gate, up = self._split(graph.several(x, matrices, self.name("gate_up"), biases), sizes, "gate_up_split", -1)
+        parts = graph.several(x, matrices, self.name("gate_up"), biases)
+        if ("gate_up", self.layer) in self.adapted:
+            parts = [self._adapted(x, graph.joined(parts, self.name("gate_up_joined")), "gate_up")]
+        gate, up = self._split(parts, sizes, "gate_up_split", -1)
         if self.shape.activation == "silu":
             gate = graph.node("QuickGelu", [gate], self.name("gate_active"), domain=MICROSOFT, alpha=1.0)
         else:
             gate = graph.node("Gelu", [gate], self.name("gate_active"), approximate="tanh")
         y = graph.node("Mul", [gate, up], self.name("gated"))
         bias = self.weights.vector("down_bias", self.layer)
-        return graph.linear(y, self.weights.matrix("down", self.layer), self.name("feed_output"), bias)
+        y_out = graph.linear(y, self.weights.matrix("down", self.layer), self.name("feed_output"), bias)
+        return self._adapted(y, y_out, "down")

@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx
 import onnxruntime as ort
 
 from gerund.errors import GerundError, ModelError, ResourceError
 from gerund.jobs.disk_cache import DiskCache
 from gerund.jobs.files import write_atomic
-from gerund.packed.graph import GraphBuilder, write_weights
+
+if TYPE_CHECKING:  # onnx is imported only to build: it takes 20 MB
+    from gerund.packed.graph import GraphBuilder
 
 MOST_BYTES = 20 * 10**9
 """Default size of the cache."""
@@ -33,7 +35,7 @@ _REFUSED: tuple[type[Exception], ...] = (RuntimeError, *(value for value in _CLA
 
 
 def open_session(
-    sources: Sequence[Path], variant: str, build: Callable[[], GraphBuilder], threads: int | None, folder: Path
+    sources: Sequence[Path], variant: str, build: Callable[[], "GraphBuilder"], threads: int | None, folder: Path
 ) -> ort.InferenceSession:
     """Return the session of a graph, from the cache or built and cached.
 
@@ -73,8 +75,10 @@ def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
     return options
 
 
-def _write(builder: GraphBuilder, work: Path, source: Path) -> None:
+def _write(builder: "GraphBuilder", work: Path, source: Path) -> None:
     """Fill an entry: ONNX Runtime optimizes the graph, and writes it with the weights as it multiplies them."""
+    from gerund.packed.graph import write_weights
+
     model, arrays = builder.model("plain.bin")
     plain = work / "plain.onnx"
     with (work / "plain.bin").open("wb") as file:
@@ -98,9 +102,9 @@ def _write(builder: GraphBuilder, work: Path, source: Path) -> None:
     (work / _CONTENT).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _in_memory(builder: GraphBuilder, threads: int | None, source: Path) -> ort.InferenceSession:
+def _in_memory(builder: "GraphBuilder", threads: int | None, source: Path) -> ort.InferenceSession:
     model, arrays = builder.model("memory")
-    names = [tensor.name for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    names = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
     options = _options(threads)
     options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays])
     try:

@@ -9,7 +9,7 @@ L layers, P masks, N places where logits are wanted.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -17,11 +17,14 @@ import onnxruntime as ort
 from gerund.errors import ConfigError
 from gerund.gguf_file import GgufFile, read_file
 from gerund.jobs.disk_cache import user_cache
+from gerund.packed.adapter import Adapter, read_adapter
 from gerund.packed.blocks import Blocks, repack
 from gerund.packed.gguf_weights import GgufWeights
-from gerund.packed.graph import GraphBuilder, build
 from gerund.packed.graph_cache import open_session
 from gerund.packed.shape import NetworkShape, read_shape
+
+if TYPE_CHECKING:
+    from gerund.packed.graph import GraphBuilder
 
 MASKED = np.float32(-1e9)
 """What a mask adds where a token does not see a slot."""
@@ -80,7 +83,12 @@ class _Binding:
     """
 
     def __init__(
-        self, session: ort.InferenceSession, cache: KeyValues, sizes: Mapping[str, tuple[int, ...]], of_layer: list[int]
+        self,
+        session: ort.InferenceSession,
+        cache: KeyValues,
+        sizes: Mapping[str, tuple[int, ...]],
+        of_layer: list[int],
+        factors: Mapping[str, Any],
     ) -> None:
         self.io = session.io_binding()
         self.inputs: dict[str, np.ndarray] = {}
@@ -92,6 +100,8 @@ class _Binding:
                     self.io.bind_ortvalue_input(f"mask_{layer}", value)
             else:
                 self.io.bind_ortvalue_input(name, value)
+        for name, value in factors.items():
+            self.io.bind_ortvalue_input(name, value)
         cache.bind(self.io)
 
 
@@ -123,23 +133,41 @@ class PackedNetwork:
 
     Attributes:
         shape: its sizes.
+        adapter: the adapter that it was opened with.
     """
 
     def __init__(
-        self, shape: NetworkShape, file: GgufFile, *, threads: int | None, cache: Path | None, accuracy: int
+        self,
+        shape: NetworkShape,
+        file: GgufFile,
+        *,
+        threads: int | None,
+        cache: Path | None,
+        accuracy: int,
+        adapter: Adapter | None,
     ) -> None:
-        self.shape = shape
+        self.shape, self.adapter = shape, adapter
         self._file, self._threads, self._accuracy = file, threads, accuracy
         self._cache = user_cache("packed") if cache is None else cache
         # Plain rows of the mapped file: an index of numpy's memmap takes ten times as long.
         self._embeddings = file.tensors.stored("token_embd.weight").view(np.ndarray)
         self._embeddings_kind = file.tensors.infos["token_embd.weight"].ggml_type
+        self._factors: dict[bool, dict[str, Any]] = {
+            active: {name: _shared(factor) for name, factor in adapter.inputs(active=active).items()} if adapter else {}
+            for active in (False, True)
+        }
         self._session = self._open_session(attention=False)
         self._attention_session: ort.InferenceSession | None = None
 
     @classmethod
     def open(
-        cls, path: Path, *, threads: int | None = None, cache: Path | None = None, accuracy: int = 4
+        cls,
+        path: Path,
+        *,
+        threads: int | None = None,
+        cache: Path | None = None,
+        accuracy: int = 4,
+        adapter: Path | None = None,
     ) -> "PackedNetwork":
         """Open a GGUF file.
 
@@ -149,20 +177,27 @@ class PackedNetwork:
             cache: the folder of built graphs, with weights; the user's cache by default.
             accuracy: 4 rounds activations to 8 bits, as llama.cpp does; 0 computes in float32, several times as slow
                 for few tokens.
+            adapter: the folder of a LoRA adapter, which runs take with ``adapted``.
 
         Raises:
             ModelError: the file is damaged, or its architecture cannot be run packed.
         """
         file = read_file(path)
-        return cls(read_shape(file), file, threads=threads, cache=cache, accuracy=accuracy)
+        shape = read_shape(file)
+        factors = None if adapter is None else read_adapter(adapter, shape)
+        return cls(shape, file, threads=threads, cache=cache, accuracy=accuracy, adapter=factors)
 
     def _open_session(self, *, attention: bool) -> ort.InferenceSession:
-        def built() -> GraphBuilder:
+        adapted = () if self.adapter is None else self.adapter.places
+
+        def built() -> "GraphBuilder":
+            from gerund.packed.graph import build  # onnx takes time and memory, and a cached graph needs it not
+
             weights = GgufWeights(self._file, self.shape)
-            return build(self.shape, weights, accuracy=self._accuracy, attention=attention)
+            return build(self.shape, weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
         sources = sorted(set(self._file.tensors.files.values()))
-        variant = f"accuracy {self._accuracy}, attention {attention}"
+        variant = f"accuracy {self._accuracy}, attention {attention}, adapted {adapted}"
         return open_session(sources, variant, built, self._threads, self._cache)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
@@ -196,6 +231,7 @@ class PackedNetwork:
         write_B: np.ndarray | None = None,
         logits_at: np.ndarray | None = None,
         outputs: Sequence[str] = ("states",),
+        adapted: bool = False,
     ) -> Outputs:
         """Run the network on some tokens of each text.
 
@@ -210,6 +246,7 @@ class PackedNetwork:
             write_B: the slot of the cache that each text's first token takes, the others following; 0 by default.
             logits_at: (B, n), where logits are wanted among the T tokens of each text; every token by default.
             outputs: of ``OUTPUTS``. Logits take most of the time of a short text: ask only for those needed.
+            adapted: whether the adapter is used.
 
         Raises:
             ConfigError: shapes that do not fit together.
@@ -225,6 +262,8 @@ class PackedNetwork:
         cache = KeyValues(self.shape, rows, tokens, scratch=True) if cache is None else cache
         if masks_PB1TS is None:
             masks_PB1TS, mask_of_layer_L = self.causal_masks(tokens, cache.capacity, write_B)
+        if adapted and self.adapter is None:
+            raise ConfigError("this network was opened without an adapter")
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
         at_Bn = np.empty((rows, 0), np.int64)
@@ -243,21 +282,27 @@ class PackedNetwork:
             inputs[f"cos_{index}"], inputs[f"sin_{index}"] = rope.angles(position_BT)
         for index, mask_B1TS in enumerate(masks_PB1TS):
             inputs[f"masks_{index}"] = mask_B1TS if group == 1 else np.tile(mask_B1TS, (1, 1, group, 1))
-        result = self._run(inputs, cache, of_layer, outputs)
+        result = self._run(inputs, cache, of_layer, outputs, adapted=adapted)
         return self._outputs(outputs, result, embedded_BTD, at_Bn.shape)
 
     def _run(
-        self, inputs: dict[str, np.ndarray], cache: KeyValues, of_layer: list[int], outputs: Sequence[str]
+        self,
+        inputs: dict[str, np.ndarray],
+        cache: KeyValues,
+        of_layer: list[int],
+        outputs: Sequence[str],
+        *,
+        adapted: bool,
     ) -> dict[str, np.ndarray]:
         """Run the graph, and return its outputs by name."""
         session = self._session_for(outputs)
         sizes = {name: array.shape for name, array in inputs.items()}
         # A binding belongs to one run at a time; the cache keeps those that are idle.
-        key = (id(session), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)))
+        key = (id(session), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted)
         idle = cache._bindings.setdefault(key, [])
         if not idle and len(cache._bindings) > _MOST_BINDINGS:
             cache._bindings.pop(next(iter(cache._bindings)))
-        binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer)
+        binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer, self._factors[adapted])
         for name, array in inputs.items():
             binding.inputs[name][...] = array
         results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape, len(inputs["picked"]))

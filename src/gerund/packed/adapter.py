@@ -1,0 +1,124 @@
+"""A LoRA adapter as low-rank products of the graph, which a run takes or leaves out.
+
+Matrices that read the same values share a product: their first factors stand beside each other, and their second ones
+in the columns of their outputs.
+
+Shapes: K inputs, N outputs, R rank.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gerund.errors import ModelError
+from gerund.packed.safetensors_file import SafetensorsFile
+from gerund.packed.shape import NetworkShape
+
+GROUPS = {"qkv": ("query", "key", "value"), "output": ("output",), "gate_up": ("gate", "up"), "down": ("down",)}
+"""The matrices that share a product."""
+
+_MODULES = {
+    "self_attn.q_proj": "query",
+    "self_attn.k_proj": "key",
+    "self_attn.v_proj": "value",
+    "self_attn.o_proj": "output",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
+}
+_NAME = re.compile(r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])\.(?:default\.)?weight")
+# Kinds of adapters that compute something else.
+_OTHERS = ("use_dora", "modules_to_save", "fan_in_fan_out", "lora_bias", "layer_replication")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The factors of an adapter.
+
+    Attributes:
+        factors: by group and layer, the factors (K, R) and (R, N), the second one scaled.
+    """
+
+    factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """The groups and layers that it adapts."""
+        return tuple(sorted(self.factors))
+
+    def inputs(self, *, active: bool) -> dict[str, np.ndarray]:
+        """Return the graph's inputs: the factors, or factors of rank 0."""
+        return {
+            f"adapter_{which}_{group}_{layer}": factor
+            for (group, layer), (first, second) in self.factors.items()
+            for which, factor in (
+                ("first", first if active else np.zeros((len(first), 0), np.float32)),
+                ("second", second if active else np.zeros((0, second.shape[1]), np.float32)),
+            )
+        }
+
+
+def read_adapter(folder: Path, shape: NetworkShape) -> Adapter:
+    """Read an adapter that peft saved.
+
+    Raises:
+        ModelError: it is none, or computes something other than low-rank products of attention and feed-forward.
+    """
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load the adapter {folder}: {error}") from error
+    other = next((name for name in _OTHERS if config.get(name)), None)
+    if config.get("peft_type") != "LORA" or other or config.get("bias", "none") != "none":
+        what = other or f"of type {config.get('peft_type')}"
+        raise ModelError(f"the adapter {folder} is {what}, which is not run packed; use runtime='torch'")
+    pairs: dict[tuple[int, str], dict[str, np.ndarray]] = {}
+    tensors = SafetensorsFile(folder / "adapter_model.safetensors")
+    for name in tensors:
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] not in _MODULES or int(match[1]) >= shape.n_layers:
+            raise ModelError(f"the adapter {folder} has {name}, which is not run packed; use runtime='torch'")
+        pairs.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors[name]
+    scaled = {}
+    for (layer, module), factors in pairs.items():
+        first, second = factors.get("A"), factors.get("B")
+        rows, columns = shape.size_of(_MODULES[module])
+        if first is None or second is None or first.shape[1] != columns or second.shape[0] != rows:
+            raise ModelError(f"the adapter {folder} does not fit the model: {module} of layer {layer}")
+        scale = _scale(config, f"model.layers.{layer}.{module}", len(first))
+        scaled[_MODULES[module], layer] = (first.T, second.T * np.float32(scale))
+    return Adapter(_grouped(scaled, shape))
+
+
+def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """Return the factor of a module's product; its alpha may be its own."""
+    patterns = config.get("alpha_pattern") or {}
+    named = (alpha for key, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
+    alpha = float(next(named, config.get("lora_alpha", rank)))
+    return alpha / (sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _grouped(
+    factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]], shape: NetworkShape
+) -> dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]:
+    grouped = {}
+    for layer in range(shape.n_layers):
+        for group, names in GROUPS.items():
+            present = [name for name in names if (name, layer) in factors]
+            if not present:
+                continue
+            width = sum(shape.size_of(name)[0] for name in names)
+            rows = []
+            for name in present:
+                _, second = factors[name, layer]
+                start = sum(shape.size_of(before)[0] for before in names[: names.index(name)])
+                rows.append(np.pad(second, ((0, 0), (start, width - start - second.shape[1]))))
+            first = np.concatenate([factors[name, layer][0] for name in present], 1)
+            grouped[group, layer] = np.ascontiguousarray(first), np.concatenate(rows)
+    return grouped
