@@ -8,11 +8,14 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
+from gerund.evaluation.reranking import Candidates
 from gerund.models.encoder_settings import read_saved
 from gerund.settings.templates import NAMED
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data
 from tests.tiny import save_tiny
+
+MEASURES = ["lift", "mixed", "likelihood", "vectors"]
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +173,48 @@ def test_what_a_weight_is_not_chosen_by(tiny_folder, data, tmp_path, arguments, 
     ran = run_cli("tune", tiny_folder, "--data", data, "--fusion", "-o", tmp_path / "t", *arguments)
     assert ran.code == 2
     assert message in ran.err
+
+
+def test_the_measure_of_a_second_stage_is_chosen_written_and_found(tiny_folder, data, tmp_path):
+    out, ranker = tmp_path / "ranked", tmp_path / "ranker"
+    arguments = ["tune", tiny_folder, "--data", data, "--tasks", "retrieval", "--rerank", "--candidates", 3, "-o", out]
+    ran = run_cli(*arguments, "--save", ranker, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    tried = {by: [one["weight"] for one in told["trials"] if one["by"] == by] for by in MEASURES}
+    assert tried == {by: [place / 10 for place in range(11)] for by in MEASURES}
+    best = max(one["mean"] for one in told["trials"])
+    tied = [(one["by"], one["weight"]) for one in told["trials"] if one["mean"] == best]
+    assert (told["chosen"]["by"], told["chosen"]["weight"]) in tied
+    lm = gerund.load(ranker)
+    assert {"by": lm.encoder.rerank_by, "weight": lm.encoder.rerank_weight} == told["chosen"]
+    assert lm.rerank("a", ["a", "b"], scores=[1, 2]).by == told["chosen"]["by"]
+    assert lm.fingerprint() == gerund.load(tiny_folder).fingerprint()  # no vector depends on it
+    # The same command again reads nothing, and goes on where one line was half written.
+    kept = out / "scores" / "rerank.jsonl"
+    with kept.open("a") as file:
+        file.write('["half')
+    lines = len(kept.read_text().splitlines()) - 1
+    again = run_cli(*arguments)
+    assert again.out.startswith(f"{told['chosen']['by']} {told['chosen']['weight']:g}: ")
+    assert len(kept.read_text().splitlines()) == lines
+    for more, words in (
+        (["--fusion"], "choose different things"),
+        (["--candidates", 1], "--candidates is for --rerank"),
+    ):
+        assert words in run_cli(*arguments, *more).mistake
+
+
+def test_candidates_are_scored_as_trec_eval_does():
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    grades = {"a": 2, "b": 0, "c": 1, "other": 4}
+    given = {"a": 3.0, "b": 2.0, "c": 1.0}
+    own = {"a": 0.1, "b": 0.2, "c": 0.3}
+    scored = Candidates([2, 0, 1], [4, 2, 1], {"bm25": list(given.values()), "lift": list(own.values())})
+    measure = pytrec_eval.RelevanceEvaluator({"q": grades}, {"ndcg_cut_10"})
+    for scores, weight in ((given, 0), (own, 1)):
+        expected = measure.evaluate({"q": scores})["q"]["ndcg_cut_10"]
+        assert scored.ndcg("lift", weight) == pytest.approx(expected)
 
 
 def test_a_slip_is_told_before_anything_heavy_is_imported(data, tmp_path):

@@ -3,10 +3,11 @@
 import json
 import shlex
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from gerund.cli import options
 from gerund.cli.eval import Limit, Prompts, Seed, Set
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError
+from gerund.settings.ranking import MOST_HITS
 
 if TYPE_CHECKING:
     from gerund.evaluation.task import EvaluationConfig, Task
@@ -61,6 +63,15 @@ def command(
             "--fusion", help="Leave the plan, and choose what its vectors count where a search joins them with words."
         ),
     ] = False,
+    rerank: Annotated[
+        bool,
+        typer.Option(
+            "--rerank", help="Leave the plan, and choose the measure by which it re-ranks, and what that counts."
+        ),
+    ] = False,
+    candidates: Annotated[
+        int | None, typer.Option(help="With --rerank: documents of each query, BM25's first. [default: 20]")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Write the model with what was chosen here, as gerund convert does.")
     ] = None,
@@ -82,6 +93,10 @@ def command(
     retrieval tasks; every text is encoded once. Writes fusion.json and gerund.json, in which gerund search finds the
     weight.
 
+    With --rerank BM25's first documents for each query of retrieval tasks are ranked anew by every measure of gerund
+    rerank, and 11 weights beside BM25's scores are compared; each document is read once. Writes rerank.json and
+    gerund.json, in which gerund rerank and searches find measure and weight.
+
     For example:
 
         gerund tune default --data ./data -o tuned
@@ -91,6 +106,8 @@ def command(
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
 
         gerund tune ./model --data ./data --tasks retrieval --fusion -o fused --save ./encoder
+
+        gerund tune ./model --data ./data --tasks retrieval --rerank -o ranked --save ./ranker
     """
     from gerund.cli.eval import ProgressReporter, demand_data, report_folder
     from gerund.evaluation.search_space import PLANS, plans_named, require_settings
@@ -100,9 +117,9 @@ def command(
     # What is quick to find comes first: to know the tasks takes seconds, and the model more.
     if save is not None:
         require_new_folder(save, overwrite=False)
-    kinds = _RANKING_KINDS if fusion else _DEFAULT_KINDS
-    if fusion:
-        _refuse_beside_fusion(plans=plans, pooling=pooling, sample=sample, methods=methods, budget=budget)
+    for_plan = {"plans": plans, "pooling": pooling, "sample": sample, "methods": methods, "budget": budget}
+    tune_weight = _weight_tuner(for_plan, candidates, fusion=fusion, rerank=rerank)
+    kinds = _DEFAULT_KINDS if tune_weight is None else _RANKING_KINDS
     texts = [] if sample is None else read_sample(sample)
     names, more = plans_named(_names(plans)) or PLANS, [] if methods == "none" else _names(methods)
     if texts and "transforms" not in more:
@@ -114,8 +131,11 @@ def command(
     chosen, config = _chosen(
         ",".join(tasks) if tasks else None, data, set_ or [], kinds, limit=limit, seed=seed, prompts=prompts
     )
-    if fusion:
-        _tune_fusion(spec, chosen, config, output, save, lock, as_json=as_json)
+    if tune_weight is not None:
+        with lock:
+            model, told, line = tune_weight(spec, chosen, config, output)
+        _save(model, spec.model, save)
+        typer.echo(json.dumps(told, ensure_ascii=False) if as_json else line)
         return
     from gerund.entry import load
     from gerund.evaluation.tuning import require_tunable_tasks, tune
@@ -143,8 +163,7 @@ def command(
             reporter=ProgressReporter(),
         )
         page = write_tuning(output, done, lm, chosen, config)
-    if save is not None:
-        _save(done.chosen(lm), spec.model, save)
+    _save(done.chosen(lm), spec.model, save)
     if as_json:
         typer.echo((output / "tuning.json").read_text(encoding="utf-8"), nl=False)
     else:
@@ -197,24 +216,29 @@ def _chosen(
     return with_options(tasks, changes), config
 
 
-def _refuse_beside_fusion(**given: object) -> None:
-    """Refuse what a search for a plan is told, and that for a weight has no use for."""
+# The model with what was chosen, what the report says, and a line of it.
+Choice = tuple["LanguageModel", dict[str, Any], str]
+
+
+def _weight_tuner(
+    for_plan: dict[str, Any], candidates: int | None, *, fusion: bool, rerank: bool
+) -> Callable[..., Choice] | None:
+    """Return what chooses a weight, after refusing what it has no use for; None in a search for a plan."""
+    if fusion and rerank:
+        raise ConfigError("--fusion and --rerank choose different things; run one after the other")
+    if candidates is not None and not (rerank and 1 < candidates <= MOST_HITS):
+        raise ConfigError(f"--candidates is for --rerank, from 2 to {MOST_HITS}")
+    if not fusion and not rerank:
+        return None
     usual = {"methods": _METHODS, "budget": _BUDGET}
-    for name, value in given.items():
+    for name, value in for_plan.items():
         if value != usual.get(name):
-            raise ConfigError(f"--{name} is for a search for a plan; with --fusion the model is read as it is")
+            option = "--fusion" if fusion else "--rerank"
+            raise ConfigError(f"--{name} is for a search for a plan; with {option} the model is read as it is")
+    return _tune_fusion if fusion else partial(_tune_rerank, candidates=candidates)
 
 
-def _tune_fusion(
-    spec: "ModelSpec",
-    tasks: list["Task"],
-    config: "EvaluationConfig",
-    output: Path,
-    save: Path | None,
-    lock: AbstractContextManager[None],
-    *,
-    as_json: bool,
-) -> None:
+def _tune_fusion(spec: "ModelSpec", tasks: list["Task"], config: "EvaluationConfig", output: Path) -> Choice:
     """Choose the weight of the vectors, and write it down."""
     from gerund.cli.eval import ProgressReporter
     from gerund.entry import load
@@ -223,24 +247,41 @@ def _tune_fusion(
 
     require_retrieval_tasks(tasks)
     lm = load(spec)
-    with lock:
-        done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())
-        chosen = lm.with_encoder(replace(lm.encoder, fusion=done.best.weight))
-        document = write_fusion(output, done, chosen, config)
-    if save is not None:
-        _save(chosen, spec.model, save)
-    if as_json:
-        typer.echo(json.dumps(document, ensure_ascii=False))
-        return
+    done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())
+    chosen = lm.with_encoder(replace(lm.encoder, fusion=done.best.weight))
     words, vectors = done.trials[0], done.trials[-1]
-    typer.echo(
+    line = (
         f"fusion {done.best.weight:g}: {100 * done.best.mean:.2f} (words alone {100 * words.mean:.2f}, vectors alone "
         f"{100 * vectors.mean:.2f})"
     )
     tell(f"{output / 'fusion.json'}")
+    return chosen, write_fusion(output, done, chosen, config), line
 
 
-def _save(chosen: "LanguageModel", model: str, folder: Path) -> None:
+def _tune_rerank(
+    spec: "ModelSpec", tasks: list["Task"], config: "EvaluationConfig", output: Path, candidates: int | None
+) -> Choice:
+    """Choose the measure by which the model re-ranks, and its weight, and write them down."""
+    from gerund.entry import load
+    from gerund.evaluation.reranking import CANDIDATES, tune_rerank
+    from gerund.evaluation.tuning import require_retrieval_tasks
+    from gerund.reporting.tuning import write_rerank
+
+    require_retrieval_tasks(tasks)
+    lm = load(spec)
+    done = tune_rerank(lm, tasks, config, candidates=candidates or CANDIDATES, folder=output)
+    best, base = done.best, done.baseline
+    chosen = lm.with_encoder(replace(lm.encoder, rerank_by=best.by, rerank_weight=best.weight))  # type: ignore[arg-type]
+    line = f"{best.by} {best.weight:g}: {100 * best.mean:.2f} (BM25's own order {100 * base.mean:.2f})"
+    if best.mean <= base.mean:
+        tell("no measure ranks BM25's documents better than BM25; leave re-ranking off")
+    tell(f"{output / 'rerank.json'}")
+    return chosen, write_rerank(output, done, chosen, config), line
+
+
+def _save(chosen: "LanguageModel", model: str, folder: Path | None) -> None:
+    if folder is None:
+        return
     from gerund.exporting.formats import convert
     from gerund.models.sources import find
 

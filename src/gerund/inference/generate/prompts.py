@@ -118,24 +118,16 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def has_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template knows tools."""
-    return bool(re.search(r"\b(xml_)?tools\b|\btool_calls\b", _template_text(tokenizer)))
-
-
-def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    named = tokenizer.chat_template
-    return "".join(named.values()) if isinstance(named, Mapping) else str(named)
-
-
 def require_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the chat template; raise ``ModelError`` for one that knows no tools."""
-    if not has_tools_in_template(tokenizer):
+    named = tokenizer.chat_template
+    template = "".join(named.values()) if isinstance(named, Mapping) else str(named)
+    if not re.search(r"\b(xml_)?tools\b|\btool_calls\b", template):
         raise ModelError(
             "this model's chat template knows no tools. To describe them in the system message, set "
             "tool_prompt='generic' (--tool-prompt generic)"
         )
-    return _template_text(tokenizer)
+    return template
 
 
 def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,206 @@
+"""BM25's first documents ranked anew by a model: nDCG@10 by measure and weight, and the choice between them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from gerund.evaluation.beir import Collection
+from gerund.evaluation.systems.search import BM25, BM25Index
+from gerund.evaluation.task import EvaluationConfig, Task
+from gerund.evaluation.tasks.retrieval import CollectionTask
+from gerund.evaluation.tuning import WEIGHTS, require_retrieval_tasks
+from gerund.jobs.files import write_atomic
+from gerund.language_model import LanguageModel
+from gerund.models.architectures import is_encoder_decoder
+from gerund.progress import progress
+from gerund.scoring.query_likelihood import QueryLikelihood
+from gerund.scoring.relevance import default_measure, standardized
+from gerund.settings.ranking import QUERY_MEASURES
+
+CANDIDATES = 20
+"""Documents of a query that are ranked anew."""
+_TOP = 10
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A query's candidates in the order of BM25."""
+
+    gains: list[int]  # their grades
+    ideal: list[int]  # the ten best grades of all judged documents, best first
+    scores: dict[str, list[float]]  # by BM25, and by each measure
+
+    def ndcg(self, by: str, weight: float = 1.0) -> float:
+        """Return nDCG@10 of a measure that counts ``weight`` beside BM25; 1 for the measure alone.
+
+        Gains are linear and the ideal order is that of all judged documents, as in trec_eval. Of equal scores BM25's
+        first comes first.
+        """
+        own, first = (standardized(np.asarray(self.scores[name])) for name in (by, BM25))
+        order = np.argsort(-(weight * own + (1 - weight) * first), kind="stable")[:_TOP]
+        return _gained(np.asarray(self.gains)[order]) / _gained(self.ideal)
+
+
+def _gained(gains: Any) -> float:
+    return float((np.asarray(gains) / np.log2(np.arange(len(gains)) + 2)).sum())
+
+
+class Offers:
+    """What BM25 offers the queries of a collection that have a relevant document."""
+
+    def __init__(self, collection: Collection, count: int) -> None:
+        self.collection, self.count = collection, count
+        self.queries = [query for query in collection.queries if max(collection.judgements[query].values()) > 0]
+        self._texts = collection.documents
+        self._ids = list(self._texts)
+        self._index = BM25Index(list(self._texts.values()))
+
+    def top(self, query: str) -> tuple[list[str], list[float]]:
+        """Return ids and scores of the first documents for a query; those without a word, and itself, are left out."""
+        found = [
+            (self._ids[row], score) for row, score in self._index.top(self.collection.queries[query], self.count + 1)
+        ]
+        itself = query if query in self.collection.itself else None
+        kept = [(one, score) for one, score in found if self._texts[one] and one != itself][: self.count]
+        return [one for one, _ in kept], [score for _, score in kept]
+
+    def text(self, document: str) -> str:
+        """Return a document's title and text."""
+        return self._texts[document]
+
+    def scored(self, lm: LanguageModel, query: str, measures: Sequence[str]) -> Candidates:
+        """Return a query's candidates with their scores by each measure; those of likelihood come from one pass."""
+        ids, first = self.top(query)
+        texts, asked = [self._texts[one] for one in ids], self.collection.queries[query]
+        scores = {BM25: first}
+        likelihoods = [by for by in measures if by in QUERY_MEASURES]
+        if likelihoods:
+            read = QueryLikelihood(lm.model, lm.tokenizer, asked, likelihoods[0], autocast=lm.runtime.autocast)
+            scores |= {by: own.tolist() for by, own in read.scores(texts, likelihoods).items()}
+        for by in measures:
+            if by not in scores:
+                ranking = lm.rerank(asked, texts, by=by)  # type: ignore[arg-type]
+                by_place = dict(zip(ranking.indices, ranking.scores, strict=True))
+                scores[by] = [by_place[place] for place in range(len(texts))]
+        grades = self.collection.judgements[query]
+        ideal = sorted((max(0, grade) for grade in grades.values()), reverse=True)[:_TOP]
+        return Candidates([max(0, grades.get(one, 0)) for one in ids], ideal, scores)
+
+
+class ScoreFile:
+    """Candidates that were scored, by key, in a file to which each is added; None keeps them in memory alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known = dict(self._lines())
+
+    def _lines(self) -> Iterator[tuple[str, Candidates]]:
+        if self._path is None or not self._path.exists():
+            return
+        text = self._path.read_text(encoding="utf-8")
+        whole, _, torn = text.rpartition("\n")
+        if torn:  # the end of an interrupted run
+            write_atomic(self._path, f"{whole}\n" if whole else "")
+        for line in whole.splitlines():
+            key, fields = json.loads(line)
+            yield key, Candidates(**fields)
+
+    def find(self, key: str) -> Candidates | None:
+        """Return what is known under a key."""
+        return self._known.get(key)
+
+    def add(self, key: str, found: Candidates) -> None:
+        """Keep candidates."""
+        self._known[key] = found
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([key, asdict(found)]) + "\n")
+
+
+@dataclass(frozen=True)
+class RerankTrial:
+    """One measure with its weight beside BM25; a weight of 0 is BM25 alone."""
+
+    by: str
+    weight: float
+    scores: Mapping[str, float]  # nDCG@10 by task
+
+    @property
+    def mean(self) -> float:
+        """Mean over the tasks."""
+        return fmean(self.scores.values())
+
+
+@dataclass(frozen=True)
+class TunedRerank:
+    """What was tried, measure by measure."""
+
+    trials: Sequence[RerankTrial]
+    default: str  # the measure where nothing is tuned
+
+    @property
+    def best(self) -> RerankTrial:
+        """The best mean; of equal ones the default measure's, and the nearest to a half."""
+        return min(self.trials, key=lambda one: (-one.mean, one.by != self.default, abs(one.weight - 0.5)))
+
+    @property
+    def baseline(self) -> RerankTrial:
+        """BM25's own order."""
+        return next(trial for trial in self.trials if trial.weight == 0)
+
+
+def measures_of(lm: LanguageModel) -> list[str]:
+    """Return the measures of relevance that a model has."""
+    likelihoods = [] if is_encoder_decoder(lm.model) or lm.reranker is not None else list(QUERY_MEASURES)
+    trained = ["model"] if lm.scorer is not None or lm.reranker is not None else []
+    return [*likelihoods, *([] if lm.reranker is not None else ["vectors"]), *trained]
+
+
+def tune_rerank(
+    lm: LanguageModel,
+    tasks: Sequence[Task],
+    config: EvaluationConfig,
+    *,
+    candidates: int = CANDIDATES,
+    folder: Path | None = None,
+) -> TunedRerank:
+    """Choose the measure by which a model re-ranks BM25's first documents, and its weight, by the mean over tasks.
+
+    Args:
+        lm: the model.
+        tasks: retrieval tasks.
+        config: of the evaluation; ``split="validation"`` where tasks have one.
+        candidates: documents of each query.
+        folder: where scores are saved, so that an interrupted run continues.
+
+    Raises:
+        ConfigError: a task does not rank documents.
+    """
+    require_retrieval_tasks(tasks)
+    measures, known = measures_of(lm), ScoreFile(folder and folder / "scores" / "rerank.jsonl")
+    found: dict[str, list[Candidates]] = {}
+    for task in tasks:
+        assert isinstance(task, CollectionTask)
+        offers = Offers(task.collection(config), candidates)
+        found[task.name] = []
+        with progress(len(offers.queries), task.name, show=config.show_progress) as advance:
+            for query in offers.queries:
+                key = " ".join([lm.fingerprint(), task.name, config.split, str(candidates), *measures, query])
+                own = known.find(key)
+                if own is None:
+                    own = offers.scored(lm, query, measures)
+                    known.add(key, own)
+                found[task.name].append(own)
+                advance(1)
+    trials = [
+        RerankTrial(by, weight, {task: fmean(one.ndcg(by, weight) for one in own) for task, own in found.items()})
+        for by in measures
+        for weight in WEIGHTS
+    ]
+    return TunedRerank(trials, default_measure(lm, lm.scorer, is_second=True))
