@@ -25,10 +25,9 @@ def write_gguf(
     import gguf
 
     writer = gguf.GGUFWriter(path, arch)
-    settings = {**_common(model.config), **EXTRA[arch](model.config), **changes}
+    settings = {**common_settings(model.config), **EXTRA[arch](model.config), **changes}
     for key, value in settings.items():
-        if value is not None:
-            _put(writer, f"{arch}.{key.replace('__', '.')}", value)
+        put(writer, f"{arch}.{key.replace('__', '.')}", value)
     write_tokens(writer, tokenizer, model, token_table(tokenizer, model.get_input_embeddings().weight.shape[0]))
     for name, tensor in (weights or tensors(model, arch)).items():
         writer.add_tensor(name, tensor.detach().float().contiguous().numpy())
@@ -39,7 +38,10 @@ def write_gguf(
     return path
 
 
-def _put(writer: Any, key: str, value: Any) -> None:
+def put(writer: Any, key: str, value: Any) -> None:
+    """Write a setting; None is left out."""
+    if value is None:
+        return
     add: dict[type, Callable[..., None]] = {
         bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
         list: writer.add_array,
@@ -51,7 +53,8 @@ def _head(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _common(config: Any) -> dict[str, Any]:
+def common_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that most architectures have."""
     heads = config.num_attention_heads
     partial = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) if _plain_rope(config) else 1.0
     return {

@@ -6,9 +6,10 @@ end a text, words that are taken whole, runs of spaces.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.errors import ModelError
@@ -18,14 +19,68 @@ from gerund.models.library_calls import guarded
 # Tokens at which llama.cpp always ends a text, in addition to those that the file names.
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
+_BYTE_LEVEL = "gpt2"
+_MODELS = (_BYTE_LEVEL, "llama")  # the second is SentencePiece's
 _USER_DEFINED = 4  # type of a token
 SPACE = "\u2581"
 """SentencePiece's space."""
 
-# llama.cpp's pre-tokenizers that transformers doesn't know.
-_GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_DIGITS_APART = ("smollm", "codeshell", "refact", "command-r", "starcoder")
-_LIKE_GPT2 = ("gpt-2", "default", "phi-2", "jina-es", "jina-de", "gigachat", "olmo", "mpt")
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
+_SEED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CJK = r"[一-龥\u3040-ゟ゠-ヿ]+"
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How llama.cpp cuts a text into words before it merges bytes within each.
+
+    Attributes:
+        names: llama.cpp's names; None for files without one.
+        splits: regular expressions, one after the other, or transformers' name of one.
+        whole: whether a word that is a token is taken whole, whatever its merges.
+        begins: whether a text begins with the begin token, unless the file says otherwise.
+    """
+
+    names: tuple[str | None, ...]
+    splits: tuple[str, ...]
+    whole: bool = False
+    begins: bool = False
+
+
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano")
+PRE_TOKENIZERS = (
+    PreTokenizer(
+        ("gpt-2", "phi-2", "olmo", "mpt", "jina-es", "jina-de", "gigachat", "jais", "mellum", "exaone4", "a.x-4.0",
+         "trillion", "roberta-bpe", "granite-docling"),
+        (_GPT2,),
+    ),
+    PreTokenizer(
+        ("smollm", "codeshell", "refact", "command-r", "starcoder", "exaone", "minerva-7b"), (_DIGIT, _GPT2)
+    ),
+    PreTokenizer(("default", None), (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    PreTokenizer(_LLAMA3, ("llama-bpe",), whole=True, begins=True),
+    PreTokenizer(("glm4",), ("llama-bpe",), whole=True),
+    PreTokenizer(("dbrx", "smaug-bpe", "chatglm-bpe"), ("llama-bpe",)),
+    PreTokenizer(("tekken",), ("tekken",), whole=True, begins=True),
+    PreTokenizer(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "hunyuan", "stablelm2", "bailingmoe", "grok-2",
+         "solar-open"),
+        ("qwen2",),
+    ),
+    PreTokenizer(("qwen35",), ("qwen35",)),
+    PreTokenizer(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), ("gpt-4o",)),
+    PreTokenizer(("deepseek-v3", "hunyuan-dense", "joyai-llm"), (_DIGITS, _CJK, _DEEPSEEK)),
+    PreTokenizer(("seed-coder",), (_SEED,)),
+)  # fmt: skip
+"""The pre-tokenizers of byte-level vocabularies, each compared with llama.cpp on random texts.
+
+Mistral's (``tekken``) and OpenAI's (``gpt-4o``) tell upper from lower case in all scripts; llama.cpp does so in ASCII.
+"""
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
@@ -42,10 +97,22 @@ def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"cannot load {file.path}: its tokenizer has other tokens than the {file.vocabulary} of its embeddings"
         )
-    architecture, parts, settings = get_gguf_tokenizer(str(file.path))
-    backend, _ = convert_gguf_tokenizer(architecture, parts)
+    pre_tokenizer = _pre_tokenizer_of(file)
+    _, parts, settings = get_gguf_tokenizer(str(file.path))
+    like_gemma = file.architecture.startswith("gemma")
+    backend, _ = convert_gguf_tokenizer("gemma3" if like_gemma else file.architecture, parts)
     backend = _without_strange_tokens(backend, len(parts["tokens"]))
-    _cut_as_llama_cpp(file, backend, parts)
+    begins = True
+    if pre_tokenizer is not None:
+        _cut(backend, pre_tokenizer)
+        begins = pre_tokenizer.begins
+    elif not like_gemma:
+        _mark_spaces(backend, begin=_flag(file, "add_space_prefix", default=True))
+        # llama.cpp's, of files that name none.
+        for name, number in (("bos_token", 1), ("eos_token", 2)):
+            settings[name] = settings[name] or parts["tokens"][number]
+    settings["add_bos_token"] = _flag(file, "add_bos_token", default=begins)
+    settings["add_eos_token"] = _flag(file, "add_eos_token", default=False)
     _keep_runs_of_spaces(backend, parts)
     if settings["pad_token"] is None:
         settings["pad_token"] = settings["eos_token"]
@@ -55,6 +122,22 @@ def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         clean_up_tokenization_spaces=False,
         **settings,
     )
+
+
+def _flag(file: GgufFile, name: str, *, default: bool) -> bool:
+    value = file.metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise ModelError(f"cannot load {file.path}: its {name} is {value!r}, neither true nor false")
+    return value
+
+
+def _mark_spaces(backend: Any, *, begin: bool) -> None:
+    """Mark spaces as SentencePiece does, with one more before a text and behind a special token if ``begin``."""
+    before = [normalizers.Prepend(_SPACE)] if begin else []
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    backend.pre_tokenizer = None
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if begin else steps)
 
 
 def _without_strange_tokens(backend: Tokenizer, size: int) -> Tokenizer:
@@ -80,25 +163,38 @@ def _keep_runs_of_spaces(backend: Any, parts: Mapping[str, Any]) -> None:
     backend.add_tokens([AddedToken(run, normalized=True, special=False) for run in runs if run in vocabulary])
 
 
-def _cut_as_llama_cpp(file: GgufFile, backend: Any, parts: Mapping[str, Any]) -> None:
-    """Set the file's pre-tokenizer, where transformers doesn't know it and would use GPT-2's."""
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    name = parts.get("pre_tokenizer_type")
-    if parts.get("tokenizer_type") != "gpt2" or name in GGUF_PRE_TOKENIZER_SPLITS or name in _LIKE_GPT2:
-        return
-    if name not in _DIGITS_APART:
+def _pre_tokenizer_of(file: GgufFile) -> PreTokenizer | None:
+    """Return the pre-tokenizer of a file; None for a vocabulary of SentencePiece, which has none."""
+    model = file.metadata.get("tokenizer.ggml.model")
+    if model not in _MODELS:
+        raise ModelError(
+            f"cannot load {file.path}: its tokenizer is of the kind {model!r}, which is not read; give the folder of "
+            "the model in safetensors"
+        )
+    if model != _BYTE_LEVEL:
+        return None
+    name = file.metadata.get("tokenizer.ggml.pre")
+    found = next((known for known in PRE_TOKENIZERS if name in known.names), None)
+    if found is None:
         raise ModelError(
             f"cannot load {file.path}: how texts are cut into tokens there ({name!r}) is not known; "
             "give the folder of the model in safetensors"
         )
+    return found
+
+
+def _cut(backend: Any, found: PreTokenizer) -> None:
+    """Set the pre-tokenizer, and whether words that are tokens are taken whole."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    splits = [GGUF_PRE_TOKENIZER_SPLITS.get(split, split) for split in found.splits]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated"),
-            pre_tokenizers.Split(Regex(_GPT2_SPLIT), behavior="isolated"),
+            *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+    backend.model.ignore_merges = found.whole
 
 
 def ends_of(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:
