@@ -86,7 +86,7 @@ def random_texts(characters: list[str]) -> list[str]:
 def compare_with_llama_cpp(path: Path, texts: list[str]) -> None:
     import httpx
 
-    from gerund.exporting.gguf import serve
+    from gerund.exporting.llama_cpp import serve
 
     server, tokenizer = serve(path, 64), read_tokenizer(read_file(path))
     with httpx.Client(base_url=server.listening_address, timeout=60) as client:

@@ -133,10 +133,10 @@ def _flag(file: GgufFile, name: str, *, default: bool) -> bool:
 
 def _mark_spaces(backend: Any, *, begin: bool) -> None:
     """Mark spaces as SentencePiece does, with one more before a text and behind a special token if ``begin``."""
-    before = [normalizers.Prepend(_SPACE)] if begin else []
-    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    before = [normalizers.Prepend(SPACE)] if begin else []
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     backend.pre_tokenizer = None
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if begin else steps)
 
 
