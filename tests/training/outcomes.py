@@ -35,7 +35,8 @@ def state(folder):
     last = newest_checkpoint(folder / "checkpoints")[0]
     found = dict(load_file(last / "trainable.safetensors"))
     optimizer = torch.load(last / "optimizer.pt", weights_only=True)
-    for part, content in optimizer.items():
+    # Muon's checkpoint has an optimizer for each kind of parameters.
+    for part, content in optimizer.items() if "state" not in optimizer else [("adamw", optimizer)]:
         for number, values in content["state"].items():
             found.update({f"{part}.{number}.{key}": torch.as_tensor(value) for key, value in values.items()})
     return found

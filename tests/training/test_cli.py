@@ -101,13 +101,6 @@ def test_forgotten_steps_do_not_stretch_a_falling_rate(settings, write_recipe, t
 
 
 @pytest.mark.slow
-def test_resume_of_what_is_finished_says_so(settings, write_recipe, tmp_path):
-    recipe, output = write_recipe(settings), f"output={tmp_path / 'out'}"
-    run_cli("train", recipe, output, "steps=6")
-    assert " is finished, " in run_cli("train", recipe, output, "steps=6", "--resume").mistake
-
-
-@pytest.mark.slow
 def test_few_texts_are_told(settings, write_recipe, tmp_path):
     rows = [{"text": f"The old man number {n} looked at the sea and went home."} for n in range(5)]
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

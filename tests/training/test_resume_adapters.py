@@ -22,8 +22,8 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
 from gerund.training.trainer import GerundTrainer
-from tests.training.outcomes import read_log
-from tests.training.processes.one_of_two import CrashError, assert_equal_states, state, watched
+from tests.training.outcomes import CrashError, assert_equal_states, read_log, state
+from tests.training.processes.one_of_two import crashing
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,9 +49,9 @@ def everything(adapting):
 
 @pytest.fixture
 def run(everything, write_recipe, tmp_path):
-    def run(output, *overrides, resume=False, crash=None, gradients=None):
+    def run(output, *overrides, resume=False, crash=None):
         recipe = load_recipe(write_recipe(everything), [f"output={tmp_path / output}", *overrides])
-        with watched({} if gradients is None else gradients, crash):
+        with crashing(crash):
             return train(recipe, resume=resume)
 
     return run

@@ -53,17 +53,6 @@ def test_other_pairs_under_the_same_name_are_refused(run, tmp_path):
     run("out", "steps=4", f"data.folder={tmp_path / 'moved'}", resume=True)
 
 
-def test_a_run_of_an_earlier_version_goes_on_and_is_checked_from_then_on(run, tmp_path):
-    shutil.rmtree(run("out"))
-    data = tmp_path / "out" / "data.json"
-    assert json.loads(data.read_text("utf-8")).keys() == {"files"}
-    data.write_text("{}", "utf-8")
-    shutil.rmtree(run("out", "steps=4", resume=True))
-    write_pairs(tmp_path / "pairs.jsonl", 1)
-    with pytest.raises(ConfigError, match=r"have changed: pairs\.jsonl"):
-        run("out", "steps=6", resume=True)
-
-
 OBJECTIVES = {
     "gur": {"kind": "gur", "pairs": {"files": ["pairs.jsonl"]}},
     "sscl": {"kind": "sscl", "pairs": {"files": ["pairs.jsonl"]}},

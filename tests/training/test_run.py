@@ -76,12 +76,6 @@ class TestWhole:
             assert one[key] == pytest.approx(two[key], rel=1e-4)
 
     @pytest.mark.slow
-    def test_the_stable_phase_does_not_depend_on_the_number_of_steps(self, run, tmp_path):
-        run("short", "steps=8")
-        run("long")
-        assert losses(tmp_path / "short")[:2] == losses(tmp_path / "long")[:2]
-
-    @pytest.mark.slow
     def test_long_blocks_in_the_decay(self, run, tmp_path, monkeypatch):
         shapes = []
         original = TrainingModule.forward
@@ -142,22 +136,12 @@ class TestWhole:
             run("out")
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("error", "message"),
-        [
-            (OSError(28, "No space left on device"), "the disk is full; whole checkpoints are kept"),
-            (
-                RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-                "memory ran out; set a smaller micro_batch_size",
-            ),
-        ],
-    )
-    def test_exhausted_machine(self, run, monkeypatch, error, message):
+    def test_exhausted_memory(self, run, monkeypatch):
         def save(*_):
-            raise error
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
         monkeypatch.setattr("gerund.training.trainer.save_file", save)
-        with pytest.raises(ResourceError, match=message):
+        with pytest.raises(ResourceError, match="memory ran out; set a smaller micro_batch_size"):
             run("out")
 
 

@@ -130,18 +130,6 @@ def test_vectors_are_those_of_encode(model, tokenizer, name):
         torch.testing.assert_close(alone, vector, rtol=1e-6, atol=1e-6)
 
 
-def test_last_pooling_reads_the_end_token(model, eager, tokenizer, double):
-    encoder = ENCODERS["magnet"]
-    runtime, formatter = runtime_of(model, tokenizer, encoder), formatter_of(tokenizer, encoder)
-    texts = [formatter.format_text(text, 60) for text in TEXTS]
-    batch = TextGroup(runtime, 2)(texts)
-    vectors = ContrastiveLosses(runtime, temperature=1.0, similarity="dot")(model, batch)
-    for row, text in enumerate(texts):
-        assert text.ids[-1] == tokenizer.eos_token_id == batch["input_ids"][row, len(text) - 1]
-        expected = slow.plan_states(eager, text.ids, encoder.attention)[-1]
-        torch.testing.assert_close(vectors[row], expected, rtol=1e-11, atol=1e-11)
-
-
 def test_autocast_does_not_round_the_pooling(model, tokenizer):
     """In bfloat16, vectors would be told apart by their last three decimal digits less."""
     model = copy.deepcopy(model).float()

@@ -38,6 +38,12 @@ def passages(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def trained(base, passages, tmp_path_factory):
+    """A model that was trained to score."""
+    return train(recipe(base, passages, tmp_path_factory.mktemp("trained") / "out"))
+
+
 def slow_loss(vectors, batch, negatives):
     """Return the loss of RankGen, section 2.2, one passage and one candidate at a time, in float64."""
     count = len(batch["query"]["identity"])
@@ -123,9 +129,8 @@ class TestBatches:
         assert batch["positive"]["input_ids"].shape[1] == 24
 
     @pytest.mark.slow
-    def test_are_what_the_scorer_reads(self, base, passages, tmp_path):
-        folder = train(recipe(base, passages, tmp_path / "out"))
-        lm = gerund.load(folder, dtype="float32")
+    def test_are_what_the_scorer_reads(self, base, passages, trained):
+        lm = gerund.load(trained, dtype="float32")
         settings = recipe(base, passages)
         _, objective, _ = built(settings)
         batch = objective.batches.make(0, 0, 6)
@@ -142,8 +147,8 @@ class TestBatches:
 
 class TestTraining:
     @pytest.mark.slow
-    def test_leaves_a_scorer_and_an_untouched_generator(self, base, passages, tmp_path):
-        folder = train(recipe(base, passages, tmp_path / "out"))
+    def test_leaves_a_scorer_and_an_untouched_generator(self, base, trained):
+        folder = trained
         assert {"scorer.json", "scorer.safetensors", "adapter", "gerund.json"} <= {p.name for p in folder.iterdir()}
         lm, plain = gerund.load(folder, dtype="float32"), gerund.load(base, attention="causal", dtype="float32")
         assert lm.generate("the cat", 6) == plain.generate("the cat", 6)
@@ -184,8 +189,8 @@ class TestTraining:
         assert lm.scorer.incremental() is lm.scorer
 
     @pytest.mark.slow
-    def test_ranks_its_own_writing(self, base, passages, tmp_path):
-        lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
+    def test_ranks_its_own_writing(self, trained):
+        lm = gerund.load(trained, dtype="float32")
         sampling = gerund.Sampling(temperature=1.0, seed=0)
         [one] = lm.generate("the cat", 6, sampling, rerank=gerund.Rerank(4, beams=2, every=2))
         [scores] = lm.score(["the cat"], [[candidate.text for candidate in one.beams]])
@@ -199,16 +204,16 @@ class TestTraining:
         assert np.mean(losses[-3:]) < 0.6 * np.mean(losses[:3])
 
     @pytest.mark.slow
-    def test_saved_again_it_scores_the_same(self, base, passages, tmp_path):
-        lm = gerund.load(train(recipe(base, passages, tmp_path / "out")), dtype="float32")
+    def test_saved_again_it_scores_the_same(self, trained, tmp_path):
+        lm = gerund.load(trained, dtype="float32")
         lm.save(tmp_path / "again")
         again = gerund.load(tmp_path / "again", dtype="float32")
         assert again.score(["a"], [[" tin", " inn"]]) == lm.score(["a"], [[" tin", " inn"]])
         assert again.with_encoder(gerund.EncoderConfig()).scorer is None
 
     @pytest.mark.slow
-    def test_its_own_scorer_on_the_command_line(self, base, passages, tmp_path):
-        folder = train(recipe(base, passages, tmp_path / "out"))
+    def test_its_own_scorer_on_the_command_line(self, base, trained):
+        folder = trained
         texts = [" tin", " inn"]
         [expected] = gerund.load(folder).score(["a"], [texts])
         for more in ([], ["--scorer", "own"], ["--scorer", folder]):
@@ -223,8 +228,8 @@ class TestTraining:
         assert "was not trained to score continuations" in done.mistake
 
     @pytest.mark.slow
-    def test_converted_it_is_no_scorer(self, base, passages, tmp_path):
-        folder = train(recipe(base, passages, tmp_path / "out"))
+    def test_converted_it_is_no_scorer(self, trained, tmp_path):
+        folder = trained
         assert run_cli("convert", folder, tmp_path / "other", "--attention", "bidir").code == 0
         assert not [path for path in (tmp_path / "other").iterdir() if path.name.startswith("scorer")]
         assert gerund.load(tmp_path / "other").scorer is None

@@ -1,7 +1,6 @@
 """What one of two processes does: it carries recipes out, one after the other.
 
-Not a test by itself; starting.py starts it. What stopped it, what it told and the gradients of every step go
-to files.
+Not a test by itself; starting.py starts it. What stopped it and what it told go to files.
 """
 
 import json
@@ -16,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from gerund.errors import GerundError
@@ -26,27 +25,20 @@ from gerund.training.objectives.base import prepare_objectives
 from gerund.training.processes import check_shared_folder, on_first_process, once_per_node, process_count, process_index
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, _start, train
-from gerund.training.run_folder import newest_checkpoint
 from gerund.training.sharding import WEIGHTS, gather_trained, is_sharded, read_weights, whole
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
 from gerund.training.trainer import GerundTrainer
-
-
-class CrashError(Exception):
-    pass
+from tests.training.outcomes import CrashError
 
 
 @contextmanager
-def watched(gradients, crash=None):
-    """Note every step's gradients as the optimizer gets them; die in step ``crash``, between two parts."""
+def crashing(crash=None):
+    """Let a training die in step ``crash``, between two parts."""
     training_step, forward, taken = GerundTrainer.training_step, TrainingModule.forward, []
 
     def watched_step(self, model, inputs, *args):
         total = training_step(self, model, inputs, *args)
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                gradients[f"{inputs['step']}.{name}"] = whole(parameter.grad.detach()).clone()
         taken.append(inputs["step"])
         return total
 
@@ -63,34 +55,14 @@ def watched(gradients, crash=None):
         GerundTrainer.training_step, TrainingModule.forward = training_step, forward
 
 
-def carry_out(folder, number, recipe, overrides, *, resume=False, crash=None):
+def carry_out(recipe, overrides, *, resume=False, crash=None):
     """Train once; return what stopped it, as text, or None."""
-    gradients, stopped = {}, None
     try:
-        with watched(gradients, crash):
+        with crashing(crash):
             train(load_recipe(recipe, overrides), resume=resume)
     except (GerundError, CrashError) as error:
-        stopped = str(error) or type(error).__name__
-    if os.environ.get("RANK", "0") == "0":
-        save_file(gradients, folder / f"gradients-{number}.safetensors")
-    return stopped
-
-
-def state(folder):
-    """Return weights and optimizer state of the last checkpoint, flattened."""
-    last = newest_checkpoint(folder / "checkpoints")[0]
-    found = dict(load_file(last / "trainable.safetensors"))
-    optimizer = torch.load(last / "optimizer.pt", weights_only=True)
-    for number, values in optimizer["state"].items():
-        found.update({f"{number}.{key}": torch.as_tensor(value) for key, value in values.items()})
-    return found
-
-
-def assert_equal_states(one, other):
-    one, other = state(one), state(other)
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
+        return str(error) or type(error).__name__
+    return None
 
 
 def one_step(recipe, step, how="none"):
@@ -193,7 +165,7 @@ def work(folder: Path, rank: int, port: int) -> None:
     with joined(folder, rank, port):
         by_length._CPU_TOKENS = 1
         jobs = json.loads((folder / "jobs.json").read_text())
-        stopped = [carry_out(folder, number, **job) for number, job in enumerate(jobs)]
+        stopped = [carry_out(**job) for job in jobs]
         (folder / f"stopped-{rank}.json").write_text(json.dumps(stopped))
         torch.distributed.destroy_process_group()
 
