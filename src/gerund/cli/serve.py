@@ -159,6 +159,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         f"  /v1/completions       texts, streams; infills with suffix; best_of by {judge}",
         f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer{encoder}",
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
+        "  /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/show /api/version: those of Ollama",
         "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",
         f"  {where}/ is a page to try all of it in a browser",
         f"  key: {'needed on every route' if has_key else 'none; this machine alone may ask'}",

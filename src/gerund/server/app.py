@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from gerund.errors import GerundError
-from gerund.server.errors import ERRORS, GONE, ApiError, api_error
+from gerund.server.errors import ERRORS, GONE, ApiError, api_error, error_body
 from gerund.server.middleware import GuardMiddleware, PanicMiddleware
-from gerund.server.routes import embeddings, generation, info
+from gerund.server.routes import embeddings, generation, info, ollama
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from gerund.version import __version__
@@ -25,7 +25,7 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> GuardMiddleware:
     """Return the application for a service, whose model may still be loading; no ``keys`` let every client in."""
     app = FastAPI(title="gerund", version=__version__, responses=ERRORS, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (info, generation, embeddings):
+    for routes in (info, generation, embeddings, ollama):
         app.include_router(routes.router)
     described = app.openapi
 
@@ -46,36 +46,36 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> GuardMiddleware:
     return GuardMiddleware(app, service.settings, keys, service.metrics.done)
 
 
-async def _on_error(_request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     answer = api_error(error)
-    return Response(status_code=GONE) if answer.status == GONE else _response(answer)
+    return Response(status_code=GONE) if answer.status == GONE else _response(request, answer)
 
 
-async def _on_invalid_body(_request: Request, error: Exception) -> Response:
+async def _on_invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if any(item["type"] == "json_invalid" for item in error.errors()):
-        return _response(ApiError("the body is not valid JSON", code="invalid_json"))
+        return _response(request, ApiError("the body is not valid JSON", code="invalid_json"))
     param, message, code = worst(list(error.errors()), error.body)
     if not isinstance(error.body, dict):
         message = 'the body is a JSON object, such as {"input": "a text"}'
-    return _response(ApiError(message, param=param or None, code=code))
+    return _response(request, ApiError(message, param=param or None, code=code))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError):
         why = ": it is not UTF-8" if isinstance(error.__cause__, UnicodeDecodeError) else ""
-        return _response(ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
+        return _response(request, ApiError(f"the body is not valid JSON{why}", code="invalid_json"))
     status = 400 if error.status_code == 422 else error.status_code
     message, path = error.detail, request.url.path[:_LONGEST_PATH]
     if status == 404 and message == "Not Found":
         message = f"there is no route {path}; this server prints its routes when it starts"
     elif status == 405 and message == "Method Not Allowed":
         message = f"{path} takes {(error.headers or {}).get('Allow', 'another method')}, not {request.method}"
-    response = _response(ApiError(message, status, code=_CODES.get(status)))
+    response = _response(request, ApiError(message, status, code=_CODES.get(status)))
     response.headers.update(error.headers or {})
     return response
 
 
-def _response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body, error.status, headers=error.headers)
+def _response(request: Request, error: ApiError) -> JSONResponse:
+    return JSONResponse(error_body(error, request.url.path), error.status, headers=error.headers)

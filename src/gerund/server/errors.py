@@ -151,6 +151,15 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
     return ApiError("something went wrong in the server; its log says what", 500, code="server_error")
 
 
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """Return the JSON body of an error, in the form of the API that a path belongs to.
+
+    >>> error_body(ApiError("no such model", 404), "/api/chat")
+    {'error': 'no such model'}
+    """
+    return {"error": error.message} if path.startswith("/api/") else error.body
+
+
 # The error answers that the OpenAPI description declares for every route.
 _ERROR = {
     "content": {

@@ -29,7 +29,7 @@ from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.registry import find_scorer
 from gerund.server.errors import ApiError, api_error, blamed, errors_about
 from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
-from gerund.server.schemas.generation import ChatRequest, GenerationBody
+from gerund.server.schemas.generation import ChatRequest, CompletionRequest, GenerationBody
 from gerund.server.service import RequestContext, Service
 from gerund.types import Generation, Usage
 
@@ -51,6 +51,22 @@ def chat_work(service: Service, body: ChatRequest) -> "GenerationWork":
             conversation, template = tools.conversation(conversation), tools.template(template)
     explicit = body.requested_tokens is not None
     return GenerationWork(service, body, [conversation], settings, "messages", explicit, template, tools=tools)
+
+
+def text_work(service: Service, body: CompletionRequest, usual: int, *, is_explicit: bool = True) -> "GenerationWork":
+    """Return the work of continuing texts, by ``usual`` tokens if the request does not say.
+
+    Without ``is_explicit``, a length that was not requested is cut to the remaining context.
+    """
+    body.refuse_no_tokens()
+    with errors_about(partial(blamed, given=body.model_fields_set)):
+        settings = body.settings(body.requested_tokens or usual, body.logprobs)
+    explicit = is_explicit or body.requested_tokens is not None
+    return GenerationWork(
+        *(service, body, body.prompts, settings, "prompt", explicit),
+        echo=bool(body.echo),
+        generates=body.requested_tokens != 0,
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gerund.errors import is_panic
 from gerund.server.config import FINGERPRINT_HEADER, ServerConfig, host_in, is_loopback
-from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error
+from gerund.server.errors import GONE, ApiError, ClientGoneError, api_error, error_body
 from gerund.server.logs import note, note_defect
 
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
@@ -69,13 +69,13 @@ class GuardMiddleware:
         except ClientGoneError:
             answer.status = GONE
         except ApiError as error:
-            await answer.send_error(error)
+            await answer.send_error(error, scope["path"])
         except Exception as error:
             if answer.is_gone:  # a handler may have replaced the `ClientGoneError`
                 answer.status = GONE
             else:
                 note_defect(error, request=request_id)
-                await answer.send_error(api_error(error))
+                await answer.send_error(api_error(error), scope["path"])
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             seconds = time.perf_counter() - began
@@ -112,7 +112,7 @@ class GuardMiddleware:
             except ClientGoneError:
                 raise
             except ApiError as error:
-                await _send_error(send, error)
+                await _send_error(send, error, scope["path"])
                 return
             unread = [body]
 
@@ -208,14 +208,14 @@ class _Answer:
             self.is_gone = True
             raise ClientGoneError from None
 
-    async def send_error(self, error: ApiError) -> None:
+    async def send_error(self, error: ApiError, path: str) -> None:
         """Send an error, if nothing was sent yet."""
         if not self.has_begun:
-            await _send_error(self, error)
+            await _send_error(self, error, path)
 
 
-async def _send_error(send: Send, error: ApiError) -> None:
-    content = json.dumps(error.body).encode()
+async def _send_error(send: Send, error: ApiError, path: str) -> None:
+    content = json.dumps(error_body(error, path)).encode()
     headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(content))}
     listed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     if error.status == 401:

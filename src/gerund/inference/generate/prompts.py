@@ -118,16 +118,24 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
+def has_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template knows tools."""
+    return bool(re.search(r"\b(xml_)?tools\b|\btool_calls\b", _template_text(tokenizer)))
+
+
+def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    named = tokenizer.chat_template
+    return "".join(named.values()) if isinstance(named, Mapping) else str(named)
+
+
 def require_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the chat template; raise ``ModelError`` for one that knows no tools."""
-    named = tokenizer.chat_template
-    template = "".join(named.values()) if isinstance(named, Mapping) else str(named)
-    if not re.search(r"\b(xml_)?tools\b|\btool_calls\b", template):
+    if not has_tools_in_template(tokenizer):
         raise ModelError(
             "this model's chat template knows no tools. To describe them in the system message, set "
             "tool_prompt='generic' (--tool-prompt generic)"
         )
-    return template
+    return _template_text(tokenizer)
 
 
 def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:

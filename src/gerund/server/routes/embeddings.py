@@ -84,7 +84,7 @@ async def embeddings(
             )
         )
     async with service.context(request) as context:
-        result = await _encode(
+        result = await encode_inputs(
             service,
             context,
             body.inputs,
@@ -253,7 +253,7 @@ def _embedding(vector_D: np.ndarray, encoding: str | None) -> str | list[float]:
     return listed
 
 
-async def _encode(
+async def encode_inputs(
     service: Service,
     context: RequestContext,
     inputs: Sequence[str | list[int]],
@@ -365,7 +365,7 @@ async def _cosines(
     """Return the similarity of a query and each document ``(N,)`` as ``rerank`` does, and the number of tokens."""
     prompts = service.encoder.encoder.prompts
     results = [
-        await _encode(
+        await encode_inputs(
             service, context, texts, param=field, prompt_name=job if job in prompts else None, truncate=truncate
         )
         for texts, field, job in (([query], "query", "query"), (documents, param, "document"))
@@ -401,7 +401,7 @@ async def _pair_scores(service: Service, request: Request, body: ScoreRequest) -
     if len(left) != len(right):
         raise ApiError(f"text_1 has {len(left)} texts and text_2 {len(right)}; give as many, or one", param="text_2")
     async with service.context(request) as context:
-        result = await _encode(
+        result = await encode_inputs(
             service, context, list(params), param="text_1", truncate=True, params=list(params.values())
         )
     vectors = dict(zip(params, unit(result.vectors), strict=True))

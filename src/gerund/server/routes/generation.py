@@ -4,7 +4,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,8 +13,8 @@ from gerund.inference.infill.infilling import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.errors import STREAMS, ApiError, blamed, errors_about
-from gerund.server.generation_work import GenerationWork, chat_work
-from gerund.server.openai_format import EventStream, Form, usage_of
+from gerund.server.generation_work import chat_work, text_work
+from gerund.server.openai_format import AnswerForm, EventStream, Form, usage_of
 from gerund.server.schemas.embeddings import DetokenizeRequest, TokenizeRequest
 from gerund.server.schemas.generation import (
     USUAL_COMPLETION,
@@ -49,13 +48,8 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         body.refuse_with_suffix()
         if len(prompts) != 1 or not isinstance(prompts[0], str):
             raise ApiError("beside suffix the prompt is one text", param="prompt")
-        return await _complete_before_suffix(service, request, body, prompts[0])
-    body.refuse_no_tokens()
-    with errors_about(partial(blamed, given=body.model_fields_set)):
-        settings = body.settings(body.requested_tokens or USUAL_COMPLETION, body.logprobs)
-    work = GenerationWork(
-        service, body, prompts, settings, "prompt", echo=bool(body.echo), generates=body.requested_tokens != 0
-    )
+        form = Form("text", service.names[0], sends_usage=body.wants_usage)
+        return await complete_before_suffix(service, request, body, prompts[0], form)
     added = service.lm.tokenizer.added_tokens_decoder
     form = Form(
         "text",
@@ -64,7 +58,7 @@ async def completions(body: CompletionRequest, request: Request, service: Served
         sends_usage=body.wants_usage,
         control=lambda token: added[token].content if token in added else None,
     )
-    return await work.answer(request, form)
+    return await text_work(service, body, USUAL_COMPLETION).answer(request, form)
 
 
 @router.post("/infill", tags=["writing"])
@@ -150,8 +144,8 @@ def _tokenized(service: Service, body: TokenizeRequest) -> list[int]:
 # ------------------------------------------------------------------------------------------------------- infilling
 
 
-async def _complete_before_suffix(
-    service: Service, request: Request, body: CompletionRequest, prompt: str
+async def complete_before_suffix(
+    service: Service, request: Request, body: CompletionRequest, prompt: str, form: AnswerForm
 ) -> dict[str, Any] | EventStream:
     """Return what belongs between a prompt and its suffix, as a completion."""
     pieces = [prompt, body.suffix or ""]
@@ -162,12 +156,11 @@ async def _complete_before_suffix(
     completion = Generation(
         span, result.token_ids[0], result.scores[0], True, usage=Usage(prompt_tokens, result.lengths[0])
     )
-    form = Form("text", service.names[0], sends_usage=body.wants_usage)
     if not body.stream:
         return {**form.whole([completion], usage), **_warning(service, "infill")}
 
     async def events() -> AsyncIterator[Any]:
-        for chunk in (*form.parts(0, [span], ()), *form.last(0, completion), *form.end(usage)):
+        for chunk in (*form.first(0), *form.parts(0, [span], ()), *form.last(0, completion), *form.end(usage)):
             yield chunk
 
     return EventStream(events(), lambda: None, form.wire)

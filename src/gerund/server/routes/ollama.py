@@ -1,0 +1,188 @@
+"""Ollama's routes: chat, generate, embeddings, and descriptions of the model."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from gerund.inference.generate.prompts import has_tools_in_template
+from gerund.models.adapters import count_parameters
+from gerund.seq2seq_model import Seq2SeqModel
+from gerund.server.errors import ERRORS, unknown_model
+from gerund.server.generation_work import chat_work, text_work
+from gerund.server.ollama_format import OllamaForm, moment
+from gerund.server.routes.embeddings import encode_inputs
+from gerund.server.routes.generation import complete_before_suffix
+from gerund.server.schemas.base import RequestBody
+from gerund.server.schemas.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+    refuse,
+)
+from gerund.server.service import Served, Service
+from gerund.types import Generation
+
+# The version of Ollama whose routes these are; some clients want a certain one.
+OLLAMA_VERSION = "0.9.0"
+
+_ERROR = {"application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": error["description"], "content": _ERROR} for status, error in ERRORS.items()
+}
+_STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, as lines of JSON; with stream: false, one object.",
+        "content": {"application/json": {}, "application/x-ndjson": {"schema": {"type": "string"}}},
+    }
+}
+
+router = APIRouter(tags=["ollama"], prefix="/api", responses=_ERRORS)
+
+
+@router.post("/chat", responses=_STREAMS, response_model=None)
+async def chat(body: OllamaChatRequest, request: Request, service: Served) -> Any:
+    """Generate the next message of a conversation; without messages, nothing is done."""
+    name = _require_model(service, body)
+    form = OllamaForm("chat", name)
+    if not body.messages:
+        return {**form.whole([_NOTHING], _NO_USAGE), "done_reason": "load"}
+    return await chat_work(service, body.chat()).answer(request, form)
+
+
+@router.post("/generate", responses=_STREAMS, response_model=None)
+async def generate(body: OllamaGenerateRequest, request: Request, service: Served) -> Any:
+    """Answer a prompt; continue it if it is ``raw`` or the model has no chat template; with ``suffix``, infill."""
+    name = _require_model(service, body)
+    form = OllamaForm("generate", name)
+    if body.is_empty:
+        return {**form.whole([_NOTHING], _NO_USAGE), "done_reason": "load"}
+    if body.suffix:
+        completion = body.completion()
+        completion.refuse_with_suffix()
+        return await complete_before_suffix(service, request, completion, body.prompt or "", form)
+    if body.raw or not service.chats:
+        return await text_work(service, body.completion(), service.settings.max_new_tokens, is_explicit=False).answer(
+            request, form
+        )
+    refuse({"images": bool(body.images)})
+    return await chat_work(service, body.chat()).answer(request, form)
+
+
+@router.post("/embed")
+async def embed(body: OllamaEmbedRequest, request: Request, service: Served) -> dict[str, Any]:
+    """Encode texts; those that are too long are truncated unless the request says otherwise."""
+    name, began = _require_model(service, body), time.perf_counter_ns()
+    if not body.texts:
+        return {"model": name, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
+    async with service.context(request) as context:
+        result = await encode_inputs(
+            *(service, context, body.texts),
+            param="input",
+            truncate=body.truncate is not False,
+            dimensions=body.dimensions,
+        )
+    return {
+        "model": name,
+        "embeddings": result.vectors.tolist(),
+        "total_duration": time.perf_counter_ns() - began,
+        "load_duration": 0,
+        "prompt_eval_count": sum(result.token_counts),
+    }
+
+
+@router.post("/embeddings")
+async def embeddings(body: OllamaEmbeddingsRequest, request: Request, service: Served) -> dict[str, Any]:
+    """Encode one text, truncated if it is too long."""
+    _require_model(service, body)
+    async with service.context(request) as context:
+        result = await encode_inputs(service, context, [body.prompt], param="prompt", truncate=True)
+    return {"embedding": result.vectors[0].tolist()}
+
+
+@router.get("/tags")
+async def tags(service: Served) -> dict[str, Any]:
+    """List the model that is served."""
+    service.require_ready()
+    return {"models": [_entry(service)]}
+
+
+@router.post("/show")
+async def show(body: ShowRequest, service: Served) -> dict[str, Any]:
+    """Describe the model that is served."""
+    _require_model(service, body, body.model or body.name)
+    lm, config = service.lm, service.lm.model.config
+    kind = str(config.model_type)
+    template = lm.tokenizer.chat_template
+    info = {
+        "general.architecture": kind,
+        "general.parameter_count": count_parameters(lm.model),
+        f"{kind}.context_length": service.limit,
+        f"{kind}.embedding_length": service.encoder.dimensions,
+    }
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template if isinstance(template, str) else "",
+        "details": _details(service),
+        "model_info": info,
+        "capabilities": _capabilities(service),
+        "modified_at": moment(service.created),
+    }
+
+
+@router.get("/version")
+async def version() -> JSONResponse:
+    """Return the version of Ollama whose routes these are."""
+    return JSONResponse({"version": OLLAMA_VERSION})
+
+
+_NOTHING = Generation("", [], 0.0, True)
+_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
+
+
+def _require_model(service: Service, body: RequestBody, named: str | None = None) -> str:
+    """Return the model's name as the client calls it; Ollama's names may end with a tag."""
+    name = named or body.model
+    service.require_ready()
+    if name and name.removesuffix(":latest") not in service.names and name not in service.names:
+        raise unknown_model(name, service.names[0])
+    return name or service.names[0]
+
+
+def _entry(service: Service) -> dict[str, Any]:
+    return {
+        "name": service.names[0],
+        "model": service.names[0],
+        "modified_at": moment(service.created),
+        "size": service.lm.model.get_memory_footprint(),
+        "digest": service.lm.weights_hash,
+        "details": _details(service),
+    }
+
+
+def _details(service: Service) -> dict[str, Any]:
+    model = service.lm.model
+    kind = str(model.config.model_type)
+    return {
+        "parent_model": "",
+        "format": "gguf" if service.lm.name.endswith(".gguf") else "safetensors",
+        "family": kind,
+        "families": [kind],
+        "parameter_size": f"{count_parameters(model) / 1e6:.0f}M",
+        "quantization_level": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def _capabilities(service: Service) -> list[str]:
+    """Return what the model can do, by Ollama's names."""
+    tokenizer = service.lm.tokenizer
+    found = ["completion", "embedding"]
+    if not isinstance(service.lm, Seq2SeqModel):
+        found.append("insert")
+    if service.chats and (service.settings.tool_prompt is not None or has_tools_in_template(tokenizer)):
+        found.append("tools")
+    return found
