@@ -156,6 +156,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         f"{card['fingerprint']}",
         f"  guarantee: {card['guarantee']} ({card['why']})",
         f"  /v1/chat/completions  conversations, streams{chat}{forms}",
+        "  /v1/responses         the same in the form of OpenAI's Responses API; nothing is stored",
         f"  /v1/completions       texts, streams; infills with suffix; best_of by {judge}",
         f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer{encoder}",
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",

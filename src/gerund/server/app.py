@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from gerund.errors import GerundError
 from gerund.server.errors import ERRORS, GONE, ApiError, api_error, error_body
 from gerund.server.middleware import GuardMiddleware, PanicMiddleware
-from gerund.server.routes import embeddings, generation, info, ollama
+from gerund.server.routes import embeddings, generation, info, ollama, responses
 from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from gerund.version import __version__
@@ -25,7 +25,7 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> GuardMiddleware:
     """Return the application for a service, whose model may still be loading; no ``keys`` let every client in."""
     app = FastAPI(title="gerund", version=__version__, responses=ERRORS, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (info, generation, embeddings, ollama):
+    for routes in (info, generation, embeddings, ollama, responses):
         app.include_router(routes.router)
     described = app.openapi
 

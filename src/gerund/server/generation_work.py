@@ -34,15 +34,18 @@ from gerund.server.service import RequestContext, Service
 from gerund.types import Generation, Usage
 
 
-def chat_work(service: Service, body: ChatRequest) -> "GenerationWork":
-    """Return the work of answering a chat; raises an error for what the model or its template cannot do."""
+def chat_work(service: Service, body: ChatRequest, param: str = "messages") -> "GenerationWork":
+    """Return the work of answering a chat, whose conversation is in the field ``param``.
+
+    Raises an error for what the model or its template cannot do.
+    """
     service.require_model(body.model)
     conversation, template = body.conversation(), body.template
     with errors_about(partial(blamed, given=body.model_fields_set)):
         require_chat_template(service.lm.tokenizer)
         most = body.requested_tokens or service.settings.max_new_tokens
         settings = body.settings(most, body.requested_logprobs)
-    about = "tools" if body.tools else "messages"
+    about = "tools" if body.tools else param
     with errors_about(lambda error: blamed(error, body.model_fields_set) or about):
         tools = ToolUse.of(service.lm.tokenizer, conversation, body.tool_keywords(service.settings.tool_prompt))
     if tools is not None:
@@ -50,7 +53,7 @@ def chat_work(service: Service, body: ChatRequest) -> "GenerationWork":
             settings = tools.settings(settings)
             conversation, template = tools.conversation(conversation), tools.template(template)
     explicit = body.requested_tokens is not None
-    return GenerationWork(service, body, [conversation], settings, "messages", explicit, template, tools=tools)
+    return GenerationWork(service, body, [conversation], settings, param, explicit, template, tools=tools)
 
 
 def text_work(service: Service, body: CompletionRequest, usual: int, *, is_explicit: bool = True) -> "GenerationWork":
@@ -218,7 +221,7 @@ class GenerationWork:
         try:
             [checked] = check_prompts([prompt])
             return prompt_ids(
-                *(lm.model, lm.tokenizer, checked, "messages" if self.param == "messages" else "prompt"),
+                *(lm.model, lm.tokenizer, checked, "messages" if self.param in ("messages", "input") else "prompt"),
                 template=self.template,
                 last=last,
                 is_read_only=not self.generates,

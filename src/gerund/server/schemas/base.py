@@ -108,8 +108,14 @@ class Body(BaseModel):
                 message = f"there is no field {shown!r}; did you mean {close[0]!r}?"
             elif cls.without_effect.get(name, ANY) is not ANY:
                 message = f"{shown} is supported with its usual value alone; leave it out"
-            raise PydanticCustomError(_UNKNOWN, "{message}", {"message": message, "field": shown})
+            raise not_supported(shown, message)
         return body
+
+
+def not_supported(field: str, message: str) -> PydanticCustomError:
+    """Return the error for a field, or a value of it, that is not supported."""
+    shown = message.encode("utf-8", "backslashreplace").decode()
+    return PydanticCustomError(_UNKNOWN, "{message}", {"message": shown, "field": field})
 
 
 class RequestBody(Body):

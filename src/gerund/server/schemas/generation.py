@@ -1,14 +1,26 @@
 """Bodies of chats, completions and infilling, and how they become ``GenerationConfig``."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import TemplateOptions
 from gerund.inference.generate.tools import ToolKeywords
 from gerund.server.errors import ApiError
-from gerund.server.schemas.base import ANY, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId
+from gerund.server.schemas.base import (
+    ANY,
+    Accepted,
+    Body,
+    Count,
+    Ids,
+    ManyIds,
+    RequestBody,
+    Text,
+    Texts,
+    TokenId,
+    worst,
+)
 from gerund.server.schemas.tools import Choice, ChosenTool, MessageCalls, Tools, plain
 from gerund.settings.sampling import Sampling
 
@@ -447,6 +459,9 @@ class ChatRequest(GenerationBody):
         return conversation
 
 
+B = TypeVar("B", bound=GenerationBody)
+
+
 class CompletionRequest(GenerationBody):
     """One or several texts to be continued; with ``suffix`` a gap to be filled."""
 
@@ -499,6 +514,17 @@ class CompletionRequest(GenerationBody):
         """Raise an error if the answer would be empty."""
         if self.requested_tokens == 0 and not self.echo:
             raise ApiError("max_tokens: 0 needs echo; else nothing would be answered", param="max_tokens")
+
+
+def translated(kind: type[B], fields: dict[str, Any]) -> B:
+    """Return a body of OpenAI's API from fields that were checked already."""
+    fields = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        errors: list[Any] = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        param, message, code = worst(errors, fields)
+        raise ApiError(message, param=param or None, code=code) from error
 
 
 class InfillRequest(Sampled):

@@ -1,18 +1,17 @@
 """Bodies of Ollama's routes, and how they become chats, completions and texts to encode."""
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from gerund.server.errors import ApiError
-from gerund.server.schemas.base import ANY, MOST_TEXTS, Accepted, Body, Count, RequestBody, Text, worst
-from gerund.server.schemas.generation import ChatRequest, CompletionRequest, GenerationBody
+from gerund.server.schemas.base import ANY, MOST_TEXTS, Accepted, Body, Count, RequestBody, Text
+from gerund.server.schemas.generation import ChatRequest, CompletionRequest, translated
 from gerund.server.schemas.tools import CalledFunction, Tools, plain
 
 # Ollama's defaults.
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
 
-B = TypeVar("B", bound=GenerationBody)
 Think = bool | Literal["low", "medium", "high"]
 Format = Literal["", "json"] | dict[str, Any]
 
@@ -203,17 +202,6 @@ def refuse(requested: dict[str, bool], where: str = "") -> None:
         if is_requested:
             place = f"{where}.{name}" if where else name
             raise ApiError(f"{place} is not supported here; leave it out", param=place, code="not_supported")
-
-
-def translated(kind: type[B], fields: dict[str, Any]) -> B:
-    """Return a body of OpenAI's API from fields that were checked already."""
-    fields = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        errors: list[Any] = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        param, message, code = worst(errors, fields)
-        raise ApiError(message, param=param or None, code=code) from error
 
 
 OllamaCall.model_rebuild()
