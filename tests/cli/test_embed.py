@@ -173,21 +173,6 @@ class TestMistakes:
         assert refuse(source=tmp_path / "absent.txt") == f"{tmp_path / 'absent.txt'}: no such file"
 
     @pytest.mark.parametrize(
-        "name, content, message",
-        [
-            ("a.jsonl", '{"text": "a"}\n{"text"', "a.jsonl, line 2: not valid JSON"),
-            ("a.jsonl", '{"id": 1, "body": "a"}', "a.jsonl, line 1: no column 'text'; present are: id, body"),
-            ("a.jsonl", '{"text": 3.5}', "a.jsonl, line 1: 'text' is not a text but float"),
-            ("a.txt", b"one\nt\xffo\n", "a.txt, line 2: not valid UTF-8 at byte 1"),
-            ("a.txt", "one\n\ntwo\n", "a.txt, line 2: the text is empty; give --empty zeros"),
-            ("a.txt", "", "a.txt has no rows"),
-            ("a.csv", "id,text\n1\n", "a.csv, line 2: malformed row (1 fields, and the header has 2)"),
-        ],
-    )
-    def test_malformed_input(self, refuse, tmp_path, name, content, message):
-        assert message in refuse(source=self.write(tmp_path, name, content))
-
-    @pytest.mark.parametrize(
         "options, message",
         [
             (["--attention", "bidirectional"], "unknown attention plan 'bidirectional'; valid are: causal, bidir,"),
@@ -217,30 +202,6 @@ class TestMistakes:
         there = self.write(tmp_path, "there.npy", "precious")
         assert f"{there} exists already" in refuse(output=there)
         assert there.read_text() == "precious"
-
-    def test_model(self, refuse, tmp_path):
-        assert "there is no folder" in refuse(model=tmp_path / "absent")
-
-    @pytest.mark.slow
-    def test_unfinished_work_of_other_settings(self, source, tiny_folder, tmp_path, monkeypatch):
-        out = tmp_path / "out.npy"
-        own, calls = gerund.LanguageModel.encode_with_usage, []
-
-        def once(*arguments, **options):
-            calls.append(None)
-            if len(calls) == 2:
-                raise gerund.TextError("enough")
-            return own(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(gerund.LanguageModel, "encode_with_usage", once)
-            assert run_cli("embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5).mistake == "enough"
-        arguments = ["embed", source, "-m", tiny_folder, "-o", out, "--shard-rows", 5]
-        mistake = run_cli(*arguments, "--attention", "causal").mistake
-        assert "unfinished work that does not match: attention.name was 'mask0-bidir' and is 'causal'" in mistake
-        assert mistake.endswith("give --force to start from scratch")
-        ran = run_cli(*arguments)
-        assert "5 of them done before" in ran.err
 
 
 @pytest.mark.sweep(quick=3)

@@ -1,4 +1,4 @@
-"""``gerund generate``: continue a prompt on the terminal, or many prompts in a file; or find other ways to ask."""
+"""``gerund generate``: continue a prompt, or many prompts in a file; or expand search queries."""
 
 import json
 from dataclasses import replace

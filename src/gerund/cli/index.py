@@ -1,4 +1,4 @@
-"""``gerund index``: make an index of files, or bring one up to date."""
+"""``gerund index``: create a search index from files, or update one."""
 
 import json
 from contextlib import AbstractContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""``gerund inspect``: a picture of the attention of a model's layers, before and after its conversion."""
+"""``gerund inspect``: plot the attention of a model's layers, before and after its conversion."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``gerund score``: which continuation belongs to a prefix, on the terminal or for many prefixes in a file."""
+"""``gerund score``: score continuations of a prefix, given as arguments or in a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""``gerund negatives``: passages with wrong continuations, to train a scorer on."""
+"""``gerund negatives``: make training data for a scorer of continuations: passages with wrong continuations."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Write the report of a search for an encoder config: curves, all trials as JSON, and ``gerund.json``."""
+"""Write the report of `gerund tune`: score curves, all trials as JSON, and ``gerund.json``."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Files of a run: may a run start or resume in a folder, which checkpoints are complete, and the log.
+"""Files of a training run: checks before a start or resume, complete checkpoints, and the log.
 
 A checkpoint is complete once its manifest, written last, lists every file with its size. The Trainer itself takes the
 highest number and would silently continue without a missing optimizer file.

@@ -1,4 +1,4 @@
-"""Give several processes one model, whole or in shards (FSDP2), and store shards of weights and optimizer states.
+"""Distribute a model over processes, whole or in shards (FSDP2), and store shards of weights and optimizer states.
 
 The first process alone reads weights; the others begin with the model's skeleton on torch's meta device and get
 values from the first. Buffers travel too: those that are in no checkpoint, as the frequencies of rotary embeddings,

@@ -1,4 +1,4 @@
-"""Decide which sentences of a document are a pair, and by which substring.
+"""Find pairs of sentences in a document that share a long substring (GUR, section III-B).
 
 GUR, section III-B: two sentences are similar when the longest common substring of their normalized forms is long
 enough. Figure 2: with "Tom is chasing Jerry." and "Jerry is chasing Tom." it is not, with "Spike is chasing Tom." and

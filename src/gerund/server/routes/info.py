@@ -1,4 +1,4 @@
-"""Models, health, metrics and the page for browsers."""
+"""Routes for model information, health, metrics and the browser page."""
 
 from importlib import resources
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary: of chosen positions without ever holding all their logits, and of whole blocks.
+"""Cross-entropy over a vocabulary, in chunks that never hold all logits; of chosen positions or of whole blocks.
 
 Shapes: B texts, T tokens, L tokens of the decoder, N positions, D numbers of a state, V tokens of the vocabulary.
 """

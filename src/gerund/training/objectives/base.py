@@ -1,4 +1,4 @@
-"""What an objective is made of: batches of texts as tensors, losses on them, and what both are prepared from.
+"""The parts of a training objective: batches as tensors, losses on them, and the context both are prepared from.
 
 There are three kinds of losses. :class:`TokenLosses` add up over tokens, so a step may be taken in parts of any size
 and divided by its counts afterwards. :class:`PairLosses` compare every text of a batch with every other, so the
