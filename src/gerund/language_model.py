@@ -61,6 +61,8 @@ from gerund.models.encoder_settings import write_settings
 from gerund.models.fingerprint import fingerprint
 from gerund.models.hash_cache import CachedWeightsHash, cache_passed_probe, probe_key, probe_passed
 from gerund.models.heads import ProjectionHead
+from gerund.models.origin import origin_of
+from gerund.models.sources import Source
 from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, truncation, unit
 from gerund.progress import say_once
 from gerund.quantization import Precision, check_precision, quantize
@@ -1177,10 +1179,11 @@ class LanguageModel(Ranks):
     """The former name of ``encode_and_prefill``."""
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Save weights, tokenizer and ``gerund.json`` atomically; each adapter goes into a subfolder.
+        """Save weights, tokenizer, ``gerund.json`` and a model card atomically; each adapter goes into a subfolder.
 
         The folder opens with ``AutoModelForCausalLM`` as a plain language model with the same weights, in their
-        current dtype.
+        current dtype. The card, ``README.md``, has examples for gerund, transformers and sentence-transformers, the
+        encoder settings, and the base model and its license as far as they are known here.
 
         Args:
             folder: the target folder.
@@ -1233,13 +1236,21 @@ class LanguageModel(Ranks):
         return formats.export(self, folder, format, type=type, scorer=scorer, overwrite=overwrite)
 
 
-def save_into(lm: LanguageModel, folder: Path) -> None:
-    """Write the files of ``LanguageModel.save`` into an existing folder."""
+def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) -> None:
+    """Write the files of ``LanguageModel.save`` into an existing folder.
+
+    ``source`` is the model that it was made from; None for that of its spec.
+    """
+    # Loaded on use: exporters are not needed to load a model.
+    from gerund.exporting.model_card import origin_of_spec, write_card
+
     loading.save_model(lm.model, lm.tokenizer, base_state(lm.model), folder)
     write_settings(folder, lm.encoder, lm.n_layers, lm.fingerprint(), adapters=lm.adapters)
     for part in (lm.scorer, lm.reranker, lm.head, lm.transform):
         if part is not None:
             part.save(folder)
+    origin = origin_of_spec(lm._spec) if source is None else origin_of(source)
+    write_card(folder, lm.runtime, origin, adapters=list(lm.adapters.folders))
 
 
 def _truncating(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:

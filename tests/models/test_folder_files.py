@@ -72,8 +72,8 @@ def test_links_inside_the_folder_and_to_the_folder_itself(folder: Path, tmp_path
     (tmp_path / "linked").symlink_to(folder)
     assert find(tmp_path / "linked").folder == tmp_path / "linked"
     assert run_cli("convert", tmp_path / "linked", tmp_path / "out", "--attention", "causal").code == 0
-    assert (tmp_path / "out" / "README.md").read_text() == "read me"
-    assert not (tmp_path / "out" / "README.md").is_symlink()
+    assert (tmp_path / "out" / "README.base.md").read_text() == "read me"
+    assert not (tmp_path / "out" / "README.base.md").is_symlink()
 
 
 def in_a_cache(tiny_folder: Path, cache: Path) -> Path:

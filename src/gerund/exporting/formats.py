@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,12 +10,14 @@ from typing import Any, Protocol
 from gerund.checks import one_of, place
 from gerund.errors import ConfigError
 from gerund.exporting import added_formats, gguf, merged, onnx, openvino, sentence_transformers
+from gerund.exporting.model_card import add_origin, origin_of_spec, write_card
 from gerund.exporting.shared import Export
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state
 from gerund.models.encoder_settings import write_settings
+from gerund.models.origin import CARD, card_fields, is_generated, origin_of
 from gerund.models.sources import Source
 from gerund.settings.encoder import GGUF_TYPES, ExportFormat, GgufType
 from gerund.settings.plan import Direction
@@ -62,8 +65,13 @@ def export(
             return Export(folder, str(added[format].load()(lm, work) or ""))
         options = {} if type is None else {"type": type}
         result = _FORMATS[format](runtime, work, folder, **options)
-        if format == "merged" and scorer is not None:
+        origin = origin_of_spec(lm._spec)
+        if format != "merged":
+            add_origin(work / CARD, origin)
+            return result
+        if scorer is not None:
             scorer.save(work)
+        write_card(work, replace(runtime, adapter=None), origin)
     return result
 
 
@@ -104,9 +112,18 @@ def convert(
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
         write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)
+        _keep_card_of_base(work)
+        write_card(work, runtime, origin_of(source), adapters=list(adapters.folders) if adapters else ())
         for part in (runtime.head, runtime.transform, scorer, reranker):
             if part is not None:
                 part.save(work)
+
+
+def _keep_card_of_base(folder: Path) -> None:
+    """Give the base's own model card another name, which its new card leaves free."""
+    card = folder / CARD
+    if card.is_file() and not is_generated(card_fields(card)):
+        card.rename(folder / "README.base.md")
 
 
 def _refuse_hybrid(runtime: EncoderRuntime) -> None:

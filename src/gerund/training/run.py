@@ -316,21 +316,22 @@ def write_model(
     """
     # Loading the base samples random numbers, and a snapshot must not change the dropout of the steps after it.
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
+        write_atomic(partial / "training.json", json.dumps(report, indent=1) + "\n")  # before the card, which names it
         if trained.adapter is None:
             finished = trained.model if is_copy else copy.deepcopy(trained.model)
             finished = finished.to("cpu", _stored_type(trained))
             kind = Seq2SeqModel if trained.is_encoder_decoder else LanguageModel
-            save_into(kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head), partial)
+            finished_lm = kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head)
+            save_into(finished_lm, partial, source=trained.source)
         else:
             assert trained.source is not None
             base, tokenizer = loading.read(trained.source, None)
             with TemporaryDirectory(dir=partial.parent) as room:
                 write_adapter(trained, Path(room))
                 options: dict[str, Any] = {"name": folder.name, "adapters": Adapters.shared(Path(room)), "head": head}
-                save_into(LanguageModel(base, tokenizer, trained.encoder, **options), partial)
+                save_into(LanguageModel(base, tokenizer, trained.encoder, **options), partial, source=trained.source)
         for write in extra_files:
             write(partial)
-        write_atomic(partial / "training.json", json.dumps(report, indent=1) + "\n")
     return folder
 
 

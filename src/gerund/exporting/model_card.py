@@ -1,0 +1,263 @@
+"""Model cards: ``README.md`` in a model's folder, for users of gerund, transformers and sentence-transformers.
+
+The examples run as they are once ``PLACE`` is the folder or its id on the hub.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gerund.checks import read_json
+from gerund.errors import DataError, GerundError
+from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.models.architectures import NoHead, is_encoder_decoder
+from gerund.models.library_calls import quiet
+from gerund.models.origin import CARD, GENERATED, Origin, origin_of
+from gerund.models.sentence_transformers_folder import prompt_settings
+from gerund.models.sources import find_spec
+from gerund.settings.encoder import CONFIG_FILE, JOBS
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
+
+PLACE = "PATH/TO/THIS/FOLDER"
+"""What the examples load; an upload puts the repository's id in its place."""
+_SCORES, _LICENSE = "## Scores\n", "## License\n"
+_UNKNOWN = (
+    "The license of the base model isn't known: its folder has no model card. Find out and state it before you publish "
+    "this model.\n"
+)
+
+
+def write_card(
+    folder: Path, runtime: EncoderRuntime, origin: Origin, *, adapters: Sequence[str] = (), base_alone: str = ""
+) -> None:
+    """Write ``README.md`` and the base's license files into a saved model's folder.
+
+    Args:
+        folder: the folder.
+        runtime: the model.
+        origin: the model that it was made from.
+        adapters: the jobs that have an adapter.
+        base_alone: the hub id of the base, if the folder has only its adapters.
+    """
+    for path in origin.files:
+        if not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    generates = not isinstance(runtime.model.get_output_embeddings(), NoHead)
+    name = origin.name or "A language model"
+    parts = [
+        f"# {name}, as a generator and an encoder\n" if generates else f"# {name}, as an encoder\n",
+        _about(runtime, origin, generates=generates),
+        "## Use it with gerund\n",
+        _with_gerund(runtime, generates=generates, base_alone=base_alone),
+        *([] if base_alone else _with_others(runtime, generates=generates)),
+        "## Encoder settings\n",
+        _settings(runtime, adapters),
+        *_training(folder),
+        _LICENSE,
+        _terms(origin),
+    ]
+    text = front_matter(_fields(origin, generates=generates, base_alone=base_alone)) + "\n" + "\n".join(parts)
+    (folder / CARD).write_text(text, encoding="utf-8")
+
+
+def front_matter(fields: Mapping[str, Any]) -> str:
+    """Return the metadata at the start of a card."""
+    from huggingface_hub import ModelCardData
+
+    return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n"
+
+
+def _fields(origin: Origin, *, generates: bool, base_alone: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        **origin.terms,
+        "library_name": "peft" if base_alone else "transformers",
+        "pipeline_tag": "text-generation" if generates else "feature-extraction",
+        "tags": [GENERATED, "feature-extraction", "sentence-similarity"],
+    }
+    return fields if origin.base_model is None else {**fields, "base_model": origin.base_model}
+
+
+def _about(runtime: EncoderRuntime, origin: Origin, *, generates: bool) -> str:
+    config = runtime.model.config
+    name = f"[{origin.base_model}](https://huggingface.co/{origin.base_model})" if origin.base_model else origin.name
+    made = f", made from {name}" if name else ""
+    does = "generates text and embeds it" if generates else "embeds text"
+    return (
+        f"A {config.model_type} language model of {runtime.n_layers} layers{made}. With one set of weights "
+        f"it {does}, in vectors of {runtime.width} dimensions. It was saved by gerund (`pip install gerund`).\n"
+    )
+
+
+def _python(*lines: str) -> str:
+    return "```python\n" + "\n".join(lines) + "\n```\n"
+
+
+def _with_gerund(runtime: EncoderRuntime, *, generates: bool, base_alone: str) -> str:
+    prompts = [name for name, prompt in prompt_settings(runtime.config)[0].items() if prompt]
+    lines = ["import gerund", "", f'lm = gerund.load("{PLACE}")']
+    if base_alone:
+        given = EncoderSpec.of_config(runtime.config, runtime.n_layers)
+        plan = {name: getattr(given, name) for name in ("attention", "k", "k0", "pooling")}
+        settings = "".join(f", {name}={value!r}" for name, value in plan.items() if value is not None)
+        lines = [
+            "from pathlib import Path", "", "import gerund", "from huggingface_hub import snapshot_download", "",
+            f'place = "{PLACE}"', "folder = place if Path(place).is_dir() else snapshot_download(place)",
+            f'lm = gerund.load("{base_alone}", adapter=f"{{folder}}/adapter"{settings})',
+        ]  # fmt: skip
+    lines += [
+        'vectors = lm.encode(["A cat sleeps on the sofa.", "Bread rises because of yeast."])',
+        'print(lm.similarity(vectors, ["Why does dough rise?"]))',
+    ]
+    lines += [f'queries = lm.encode(["Why does dough rise?"], prompt_name="{prompts[0]}")'] if prompts else []
+    lines += ['print(lm.generate("Once upon a time", max_new_tokens=20)[0].text)'] if generates else []
+    return _python(*lines)
+
+
+def _with_others(runtime: EncoderRuntime, *, generates: bool) -> list[str]:
+    kind = "AutoModelForSeq2SeqLM" if is_encoder_decoder(runtime.model) else "AutoModelForCausalLM"
+    parts = [
+        "## Use it with transformers\n",
+        "It opens as the plain language model, without the encoder's settings and adapters:\n",
+        _python(
+            f"from transformers import {kind}, AutoTokenizer",
+            "",
+            f'model = {kind}.from_pretrained("{PLACE}")',
+            f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")',
+            'inputs = tokenizer("Once upon a time", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
+        ),
+    ]
+    others = (
+        "For an encoder that plain `SentenceTransformer` opens, `gerund export` the folder as `sentence-transformers`; "
+        "that is possible for the plans `causal` and `bidir`.\n"
+    )
+    return [
+        *(parts if generates else []),
+        "## Use it with sentence-transformers\n",
+        "sentence-transformers has no attention plans, so it uses gerund's module (`pip install 'gerund[st]'`):\n",
+        _python(
+            "from gerund.integrations.sentence_transformers import load",
+            "",
+            f'model = load("{PLACE}")',
+            'vectors = model.encode(["A cat sleeps on the sofa.", "Bread rises because of yeast."])',
+        ),
+        others,
+    ]
+
+
+def _settings(runtime: EncoderRuntime, adapters: Sequence[str]) -> str:
+    config = runtime.config
+    prompts, default = prompt_settings(config)
+    rows = {
+        "attention plan": f"`{config.attention.label(runtime.n_layers)}`",
+        "pooling": f"`{config.pooling}`",
+        "dimensions": runtime.width,
+        "normalized": "yes" if config.normalize else "no",
+        "compare by": config.similarity,
+        "longest text": "no limit" if runtime.max_length is None else f"{runtime.max_length} tokens",
+        **{f"prompt `{name}`": f"`{json.dumps(text, ensure_ascii=False)}`" for name, text in prompts.items() if text},
+        "default prompt": f"`{default}`" if default else "none",
+        **{f"`{name}`": f"`{getattr(config, name)}`" for name in config.methods},
+        "adapters": ", ".join(f"to {job}" for job in JOBS if job in adapters) or "none",
+    }
+    lines = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
+    return "\n".join(["| setting | value |", "|---|---|", *lines]) + f"\n\nThey are stored in `{CONFIG_FILE}`.\n"
+
+
+def _training(folder: Path) -> list[str]:
+    """Return a section about the training, where its record is in the folder."""
+    records = sorted(folder.glob("training*.json"))
+    if not records:
+        return []
+    lines = []
+    for path in records:
+        try:
+            record = read_json(path)
+            kinds = ", ".join(f"`{objective['kind']}`" for objective in record["recipe"]["objectives"])
+            lines.append(f"- [`{path.name}`]({path.name}): {kinds}, {record['steps']} steps\n")
+        except (DataError, LookupError, TypeError):
+            continue
+    return ["## Training\n", "The records have the complete recipe and its result:\n", "".join(lines)] if lines else []
+
+
+def _terms(origin: Origin) -> str:
+    terms = origin.terms
+    if not terms.get("license"):
+        return _UNKNOWN if origin.name else "No license is stated. State one before you publish this model.\n"
+    name = terms.get("license_name") or terms["license"]
+    link = terms.get("license_link")
+    called = f"[{name}]({link})" if isinstance(link, str) and link.startswith("http") else f"`{name}`"
+    files = ", ".join(f"[{path.name}]({path.name})" for path in origin.files)
+    return f"That of the base model: {called}.{f' See {files}.' if files else ''}\n"
+
+
+def with_scores(text: str, report: Path, fingerprint: str) -> str:
+    """Return a card with the scores of an evaluation.
+
+    Args:
+        text: the card.
+        report: the folder of ``gerund eval``, or its results.json.
+        fingerprint: the encoder's, by which its scores are found.
+
+    Raises:
+        DataError: it is not a report, or it has no scores of this model.
+    """
+    from huggingface_hub import EvalResult, ModelCard
+
+    path = report / "results.json" if report.is_dir() else report
+    data = read_json(path)
+    try:
+        labels = {item["label"]: item["description"].get("fingerprint") for item in data["systems"]}
+        label = next((label for label, found in labels.items() if found == fingerprint), None)
+        rows = [
+            (row["task"], row["score"]["main"], _shown(row["score"]["metrics"][row["score"]["main"]], row["unit"]))
+            for row in data["scores"]
+            if row["system"] == label
+        ]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not the results.json of gerund eval") from error
+    if not rows:
+        measured = ", ".join(f"{name} ({found})" for name, found in labels.items()) or "no models"
+        raise DataError(f"{path} has no scores of the encoder {fingerprint}; it has {measured}")
+    listed = "".join(f"| {task} | {metric} | {value:g} |\n" for task, metric, value in rows)
+    section = f"{_SCORES}\nMeasured by `gerund eval`.\n\n| task | metric | score |\n|---|---|---|\n{listed}\n"
+    body = re.sub(rf"{_SCORES}.*?(?=^## |\Z)", "", text, flags=re.DOTALL | re.MULTILINE)
+    before, license_, after = body.partition(_LICENSE)
+    card = ModelCard(before + section + license_ + after, ignore_metadata_errors=True)
+    card.data.model_name = card.data.model_name or "model"
+    card.data.eval_results = [
+        EvalResult("feature-extraction", f"gerund/{task}", task, metric, value) for task, metric, value in rows
+    ]
+    return str(card)
+
+
+def _shown(value: float, unit: str) -> float:
+    """Return a score as tables show it."""
+    return round(value * 100, 2) if unit == "percent" else round(value, 4)
+
+
+def add_origin(path: Path, origin: Origin) -> None:
+    """Add base model and license to the metadata of an export's README, if they are known."""
+    from huggingface_hub import ModelCard
+
+    fields = {**origin.terms, **({"base_model": origin.base_model} if origin.base_model else {})}
+    if not fields or not path.is_file():
+        return
+    with quiet():
+        card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    for name, value in fields.items():
+        setattr(card.data, name, value)
+    path.write_text(str(card), encoding="utf-8")
+
+
+def origin_of_spec(spec: ModelSpec | None) -> Origin:
+    """Return where a loaded model comes from; a model in memory comes from nowhere that is known."""
+    if spec is None:
+        return Origin("")
+    try:
+        return origin_of(find_spec(spec))
+    except GerundError:  # its folder is gone
+        return Origin("")
