@@ -81,6 +81,7 @@ from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText, layer_
 from gerund.types import EncodeResult, Generation, Infill, Scorer
 
 if TYPE_CHECKING:
+    from gerund.exporting.hub import Uploaded
     from gerund.exporting.shared import Export
 
 Output = Literal["numpy", "torch"]
@@ -1199,6 +1200,47 @@ class LanguageModel(Ranks):
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save the model as ``save`` does, by the name that transformers and sentence-transformers use."""
         self.save(folder, overwrite=overwrite)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        base: bool | None = None,
+        base_model: str | None = None,
+        results: str | Path | None = None,
+    ) -> "Uploaded":
+        """Save the model and upload it to the Hugging Face hub, with its model card, in one commit.
+
+        What is uploaded, and its size, is logged first. Afterwards the sizes of the files on the hub are verified.
+
+        Args:
+            repo_id: the repository, as OWNER/NAME; created if it does not exist.
+            private: whether a new repository is private; None for the hub's default.
+            token: the access token; None for that of ``hf auth login`` or ``HF_TOKEN``.
+            commit_message: the message of the commit.
+            revision: the branch, created if it does not exist; None for main.
+            base: for a model with adapters, whether the weights of its base go along. You must choose, as they
+                are large and somebody else's; with False, only the adapters, settings and card are uploaded.
+            base_model: the base's id on the hub, if gerund does not know it.
+            results: the folder of a report of ``gerund eval``, whose scores of this model go into the card.
+
+        Returns:
+            The repository's URL, the commit's hash, and the size of each file in bytes.
+
+        Raises:
+            ConfigError: ``repo_id`` is not valid, ``base`` must be chosen, or the base's id isn't known.
+            DataError: ``results`` has no scores of this model.
+            ModelError: the hub can't be reached, or refuses the upload.
+        """
+        from gerund.exporting.hub import push_model
+
+        options: dict[str, Any] = {"token": token, "commit_message": commit_message, "revision": revision}
+        about: dict[str, Any] = {"base": base, "base_model": base_model, "results": results, "private": private}
+        return push_model(self.save, repo_id, **about, **options)
 
     def export(
         self, folder: str | Path, format: ExportFormat, *, type: GgufType | None = None, overwrite: bool = False

@@ -24,7 +24,7 @@ from tests.tiny import save_tiny
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 IDS = torch.arange(3, 20)[None]
 # What a converted folder has beside the checkpoint's own files.
-OURS = {"gerund.json", "modules.json", "config_sentence_transformers.json"}
+OURS = {"README.md", "gerund.json", "modules.json", "config_sentence_transformers.json"}
 
 
 def load(folder: Path, **options) -> gerund.LanguageModel:

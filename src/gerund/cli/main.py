@@ -38,6 +38,7 @@ COMMANDS: dict[str, type[CheckedCommand] | None] = {
     "mine": LongCommand,
     "models": None,
     "negatives": LongCommand,
+    "push": CheckedCommand,
     "recipes": CheckedCommand,
     "rerank": WholeFileCommand,
     "score": WholeFileCommand,

@@ -14,25 +14,26 @@ from gerund.checks import read_json
 from gerund.errors import DataError, GerundError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models.architectures import NoHead, is_encoder_decoder
+from gerund.models.encoder_settings import read_adapters, read_saved
 from gerund.models.library_calls import quiet
 from gerund.models.origin import CARD, GENERATED, Origin, origin_of
 from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import CONFIG_FILE, JOBS
-from gerund.settings.model_spec import EncoderSpec, ModelSpec
+from gerund.settings.model_spec import ModelSpec
 
 PLACE = "PATH/TO/THIS/FOLDER"
 """What the examples load; an upload puts the repository's id in its place."""
-_SCORES, _LICENSE = "## Scores\n", "## License\n"
+_USE, _SETTINGS, _SCORES, _LICENSE = "## Use it with gerund\n", "## Encoder settings\n", "## Scores\n", "## License\n"
+# What the metadata of scores calls the model; the hub shows the repository's name.
+_NAME = "model"
 _UNKNOWN = (
     "The license of the base model isn't known: its folder has no model card. Find out and state it before you publish "
     "this model.\n"
 )
 
 
-def write_card(
-    folder: Path, runtime: EncoderRuntime, origin: Origin, *, adapters: Sequence[str] = (), base_alone: str = ""
-) -> None:
+def write_card(folder: Path, runtime: EncoderRuntime, origin: Origin, *, adapters: Sequence[str] = ()) -> None:
     """Write ``README.md`` and the base's license files into a saved model's folder.
 
     Args:
@@ -40,7 +41,6 @@ def write_card(
         runtime: the model.
         origin: the model that it was made from.
         adapters: the jobs that have an adapter.
-        base_alone: the hub id of the base, if the folder has only its adapters.
     """
     for path in origin.files:
         if not (folder / path.name).exists():
@@ -50,16 +50,16 @@ def write_card(
     parts = [
         f"# {name}, as a generator and an encoder\n" if generates else f"# {name}, as an encoder\n",
         _about(runtime, origin, generates=generates),
-        "## Use it with gerund\n",
-        _with_gerund(runtime, generates=generates, base_alone=base_alone),
-        *([] if base_alone else _with_others(runtime, generates=generates)),
-        "## Encoder settings\n",
+        _USE,
+        _with_gerund(runtime, generates=generates),
+        *_with_others(runtime, generates=generates),
+        _SETTINGS,
         _settings(runtime, adapters),
         *_training(folder),
         _LICENSE,
         _terms(origin),
     ]
-    text = front_matter(_fields(origin, generates=generates, base_alone=base_alone)) + "\n" + "\n".join(parts)
+    text = front_matter(_fields(origin, generates=generates)) + "\n" + "\n".join(parts)
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
@@ -70,10 +70,10 @@ def front_matter(fields: Mapping[str, Any]) -> str:
     return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n"
 
 
-def _fields(origin: Origin, *, generates: bool, base_alone: str) -> dict[str, Any]:
+def _fields(origin: Origin, *, generates: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         **origin.terms,
-        "library_name": "peft" if base_alone else "transformers",
+        "library_name": "transformers",
         "pipeline_tag": "text-generation" if generates else "feature-extraction",
         "tags": [GENERATED, "feature-extraction", "sentence-similarity"],
     }
@@ -95,25 +95,51 @@ def _python(*lines: str) -> str:
     return "```python\n" + "\n".join(lines) + "\n```\n"
 
 
-def _with_gerund(runtime: EncoderRuntime, *, generates: bool, base_alone: str) -> str:
+def _with_gerund(runtime: EncoderRuntime, *, generates: bool) -> str:
     prompts = [name for name, prompt in prompt_settings(runtime.config)[0].items() if prompt]
-    lines = ["import gerund", "", f'lm = gerund.load("{PLACE}")']
-    if base_alone:
-        given = EncoderSpec.of_config(runtime.config, runtime.n_layers)
-        plan = {name: getattr(given, name) for name in ("attention", "k", "k0", "pooling")}
-        settings = "".join(f", {name}={value!r}" for name, value in plan.items() if value is not None)
-        lines = [
-            "from pathlib import Path", "", "import gerund", "from huggingface_hub import snapshot_download", "",
-            f'place = "{PLACE}"', "folder = place if Path(place).is_dir() else snapshot_download(place)",
-            f'lm = gerund.load("{base_alone}", adapter=f"{{folder}}/adapter"{settings})',
-        ]  # fmt: skip
-    lines += [
+    lines = [
+        "import gerund",
+        "",
+        f'lm = gerund.load("{PLACE}")',
         'vectors = lm.encode(["A cat sleeps on the sofa.", "Bread rises because of yeast."])',
         'print(lm.similarity(vectors, ["Why does dough rise?"]))',
     ]
     lines += [f'queries = lm.encode(["Why does dough rise?"], prompt_name="{prompts[0]}")'] if prompts else []
     lines += ['print(lm.generate("Once upon a time", max_new_tokens=20)[0].text)'] if generates else []
     return _python(*lines)
+
+
+def adapter_card(text: str, folder: Path, base_model: str) -> str:
+    """Return a model's card for a repository that has its adapters alone.
+
+    Args:
+        text: the model's card; the empty string without one.
+        folder: the model's folder.
+        base_model: the base's id on the hub.
+    """
+    settings, adapters = read_saved(folder), read_adapters(folder)
+    given = {name: value for name, value in settings.said().items() if value is not None} if settings else {}
+    names = {"encode": "adapter", "infill": "infill_adapter"}
+    options = [f'{option}=f"{{folder}}/{adapters[job].name}"' for job, option in names.items() if job in adapters]
+    options += [f"{name}={value!r}" for name, value in given.items()]
+    use = _python(
+        "from pathlib import Path",
+        "",
+        "import gerund",
+        "from huggingface_hub import snapshot_download",
+        "",
+        f'place = "{PLACE}"',
+        "folder = place if Path(place).is_dir() else snapshot_download(place)",
+        "lm = gerund.load(",
+        f'    "{base_model}",',
+        *(f"    {option}," for option in options),
+        ")",
+        'vectors = lm.encode(["A cat sleeps on the sofa.", "Bread rises because of yeast."])',
+    )
+    about = f"This repository has only the adapters of [{base_model}](https://huggingface.co/{base_model}).\n\n"
+    before, _, rest = text.partition(_USE)
+    body = f"{before}{_USE}\n{about}{use}\n{''.join(rest.partition(_SETTINGS)[1:])}"
+    return with_fields(body, {"base_model": base_model, "library_name": "peft"})
 
 
 def _with_others(runtime: EncoderRuntime, *, generates: bool) -> list[str]:
@@ -205,7 +231,7 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
     Raises:
         DataError: it is not a report, or it has no scores of this model.
     """
-    from huggingface_hub import EvalResult, ModelCard
+    from huggingface_hub import EvalResult
 
     path = report / "results.json" if report.is_dir() else report
     data = read_json(path)
@@ -226,12 +252,8 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
     section = f"{_SCORES}\nMeasured by `gerund eval`.\n\n| task | metric | score |\n|---|---|---|\n{listed}\n"
     body = re.sub(rf"{_SCORES}.*?(?=^## |\Z)", "", text, flags=re.DOTALL | re.MULTILINE)
     before, license_, after = body.partition(_LICENSE)
-    card = ModelCard(before + section + license_ + after, ignore_metadata_errors=True)
-    card.data.model_name = card.data.model_name or "model"
-    card.data.eval_results = [
-        EvalResult("feature-extraction", f"gerund/{task}", task, metric, value) for task, metric, value in rows
-    ]
-    return str(card)
+    found = [EvalResult("feature-extraction", f"gerund/{task}", task, metric, value) for task, metric, value in rows]
+    return with_fields(before + section + license_ + after, {"model_name": _NAME, "eval_results": found})
 
 
 def _shown(value: float, unit: str) -> float:
@@ -241,16 +263,20 @@ def _shown(value: float, unit: str) -> float:
 
 def add_origin(path: Path, origin: Origin) -> None:
     """Add base model and license to the metadata of an export's README, if they are known."""
+    fields = {**origin.terms, **({"base_model": origin.base_model} if origin.base_model else {})}
+    if fields and path.is_file():
+        path.write_text(with_fields(path.read_text(encoding="utf-8"), fields), encoding="utf-8")
+
+
+def with_fields(text: str, fields: Mapping[str, Any]) -> str:
+    """Return a card with these fields in its metadata."""
     from huggingface_hub import ModelCard
 
-    fields = {**origin.terms, **({"base_model": origin.base_model} if origin.base_model else {})}
-    if not fields or not path.is_file():
-        return
     with quiet():
-        card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+        card = ModelCard(text, ignore_metadata_errors=True)
     for name, value in fields.items():
         setattr(card.data, name, value)
-    path.write_text(str(card), encoding="utf-8")
+    return str(card)
 
 
 def origin_of_spec(spec: ModelSpec | None) -> Origin:
