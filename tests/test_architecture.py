@@ -24,7 +24,11 @@ NETWORK = ("requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "socket"
 LISTENS = ("server.connections", "server.running", "server.workers")
 ASKS = "cli.remote"
 HUB = "huggingface_hub"
-ASKS_HUB = ("models.loading", "models.sources", "models.catalog", "models.folder_files")
+# models.origin reads cards on this machine only; exporting.hub uploads what the user names.
+ASKS_HUB = (
+    *("models.loading", "models.sources", "models.catalog", "models.folder_files", "models.origin"),
+    "exporting.hub",
+)
 UNSAFE = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 

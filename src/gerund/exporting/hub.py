@@ -9,11 +9,11 @@ from typing import Any
 
 from gerund.checks import flag, place
 from gerund.errors import ConfigError, GerundError, ModelError
-from gerund.exporting.model_card import PLACE, adapter_card, with_fields, with_scores
+from gerund.exporting.model_card import PLACE, adapter_card, with_scores
 from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.folder_files import demand_readable
 from gerund.models.library_calls import guarded
-from gerund.models.origin import CARD, card_fields
+from gerund.models.origin import CARD, card_fields, with_fields
 from gerund.models.weights import INDEX, WEIGHTS
 from gerund.progress import logger
 from gerund.settings.encoder import CONFIG_FILE

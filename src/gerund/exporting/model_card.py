@@ -6,7 +6,7 @@ The examples run as they are once ``PLACE`` is the folder or its id on the hub.
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from gerund.errors import DataError, GerundError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models.architectures import NoHead, is_encoder_decoder
 from gerund.models.encoder_settings import read_adapters, read_saved
-from gerund.models.library_calls import quiet
-from gerund.models.origin import CARD, GENERATED, Origin, origin_of
+from gerund.models.origin import CARD, GENERATED, Origin, front_matter, origin_of, with_fields
 from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import CONFIG_FILE, JOBS
@@ -25,8 +24,6 @@ from gerund.settings.model_spec import ModelSpec
 PLACE = "PATH/TO/THIS/FOLDER"
 """What the examples load; an upload puts the repository's id in its place."""
 _USE, _SETTINGS, _SCORES, _LICENSE = "## Use it with gerund\n", "## Encoder settings\n", "## Scores\n", "## License\n"
-# What the metadata of scores calls the model; the hub shows the repository's name.
-_NAME = "model"
 _UNKNOWN = (
     "The license of the base model isn't known: its folder has no model card. Find out and state it before you publish "
     "this model.\n"
@@ -61,13 +58,6 @@ def write_card(folder: Path, runtime: EncoderRuntime, origin: Origin, *, adapter
     ]
     text = front_matter(_fields(origin, generates=generates)) + "\n" + "\n".join(parts)
     (folder / CARD).write_text(text, encoding="utf-8")
-
-
-def front_matter(fields: Mapping[str, Any]) -> str:
-    """Return the metadata at the start of a card."""
-    from huggingface_hub import ModelCardData
-
-    return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n"
 
 
 def _fields(origin: Origin, *, generates: bool) -> dict[str, Any]:
@@ -231,8 +221,6 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
     Raises:
         DataError: it is not a report, or it has no scores of this model.
     """
-    from huggingface_hub import EvalResult
-
     path = report / "results.json" if report.is_dir() else report
     data = read_json(path)
     try:
@@ -252,8 +240,7 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
     section = f"{_SCORES}\nMeasured by `gerund eval`.\n\n| task | metric | score |\n|---|---|---|\n{listed}\n"
     body = re.sub(rf"{_SCORES}.*?(?=^## |\Z)", "", text, flags=re.DOTALL | re.MULTILINE)
     before, license_, after = body.partition(_LICENSE)
-    found = [EvalResult("feature-extraction", f"gerund/{task}", task, metric, value) for task, metric, value in rows]
-    return with_fields(before + section + license_ + after, {"model_name": _NAME, "eval_results": found})
+    return with_fields(before + section + license_ + after, {}, scores=rows)
 
 
 def _shown(value: float, unit: str) -> float:
@@ -266,17 +253,6 @@ def add_origin(path: Path, origin: Origin) -> None:
     fields = {**origin.terms, **({"base_model": origin.base_model} if origin.base_model else {})}
     if fields and path.is_file():
         path.write_text(with_fields(path.read_text(encoding="utf-8"), fields), encoding="utf-8")
-
-
-def with_fields(text: str, fields: Mapping[str, Any]) -> str:
-    """Return a card with these fields in its metadata."""
-    from huggingface_hub import ModelCard
-
-    with quiet():
-        card = ModelCard(text, ignore_metadata_errors=True)
-    for name, value in fields.items():
-        setattr(card.data, name, value)
-    return str(card)
 
 
 def origin_of_spec(spec: ModelSpec | None) -> Origin:

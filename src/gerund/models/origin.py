@@ -1,11 +1,11 @@
-"""The model that a folder is made from: its hub id and its license, for model cards.
+"""The model that a folder is made from: its hub id and its license, and the metadata of model cards.
 
 They are read from what is on this machine: the model's card, the metadata of a GGUF file, or gerund's table of short
 names. Nothing is downloaded.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from gerund.errors import GerundError
 from gerund.gguf_file import read_file
 from gerund.models.catalog import NAMED
+from gerund.models.library_calls import quiet
 from gerund.models.sources import Source
 
 CARD = "README.md"
@@ -72,6 +73,29 @@ def card_fields(path: Path) -> dict[str, Any]:
     except Exception:  # of several libraries; a card is not needed
         return {}
     return fields
+
+
+def front_matter(fields: Mapping[str, Any]) -> str:
+    """Return the metadata at the start of a card."""
+    from huggingface_hub import ModelCardData
+
+    return f"---\n{ModelCardData(**fields).to_yaml()}\n---\n"
+
+
+def with_fields(text: str, fields: Mapping[str, Any], *, scores: Sequence[tuple[str, str, float]] = ()) -> str:
+    """Return a card with these fields in its metadata, and scores, each of a task and a metric."""
+    from huggingface_hub import EvalResult, ModelCard
+
+    with quiet():
+        card = ModelCard(text, ignore_metadata_errors=True)
+    results = [
+        EvalResult("feature-extraction", f"gerund/{task}", task, metric, value) for task, metric, value in scores
+    ]
+    # The hub shows the repository's name.
+    measured = {"model_name": "model", "eval_results": results} if results else {}
+    for name, value in {**fields, **measured}.items():
+        setattr(card.data, name, value)
+    return str(card)
 
 
 def is_generated(fields: Mapping[str, Any]) -> bool:
