@@ -11,11 +11,12 @@ from gerund.checks import read_sample
 from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
-from gerund.models.adapters import ADAPTER_FILES, Adapters
+from gerund.models.adapters import Adapters
 from gerund.models.encoder_settings import default_encoder_config, read_adapters, read_saved
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
 from gerund.models.loading import LoadedModel, open_model
+from gerund.models.peft_folders import ADAPTER_FILES
 from gerund.models.sources import find, find_spec
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.scoring.reranker import Reranker

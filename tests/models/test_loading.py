@@ -96,7 +96,7 @@ def test_a_hub_id_without_network() -> None:
 
 def test_an_adapter_given_as_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "holds an adapter; give its base model, and this folder as the adapter" in refusal(tmp_path)
+    assert "names no model; give its base model, and this folder as the adapter" in refusal(tmp_path)
 
 
 def test_a_folder_with_model_and_adapter(folder: Path) -> None:

@@ -43,7 +43,6 @@ from gerund.jobs.checkpoints import resume_hint
 from gerund.jobs.files import LOCK, lock_folder, make_folder, write_atomic
 from gerund.models import loading
 from gerund.models.adapters import count_parameters
-from gerund.models.encoder_settings import read_adapters
 from gerund.models.sources import find
 from gerund.retrieval.document_reader import ReadLimits
 from gerund.scoring.dual_encoder import has_scorer
@@ -100,8 +99,8 @@ def finish(model: str, trained: Path, target: Path) -> None:
 
 
 def _adapters(model: str) -> dict[str, Path]:
-    settings = loading.settings_folder(find(model))
-    return {} if settings is None else {str(job): path for job, path in read_adapters(settings).items()}
+    source = find(model)
+    return {str(job): path for job, path in loading.own_adapters(source, loading.settings_folder(source)).items()}
 
 
 FORMAT = 1

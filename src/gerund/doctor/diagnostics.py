@@ -27,7 +27,7 @@ from gerund.inference.tokens import InputFormat, context_length, tokenize
 from gerund.models import architectures, loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.architectures import demand_decoder_only
-from gerund.models.encoder_settings import read_adapters, stored_settings
+from gerund.models.encoder_settings import stored_settings
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import EncoderConfig
@@ -101,13 +101,13 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
     source = find_spec(spec)
     settings = loading.settings_folder(source)
     config = loading.read_config(source)
-    reading = stored_settings(settings, config, spec, source.gguf)
+    reading = stored_settings(settings, config, spec, source)
     encoder = spec.applied_to(reading.encoder)
     reading.tell(source.name, encoder)
     stored = loading.own_dtype(source)
     loaded, tokenizer = loading.read(source, weights_type, config)
     demand_decoder_only(loaded, "be examined: no attention plan applies to it")
-    adapters = Adapters({} if settings is None else read_adapters(settings))
+    adapters = Adapters(loading.own_adapters(source, settings))
     start = time.perf_counter()
     diagnostics = _Diagnostics(loaded.to(where), tokenizer, encoder)
     logits = diagnostics.logits()

@@ -103,7 +103,7 @@ def convert(
     """
     _refuse_hybrid(runtime)
     with atomic_folder(folder, overwrite=overwrite) as work:
-        if source.gguf is not None:
+        if source.gguf is not None or (source.adapted is not None and source.adapted.merged):
             loading.save_model(runtime.model, runtime.tokenizer, base_state(runtime.model), work)
         else:
             for path in loading.original_files(source):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,13 +24,13 @@ from gerund.models.architectures import NoHead
 from gerund.models.fast_lora import AdapterComputation, choose_computation, fast_forward
 from gerund.models.fingerprint import adapter_hash
 from gerund.models.folder_files import demand_readable
+from gerund.models.peft_folders import ADAPTER_FILES, PEFT_WEIGHTS
 from gerund.settings.encoder import JOBS, Job
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 # The folder of the first job's adapter in a model's folder; another job's is called after its job too.
 _PLACE = "adapter"
 _CHECK_LENGTH = 8
+_MERGED = "merged"
 
 _active: ContextVar[str | None] = ContextVar("gerund_adapter_active", default=None)
 _gated: dict[type[nn.Module], type[nn.Module]] = {}
@@ -120,27 +121,65 @@ def merging_unties(model: PreTrainedModel, adapter: str | None) -> bool:
 def _inject(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     from peft import PeftConfig, PeftModel
 
-    wrapped: PeftModel | None = None
+    wrapped: dict[nn.Module, PeftModel] = {}
     for name, path in folders.items():
+        part = _adapted_part(model, path)
         where = str(path)
         try:
             # PEFT initializes the weights at random before it reads them.
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")  # what PEFT warns of is checked below
-                if wrapped is None:
+                if part not in wrapped:
                     config = PeftConfig.from_pretrained(where)
                     config.inference_mode = True
-                    wrapped = PeftModel(model, config, name)
-                info = wrapped.load_adapter(where, name, torch_device="cpu")
+                    wrapped[part] = PeftModel(part, config, name)
+                info = wrapped[part].load_adapter(where, name, torch_device="cpu")
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ModelError(f"the adapter in {path} does not fit this model: {reason}") from error
-        if wrapped.peft_config[name].is_prompt_learning:
+        if wrapped[part].peft_config[name].is_prompt_learning:
             raise ModelError(f"the adapter in {path} changes no layer (prompt tuning and the like are not supported)")
         for keys, what in ((info.unexpected_keys, "has weights for"), (info.missing_keys, "lacks weights for")):
             if keys:
                 raise ModelError(f"the adapter in {path} is not for this model: it {what} {sorted(keys)[0]}")
     _move_to_base(model)
+
+
+def _adapted_part(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Return the part of a model that an adapter was trained on: all of it, or the body that embedders are made of."""
+    try:
+        with safe_open(str(folder / PEFT_WEIGHTS), framework="pt") as file:
+            keys = list(file.keys())
+    except Exception as error:  # safetensors has an exception outside the built-in ones
+        raise ModelError(f"the adapter in {folder} cannot be read: {' '.join(str(error).split())[:200]}") from error
+    body: PreTrainedModel = model.base_model
+    inside = {name for name, _ in body.named_modules()}
+    layers = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in keys}
+    return body if body is not model and keys and layers <= inside else model
+
+
+def merge_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Make an adapter part of a model's weights for good.
+
+    Raises:
+        ModelError: it does not fit the model.
+    """
+    if _gated_layers(model):
+        raise ConfigError("this model carries an adapter already; load the model again for another one")
+    check_folder(folder)
+    _inject(model, {_MERGED: folder})
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, AuxiliaryTrainingWrapper):
+            raise ModelError(f"the adapter in {folder} trains {name} in full; merge it with PEFT, and open that")
+        if isinstance(module, BaseTunerLayer):
+            module.merge(safe_merge=True)
+            model.set_submodule(name, module.get_base_layer())
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    model.eval()
 
 
 def _move_to_base(model: PreTrainedModel) -> None:

@@ -23,7 +23,9 @@ from gerund.models.architectures import SEQ2SEQ, is_bidirectional, is_body, stat
 from gerund.models.folder_files import hub_name
 from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
+from gerund.models.known_encoders import known_encoder
 from gerund.models.reranker_folder import is_reranker, read_reranker
+from gerund.models.sources import Source
 from gerund.progress import say_once
 from gerund.settings.encoder import (
     CONFIG_FILE,
@@ -90,13 +92,14 @@ def default_encoder_config(config: PreTrainedConfig) -> EncoderConfig:
 
 
 def stored_settings(
-    folder: Path | None, config: PreTrainedConfig, given: EncoderSpec, gguf: Path | None = None
+    folder: Path | None, config: PreTrainedConfig, given: EncoderSpec, source: Source | None = None
 ) -> StoredSettings:
     """Read the encoder settings of a model's folder or GGUF file.
 
     ``given`` are the user's: without them a model whose attention is its author's code raises ``ConfigError``.
     """
     default = default_encoder_config(config)
+    gguf = None if source is None else source.gguf
     if isinstance(given, ModelSpec) and (reranker := _reranker(folder, config, given, gguf)) is not None:
         plan = _BOTH_WAYS if is_bidirectional(config) else AttentionPlan("causal")
         # An encoder's prompt is what a reranker is asked to find.
@@ -106,9 +109,10 @@ def stored_settings(
         if settings_of_file is None:
             return StoredSettings(default)
         return StoredSettings(settings_of_file.applied_to(default), file=gguf.name)
-    if folder is not None:
-        return _settings_in(folder, config, given, default)
-    return StoredSettings(default)
+    known = known_encoder(config, None if source is None else source.adapted)
+    if known is not None and not (folder is not None and (folder / CONFIG_FILE).is_file()):
+        return StoredSettings(known, file=ready_made.MODULE_FILE)
+    return StoredSettings(default) if folder is None else _settings_in(folder, config, given, default)
 
 
 def _settings_in(folder: Path, config: PreTrainedConfig, given: EncoderSpec, default: EncoderConfig) -> StoredSettings:

@@ -32,7 +32,7 @@ from gerund.checks import place, read_json
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.gguf_file import read_file
 from gerund.models import gguf_architectures, gguf_tokenizer
-from gerund.models.adapters import ADAPTER_FILES, Adapters
+from gerund.models.adapters import Adapters, merge_adapter
 from gerund.models.architectures import (
     SEQ2SEQ,
     NoHead,
@@ -51,7 +51,9 @@ from gerund.models.folder_files import demand_readable
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
+from gerund.models.lora_stack import stacked
 from gerund.models.packed_checkpoints import packing_of
+from gerund.models.peft_folders import ADAPTER_FILES, LLM2VEC_FILE
 from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
@@ -157,6 +159,8 @@ def read(
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
+    for folder in source.adapted.merged if source.adapted is not None and not placed else ():
+        merge_adapter(model, folder)
     _replace_missing_head(model, info, source.name)
     if packed:
         _forget_packing(model)
@@ -195,7 +199,7 @@ def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokeni
     tokenizer: PreTrainedTokenizerBase = guarded(
         what,
         AutoTokenizer.from_pretrained,
-        where or source.where,
+        where or _tokenizer_folder(source),
         **(source.hub_options if where is None else {"local_files_only": source.local_only}),
         trust_remote_code=False,
     )
@@ -203,6 +207,10 @@ def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokeni
         raise ModelError(f"{what}: its vocabulary is empty, so that no text has a token")
     guarded(what, lambda: tokenizer.decode(tokenizer("a")["input_ids"]))
     return checked_tokenizer(tokenizer)
+
+
+def _tokenizer_folder(source: Source) -> str:
+    return source.where if source.adapted is None else str(source.adapted.holding("tokenizer.json"))
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -303,6 +311,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state
 
 def settings_folder(source: Source) -> Path | None:
     """Return the folder of ``gerund.json`` and adapters; None for a GGUF file, or where the hub can't be reached."""
+    if source.adapted is not None:
+        return source.adapted.holding(CONFIG_FILE, MODULES_FILE, LLM2VEC_FILE)
     if source.is_local:
         return source.folder
     from huggingface_hub import snapshot_download
@@ -316,6 +326,16 @@ def settings_folder(source: Source) -> Path | None:
         return fetched(dense_weights(folder)) if is_ready_made(folder) and dense_weights(folder) else folder
     except ModelError:
         return None  # loading the model reports why
+
+
+def own_adapters(source: Source, settings: Path | None) -> dict[Job, Path]:
+    """Return the PEFT folder of each job that has one: those in a model's folder, or the adapters that were opened.
+
+    ``settings`` is the folder of the model's settings.
+    """
+    if source.adapted is not None and source.adapted.encoding:
+        return {"encode": stacked(source.adapted.encoding)}
+    return {} if settings is None else read_adapters(settings)
 
 
 def original_files(source: Source) -> list[Path]:
@@ -463,18 +483,18 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         )
     source = find_spec(spec, token)
     settings = settings_folder(source)
-    own_adapters = {} if settings is None else read_adapters(settings)
+    adapters_there = own_adapters(source, settings)
     config = read_config(source)
     seq2seq = config.model_type in SEQ2SEQ
-    reading = stored_settings(settings, config, spec, source.gguf)
+    reading = stored_settings(settings, config, spec, source)
     stored, head = reading.encoder, reading.head
     encoder = spec.applied_to(stored)
     reading.tell(source.name, encoder)
     if seq2seq:
-        given = [own_adapters.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
+        given = [adapters_there.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
         _check_seq2seq(encoder, source.name, given)
-    adapters = _adapters(own_adapters, spec)
-    if spec.adapter is not None and "encode" in own_adapters:
+    adapters = _adapters(adapters_there, spec)
+    if spec.adapter is not None and "encode" in adapters_there:
         # A head that was trained with the adapter is useless without it.
         head = None
     if head is not None and not vectors_alike(encoder, stored):
@@ -484,7 +504,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
     # It was fitted to the vectors of one encoder config.
     is_fitted = encoder.transform != NO_TRANSFORM and spec.adapter is None and vectors_alike(encoder, stored)
     transform = read_transform(settings, encoder.transform) if settings is not None and is_fitted else None
-    files = weight_files(source, getattr(config, "transformers_weights", None))
+    files = [*weight_files(source, getattr(config, "transformers_weights", None)), *_merged_files(source)]
     before = describe_files(files)
     reranker, layer = reading.reranker, None
     if reranker is not None:
@@ -509,8 +529,14 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         "spec": spec,
         "stamp": stamp,
     }
-    fills_gaps = seq2seq or _is_trained_to_infill(settings, own_adapters, spec)
+    fills_gaps = seq2seq or _is_trained_to_infill(settings, adapters_there, spec)
     return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, reranker, layer)
+
+
+def _merged_files(source: Source) -> list[Path]:
+    """Return the files of the adapters that become part of the weights."""
+    folders = () if source.adapted is None else source.adapted.merged
+    return [folder / file for folder in folders for file in ADAPTER_FILES]
 
 
 def _tensors_of(model: PreTrainedModel) -> list[str]:

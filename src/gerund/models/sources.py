@@ -14,6 +14,7 @@ from gerund.errors import ConfigError, ModelError
 from gerund.gguf_file import is_gguf
 from gerund.models.catalog import NAMED, find_local, gguf_in
 from gerund.models.folder_files import demand_readable_files
+from gerund.models.peft_folders import PEFT_CONFIG, AdaptedModel, cached_folders, is_peft_folder, read_peft_folder
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.settings.model_spec import ModelSpec
@@ -31,12 +32,14 @@ _LOOK_UP = 1.0
 class Source:
     """Where a model comes from: a local ``folder``, a ``gguf`` file, or else the hub id ``name``.
 
-    For a hub id, ``revision`` is the version and ``token`` the access token; None for the hub's defaults.
+    ``adapted`` says which adapters belong to the model in ``folder``, where a PEFT folder was given. For a hub id,
+    ``revision`` is the version and ``token`` the access token; None for the hub's defaults.
     """
 
     name: str
     folder: Path | None
     gguf: Path | None = None
+    adapted: AdaptedModel | None = None
     revision: str | None = None
     token: str | bool | None = field(default=None, repr=False)
 
@@ -127,6 +130,8 @@ def _found(model: str | Path | None) -> Source:
             f"without {SENTENCE_TRANSFORMERS} a model is opened here"
         )
     path = place("model", model).expanduser() if text else Path()
+    if text and path.is_dir() and is_peft_folder(path):
+        return _adapted(text, path)
     if text and path.is_dir():
         file = None if (path / "config.json").is_file() else gguf_in(path)
         return Source(text, None, file) if file is not None else Source(text, _check_folder(path))
@@ -137,6 +142,12 @@ def _found(model: str | Path | None) -> Source:
             raise ModelError(f"{path} is not a GGUF file; give a model's folder, or a GGUF file")
         return Source(text, None, path)
     return _by_name(text, is_path=isinstance(model, Path))
+
+
+def _adapted(name: str, folder: Path) -> Source:
+    """Return the source of a PEFT folder, which is opened with the model that it names."""
+    model = read_peft_folder(folder)
+    return Source(name, _check_folder(model.base), adapted=model)
 
 
 def _by_name(name: str, *, is_path: bool) -> Source:
@@ -156,6 +167,8 @@ def _by_name(name: str, *, is_path: bool) -> Source:
     # No hub model is called so, and without a network it takes long until that is clear.
     if "/" not in name and (near := get_close_matches(name.lower(), [DEFAULT_MODEL, *NAMED], cutoff=_SLIP)):
         raise ModelError(f"there is no model {name!r}; did you mean {near[0]}?")
+    if (folder := next(iter(cached_folders(name)), None)) is not None and is_peft_folder(folder):
+        return _adapted(name, folder)
     return Source(name, None)
 
 
@@ -201,12 +214,11 @@ def hub_answers() -> bool:
 def _check_folder(path: Path) -> Path:
     """Return a model's folder, or raise ``ModelError`` where it isn't one."""
     demand_readable_files(path)
-    is_adapter = (path / "adapter_config.json").is_file()
+    is_adapter = (path / PEFT_CONFIG).is_file()
     if not (path / "config.json").is_file():
         refuse_modules(path)
-        what = "an adapter; give its base model, and this folder as the adapter" if is_adapter else "no model"
         hint = f"; did you mean {path / 'model'}?" if (path / "model" / "config.json").is_file() else ""
-        raise ModelError(f"{path} holds {what}: it has no config.json{hint}")
+        raise ModelError(f"{path} holds no model: it has no config.json{hint}")
     if is_adapter:
         # transformers would switch it on for good, also while generating.
         raise ModelError(f"{path} holds a model and an adapter; move the adapter into a folder of its own")

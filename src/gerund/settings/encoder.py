@@ -60,6 +60,7 @@ Job = Literal["encode", "infill", "score"]
 JOBS: tuple[Job, ...] = get_args(Job)
 
 ST_CONVENTIONS: Literal["sentence-transformers"] = "sentence-transformers"
+LLM2VEC_CONVENTIONS: Literal["llm2vec"] = "llm2vec"
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 
@@ -143,11 +144,12 @@ class EncoderSettings(Generic[Auto, Unset]):
         "Weight of that measure beside the scores of a first stage, from 0 (these alone) to 1. Default: 0.5. No vector "
         "depends on it.",
     )
-    conventions: Literal["gerund", "sentence-transformers"] | Unset = setting(
+    conventions: Literal["gerund", "sentence-transformers", "llm2vec"] | Unset = setting(
         "gerund",
         "Conventions where libraries differ: gerund, or sentence-transformers, as for every ready-made encoder. There "
         "control tokens in a prompt are parsed, the prompt is as long as it is alone, its tokens count in the weights "
-        "of a weighted mean, and max_length may be above the tokenizer's own limit.",
+        "of a weighted mean, and max_length may be above the tokenizer's own limit. llm2vec: control tokens in a "
+        "prompt are parsed, and what a prompt puts after a text is pooled with it.",
     )
     similarity: Similarity | Unset = setting(
         "cosine",

@@ -19,7 +19,7 @@ from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
 from gerund.models.architectures import SEQ2SEQ, is_encoder_decoder
-from gerund.models.encoder_settings import default_encoder_config, read_adapters, stored_settings
+from gerund.models.encoder_settings import default_encoder_config, stored_settings
 from gerund.models.heads import ProjectionHead
 from gerund.models.sources import Source, find
 from gerund.models.two_layer_check import verify_on_two_layers
@@ -143,7 +143,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
         raise ModelError(f"model.base: {error}{made_by(base)}") from error
     settings = loading.settings_folder(source)
     config = loading.read_config(source)
-    reading = stored_settings(settings, config, recipe.encoder, source.gguf)
+    reading = stored_settings(settings, config, recipe.encoder, source)
     # On a GPU frozen weights need no more precision than they are computed in.
     frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, config, weights=weights)
@@ -195,8 +195,7 @@ def _check_objectives(recipe: Recipe, model: TrainableModel) -> None:
 
 def _stored_adapter(source: Source | None) -> Path | None:
     """Return the folder of the adapter that a base was saved with."""
-    settings = None if source is None else loading.settings_folder(source)
-    return None if settings is None else read_adapters(settings).get("encode")
+    return None if source is None else loading.own_adapters(source, loading.settings_folder(source)).get("encode")
 
 
 def _with_adapter(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "PeftModel":

@@ -42,7 +42,7 @@ from gerund.models.int8_matmul import int8_matmul, make_ready
 from gerund.models.vectors import Transform
 from gerund.poolings import pool, pooling_parts
 from gerund.progress import progress
-from gerund.settings.encoder import EncoderConfig
+from gerund.settings.encoder import LLM2VEC_CONVENTIONS, EncoderConfig
 from gerund.settings.plan import Direction, ResolvedPlan
 from gerund.settings.templates import layer_numbers, rerouted_layers
 
@@ -219,6 +219,7 @@ class EncoderRuntime:
     def pool_to(self, tokens: Tokens) -> int:
         """Return the end of the pooled tokens: the end of a template is used for the last token's state only."""
         reads_end = any(one.reads_end for one in pooling_parts(self.config.pooling))
+        reads_end = reads_end or self.config.conventions == LLM2VEC_CONVENTIONS
         if tokens.behind is None or self.config.pool_prompt or reads_end:
             return len(tokens)
         return tokens.behind[0]
