@@ -159,14 +159,13 @@ def read(
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(f"{source.name} is an adapter; give its base model, and this folder as the adapter")
-    for folder in source.adapted.merged if source.adapted is not None and not placed else ():
-        merge_adapter(model, folder)
     _replace_missing_head(model, info, source.name)
     if packed:
         _forget_packing(model)
     refuse_incomplete(info, source.name)
     if weights or packed:
         refuse_unsound(model, source.name)
+        _merge_adapters(model, source, packed=packed)
     _refuse_wrong_numbers(model, source.name)
     tokenizer = read_tokenizer(source)
     refuse_larger_tokenizer(tokenizer, model, source)
@@ -175,6 +174,17 @@ def read(
         tokenizer.init_kwargs.pop(key, None)
     model.eval()
     return model, tokenizer
+
+
+def _merge_adapters(model: PreTrainedModel, source: Source, *, packed: bool) -> None:
+    """Make the adapters of a language model that were opened by themselves part of its weights."""
+    for folder in () if source.adapted is None else source.adapted.merged:
+        if packed:
+            raise ModelError(
+                f"{folder} is an adapter for {source.where}, whose weights are packed, so it can't be merged into them; "
+                "take the model in full precision"
+            )
+        merge_adapter(model, folder)
 
 
 def _read_gguf(
