@@ -181,7 +181,7 @@ def _merge_adapters(model: PreTrainedModel, source: Source, *, packed: bool) -> 
     for folder in () if source.adapted is None else source.adapted.merged:
         if packed:
             raise ModelError(
-                f"{folder} is an adapter for {source.where}, whose weights are packed, so it can't be merged into them; "
+                f"{folder} is an adapter for {source.where}, whose weights are packed, so it can't be merged; "
                 "take the model in full precision"
             )
         merge_adapter(model, folder)
