@@ -77,3 +77,17 @@ def hub_name(folder: Path) -> str:
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     return folder.resolve().name
+
+
+def cached_folders(name: str) -> Iterator[Path]:
+    """Yield the folders that the hub's cache has of a hub id."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for file in ("config.json", "adapter_config.json"):
+        try:
+            path = try_to_load_from_cache(name, file)
+        except HFValidationError:
+            return
+        if isinstance(path, str):
+            yield Path(path).parent

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from gerund.checks import read_json
 from gerund.errors import DataError, ModelError
 from gerund.models.catalog import NAMED
-from gerund.models.folder_files import demand_readable_files, hub_name
+from gerund.models.folder_files import cached_folders, demand_readable_files, hub_name
 
 PEFT_CONFIG, PEFT_WEIGHTS = ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 LLM2VEC_FILE = "llm2vec_config.json"
@@ -125,20 +125,6 @@ def _candidates(name: str, folder: Path) -> Iterator[Path]:
     yield folder.resolve().parent / Path(name).name
     yield from (model.folder for model in NAMED.values() if model.hub is not None and model.hub.repository == name)
     yield from cached_folders(name)
-
-
-def cached_folders(name: str) -> Iterator[Path]:
-    """Yield the folders that the hub's cache has of a hub id."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    for file in ("config.json", PEFT_CONFIG):
-        try:
-            path = try_to_load_from_cache(name, file)
-        except HFValidationError:
-            return
-        if isinstance(path, str):
-            yield Path(path).parent
 
 
 def _is_for_encoding(folder: Path, config: dict[str, Any]) -> bool:

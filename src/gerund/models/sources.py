@@ -13,8 +13,8 @@ from gerund.checks import place
 from gerund.errors import ConfigError, ModelError
 from gerund.gguf_file import is_gguf
 from gerund.models.catalog import NAMED, find_local, gguf_in
-from gerund.models.folder_files import demand_readable_files
-from gerund.models.peft_folders import PEFT_CONFIG, AdaptedModel, cached_folders, is_peft_folder, read_peft_folder
+from gerund.models.folder_files import cached_folders, demand_readable_files
+from gerund.models.peft_folders import PEFT_CONFIG, AdaptedModel, is_peft_folder, read_peft_folder
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.settings.model_spec import ModelSpec
