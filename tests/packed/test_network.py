@@ -43,7 +43,7 @@ def test_each_layer_takes_its_mask(network: PackedNetwork):
     np.testing.assert_array_equal(upper[1], causal[1])
     np.testing.assert_array_equal(lower[1], all_layers[1])
     assert all(np.abs(one[2] - causal[2]).max() > 0.01 for one in (upper, lower, all_layers))
-    expected = reference.logits(network._file, IDS[1].tolist(), np.ones((6, 6), bool))
+    expected = reference.logits(network._weights.file, IDS[1].tolist(), np.ones((6, 6), bool))
     logits = network.run(IDS, masks_PB1TS=masks[1:], outputs=["logits"]).logits
     np.testing.assert_allclose(logits[1], expected, atol=1e-4)
 

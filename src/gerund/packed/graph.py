@@ -41,6 +41,10 @@ class Weights(Protocol):
         """Return a norm's weights or a bias; None if the model has none."""
         ...
 
+    def embeddings(self, ids_N: np.ndarray) -> np.ndarray:
+        """Return the embeddings of tokens (N, D), float32, as they are stored."""
+        ...
+
 
 @dataclass
 class GraphBuilder:

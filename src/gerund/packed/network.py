@@ -15,16 +15,17 @@ import numpy as np
 import onnxruntime as ort
 
 from gerund.errors import ConfigError
-from gerund.gguf_file import GgufFile, read_file
+from gerund.gguf_file import read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.packed.adapter import Adapter, read_adapter
-from gerund.packed.blocks import Blocks, repack
+from gerund.packed.folder_shape import read_folder_shape
+from gerund.packed.folder_weights import FolderWeights, Precision
 from gerund.packed.gguf_weights import GgufWeights
 from gerund.packed.graph_cache import open_session
 from gerund.packed.shape import NetworkShape, read_shape
 
 if TYPE_CHECKING:
-    from gerund.packed.graph import GraphBuilder
+    from gerund.packed.graph import GraphBuilder, Weights
 
 MASKED = np.float32(-1e9)
 """What a mask adds where a token does not see a slot."""
@@ -139,19 +140,19 @@ class PackedNetwork:
     def __init__(
         self,
         shape: NetworkShape,
-        file: GgufFile,
+        weights: "Weights",
+        sources: Sequence[Path],
         *,
+        variant: str,
         threads: int | None,
         cache: Path | None,
-        accuracy: int,
         adapter: Adapter | None,
+        accuracy: int,
     ) -> None:
         self.shape, self.adapter = shape, adapter
-        self._file, self._threads, self._accuracy = file, threads, accuracy
+        self._weights, self._sources, self._variant = weights, sources, variant
+        self._threads, self._accuracy = threads, accuracy
         self._cache = user_cache("packed") if cache is None else cache
-        # Plain rows of the mapped file: an index of numpy's memmap takes ten times as long.
-        self._embeddings = file.tensors.stored("token_embd.weight").view(np.ndarray)
-        self._embeddings_kind = file.tensors.infos["token_embd.weight"].ggml_type
         self._factors: dict[bool, dict[str, Any]] = {
             active: {name: _shared(factor) for name, factor in adapter.inputs(active=active).items()} if adapter else {}
             for active in (False, True)
@@ -168,24 +169,38 @@ class PackedNetwork:
         cache: Path | None = None,
         accuracy: int = 4,
         adapter: Path | None = None,
+        weights: Precision = "int8",
     ) -> "PackedNetwork":
-        """Open a GGUF file.
+        """Open a GGUF file, or a folder in safetensors whose weights are quantized.
 
         Args:
-            path: the file.
+            path: the file or folder.
             threads: how many threads a run uses; None for one per core.
             cache: the folder of built graphs, with weights; the user's cache by default.
             accuracy: 4 rounds activations to 8 bits, as llama.cpp does; 0 computes in float32, several times as slow
                 for few tokens.
             adapter: the folder of a LoRA adapter, which runs take with ``adapted``.
+            weights: of a folder: ``int8``, ``int4``, or ``float32`` for those that are not quantized.
 
         Raises:
-            ModelError: the file is damaged, or its architecture cannot be run packed.
+            ModelError: the file or folder is damaged, or its architecture cannot be run packed.
+            ConfigError: an unknown kind of weights.
         """
-        file = read_file(path)
-        shape = read_shape(file)
+        source: Weights
+        if path.is_dir():
+            shape = read_folder_shape(path)
+            source = FolderWeights(path, shape, weights)
+            files = [path / "config.json", *source.files]
+        else:
+            file = read_file(path)
+            shape = read_shape(file)
+            source = GgufWeights(file, shape)
+            files = sorted(set(file.tensors.files.values()))
         factors = None if adapter is None else read_adapter(adapter, shape)
-        return cls(shape, file, threads=threads, cache=cache, accuracy=accuracy, adapter=factors)
+        variant = f"weights {weights}, accuracy {accuracy}, adapted {() if factors is None else factors.places}"
+        return cls(
+            shape, source, files, variant=variant, threads=threads, cache=cache, adapter=factors, accuracy=accuracy
+        )
 
     def _open_session(self, *, attention: bool) -> ort.InferenceSession:
         adapted = () if self.adapter is None else self.adapter.places
@@ -193,19 +208,16 @@ class PackedNetwork:
         def built() -> "GraphBuilder":
             from gerund.packed.graph import build  # onnx takes time and memory, and a cached graph needs it not
 
-            weights = GgufWeights(self._file, self.shape)
-            return build(self.shape, weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
+            return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
-        sources = sorted(set(self._file.tensors.files.values()))
-        variant = f"accuracy {self._accuracy}, attention {attention}, adapted {adapted}"
-        return open_session(sources, variant, built, self._threads, self._cache)
+        variant = f"{self._variant}, attention {attention}"
+        return open_session(self._sources, variant, built, self._threads, self._cache)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""
         ids_BT = np.asarray(ids_BT)
-        matrix = repack(self._embeddings[ids_BT.reshape(-1)], self._embeddings_kind)
-        values = matrix.unpack() if isinstance(matrix, Blocks) else matrix
-        return (values * np.float32(self.shape.embedding_scale)).reshape(*ids_BT.shape, self.shape.width)
+        values = self._weights.embeddings(ids_BT.reshape(-1)) * np.float32(self.shape.embedding_scale)
+        return values.reshape(*ids_BT.shape, self.shape.width)
 
     def causal_masks(self, tokens: int, slots: int, write_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the causal masks (P, B, 1, T, S) of tokens at ``write_B`` onwards, and each layer's mask.
