@@ -91,6 +91,13 @@ def command(
             help="First re-embed everything, with another model or in other chunks, and swap in one step.",
         ),
     ] = False,
+    choose_weight: Annotated[
+        int,
+        typer.Option(
+            help="Then choose what vectors count beside words in searches, on this many questions that the model "
+            "writes to the documents; 30 are enough for a first choice."
+        ),
+    ] = 0,
     limits: "ReadLimits",
     where: options.Machines,
     as_json: options.Json = False,
@@ -124,16 +131,15 @@ def command(
         gerund index notes/ -o my.index --encoder st:sentence-transformers/all-MiniLM-L6-v2
 
         gerund index notes/ -o my.index --workers 8
+
+        gerund index -o my.index --choose-weight 30
     """
     from gerund.retrieval.document_reader import unknown_files
     from gerund.retrieval.index import open_index, store_at
 
-    if not paths and not migrate:
-        raise ConfigError("name the files or folders to index; without any, only --migrate has something to do")
-    if prune and not paths:
-        raise ConfigError("--prune removes what lay in PATHS and is gone; name them")
-    if watch and not paths:
-        raise ConfigError("--watch follows what lies in PATHS; name them")
+    _refuse_nothing_to_do(paths, prune=prune, watch=watch, other=migrate or choose_weight > 0)
+    if choose_weight < 0 or (choose_weight and watch):
+        raise ConfigError("--choose-weight takes a number of questions, and has no use with --watch")
     store = store_at(output)
     about = store.about()
     requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
@@ -161,8 +167,22 @@ def command(
     if left := unknown_files(paths or []):
         kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
         tell(f"skipped {_counted(sum(left.values()), 'file')} of unsupported types: {kinds}")
+    if choose_weight:
+        tell(f"{output}: {index.choose_weight(choose_weight)}")
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
+
+
+def _refuse_nothing_to_do(paths: list[Path] | None, *, prune: bool, watch: bool, other: bool) -> None:
+    """Refuse a command without files that says nothing else either, and what is said of files that are not named."""
+    if not paths and not other:
+        raise ConfigError(
+            "name the files or folders to index; without any, only --migrate and --choose-weight have something to do"
+        )
+    if prune and not paths:
+        raise ConfigError("--prune removes what lay in PATHS and is gone; name them")
+    if watch and not paths:
+        raise ConfigError("--watch follows what lies in PATHS; name them")
 
 
 class _Machines:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.retrieval.answer_generation import AnswerGenerator
     from gerund.retrieval.embedding import Embedder
+    from gerund.retrieval.weight_choice import WeightChoice
 
 
 # Modules that need torch are imported where they are used: a keyword search needs no model and starts in a second.
@@ -245,6 +246,34 @@ class Index(QuestionAnswering):
         self._embedder = self._generator = None
         return count
 
+    def choose_weight(self, questions: int = 30, *, seed: int = 0) -> "WeightChoice":
+        """Choose what vectors count in hybrid searches, on questions that the model writes to the documents.
+
+        The model writes a question to each of some chunks, and the weight wins that ranks their documents highest. It
+        is stored with the index, until vectors are made anew (``migrate``).
+
+        Args:
+            questions: how many questions.
+            seed: of the sample of chunks.
+
+        Returns:
+            The weight, with the questions and how every weight did.
+
+        Raises:
+            DataError: the index has fewer than two documents, or the model writes no question.
+            ConfigError: the model does not generate, or ``questions`` is not a number from 1 to 10000.
+        """
+        from gerund.retrieval.weight_choice import choose_weight
+
+        if not 1 <= whole_number("questions", questions) <= MOST_HITS:
+            raise ConfigError(f"questions={questions} is not a number from 1 to {MOST_HITS}")
+        if self._about is None:
+            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        choice = choose_weight(self.store, self.lm, self._require_embedder().queries, questions, seed=seed)
+        self.store.set_weight(choice.weight)
+        self._about = self.store.about()
+        return choice
+
     @takes_aliases
     def search(
         self,
@@ -266,8 +295,8 @@ class Index(QuestionAnswering):
             filter: a condition in SQL on ``source``, ``file``, ``title``, ``heading``, ``text``, ``start``, ``stop``
                 and ``tokens``: comparisons, ``IN``, ``BETWEEN``, ``LIKE``, ``ILIKE``, ``IS NULL``, sums, ``lower``,
                 ``upper``, ``length``, ``starts_with``, ``ends_with`` and ``contains``.
-            weight: weight of the vectors in ``hybrid``, from 0 to 1; None for the encoder's tuned weight
-                (``gerund tune --fusion``), else 0.5.
+            weight: weight of the vectors in ``hybrid``, from 0 to 1; None for the index's (``choose_weight``), the
+                encoder's (``gerund tune --fusion``), else 0.5.
             expand: number of query expansions that the model generates (``lm.expand``).
             more: ``rerank``, the number of the first hits that the model re-ranks, and ``rerank_by``,
                 ``rerank_weight`` and ``rerank_deadline``; see ``SearchKeywords``. ``top_k`` is another name for ``k``.
@@ -360,9 +389,10 @@ class Index(QuestionAnswering):
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
             return hybrid_search.check_weight(weight)
-        if mode != "hybrid" or self._about is None or self.encoder.encoder.fusion is None:
+        if mode != "hybrid" or self._about is None:
             return hybrid_search.WEIGHT
-        return self.encoder.encoder.fusion
+        own = self._about.weight if self._about.weight is not None else self.encoder.encoder.fusion
+        return hybrid_search.WEIGHT if own is None else own
 
     def _require_embedder(self) -> "Embedder":
         from gerund.retrieval.embedding import Embedder

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 METADATA = b"gerund"
+_WEIGHT = b"gerund:weight"
 _POINTER, _CURRENT = POINTER_FOLDER.removesuffix(".lance"), "chunks"
 
 FIELDS = ("source", "start", "stop", "text", "number", "tokens", "title", "heading", "file", "digest")
@@ -126,10 +128,12 @@ class LanceStore:
         if generation is None:
             return None
         with self._errors():
-            metadata = self._table(generation).schema.metadata or {}
+            schema = self._table(generation).schema
+        metadata, of_vectors = schema.metadata or {}, schema.field("vector").metadata or {}
         if METADATA not in metadata:
             raise DataError(f"{self.name}: its table of chunks has no metadata of gerund")
-        return IndexMetadata.from_json(metadata[METADATA], self.name)
+        about = IndexMetadata.from_json(metadata[METADATA], self.name)
+        return replace(about, weight=float(of_vectors[_WEIGHT])) if _WEIGHT in of_vectors else about
 
     def create(self, about: IndexMetadata) -> None:
         """Create an empty index, unless there is one. A process that is killed before the end leaves none."""
@@ -139,6 +143,12 @@ class LanceStore:
                 self._create_tables(name, about)
                 self._db.create_table(_POINTER, _text_rows({_CURRENT: [name]}), exist_ok=True)
                 self._generation = name
+
+    def set_weight(self, weight: float) -> None:
+        # A table's metadata are fixed when it is made, those of a column are not.
+        update = {"path": "vector", "metadata": {_WEIGHT.decode(): str(weight)}}
+        with self.locked(), self._errors():
+            self._table(self._require_current()).update_field_metadata(update)
 
     @contextmanager
     def locked(self, wait: float = _LOCK_SECONDS) -> Iterator[None]:

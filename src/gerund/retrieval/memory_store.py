@@ -9,7 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -99,6 +99,10 @@ class MemoryStore:
                 )
                 # Terms are letters and digits, which this tokenizer neither splits nor changes.
                 self._db.execute("CREATE VIRTUAL TABLE words USING fts5(terms, tokenize='ascii')")
+
+    def set_weight(self, weight: float) -> None:
+        assert self._about is not None
+        self._about = replace(self._about, weight=weight)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -53,6 +53,9 @@ class IndexMetadata:
     space: str = ""
     """Identifies the vectors' space; empty where it is that of this encoder alone."""
 
+    weight: float | None = None
+    """What vectors count in hybrid searches; None for the encoder's weight."""
+
     def to_json(self) -> str:
         """Return it as JSON."""
         values = {"format": FORMAT, **asdict(self), "chunking": self.chunking.to_dict()}
@@ -134,6 +137,9 @@ class VectorStore(Protocol):
 
     def create(self, about: IndexMetadata) -> None:
         """Create an empty index, unless there is one."""
+
+    def set_weight(self, weight: float) -> None:
+        """Change the metadata's weight."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other writers out until the block ends, as far as the store can."""
