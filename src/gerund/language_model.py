@@ -252,6 +252,11 @@ class LanguageModel(Ranks):
         return self._spec.with_encoder(self.encoder, self.n_layers)
 
     @property
+    def n_parameters(self) -> int:
+        """Number of parameters, adapters included."""
+        return int(self.model.num_parameters())
+
+    @property
     def device(self) -> torch.device:
         """The device of the model's weights."""
         return self.runtime.device

@@ -321,6 +321,24 @@ class Source(_Plain):
 
 
 @dataclass(frozen=True)
+class SentenceCheck(_Plain):
+    """How well its sources support a sentence of a generated answer.
+
+    Attributes:
+        text: the sentence.
+        support: ``supported``, ``weak`` or ``unsupported``.
+        coverage: the largest fraction of its words, those of the question left out, that one source has; 0 where it has
+            a number that the source lacks.
+        sources: the number of that source; empty for an unsupported sentence.
+    """
+
+    text: str
+    support: str
+    coverage: float
+    sources: list[int]
+
+
+@dataclass(frozen=True)
 class Answer(_Plain):
     """An answer from an index.
 
@@ -334,6 +352,8 @@ class Answer(_Plain):
         dropped: cited numbers without a source; they were removed from the text.
         finished: whether a generated answer is complete, rather than cut off.
         usage: its token counts.
+        checks: for each sentence of a generated text, how well the sources support it.
+        rejected: the generated text that no source supports, which the quoted sentence in ``text`` replaces.
 
     >>> answer = Answer("When?", "In 1825.", True, [Source(1, "rail.txt", 0, 8, "In 1825.")], [1], "extractive")
     >>> Answer.from_dict(answer.to_dict()) == answer
@@ -349,6 +369,8 @@ class Answer(_Plain):
     dropped: list[int] = field(default_factory=list)
     finished: bool = True
     usage: Usage = field(default=Usage(), repr=False)
+    checks: list[SentenceCheck] = field(default_factory=list)
+    rejected: str = ""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -356,7 +378,8 @@ class Answer(_Plain):
         sources = [Source.from_dict(source) for source in fields["sources"]]
         lists = {name: list(fields[name]) for name in ("cited", "dropped") if name in fields}
         usage = {"usage": Usage(**fields["usage"])} if "usage" in fields else {}
-        return cls(**{**fields, "sources": sources, **lists, **usage})
+        checks = [SentenceCheck.from_dict(check) for check in fields.get("checks", ())]
+        return cls(**{**fields, "sources": sources, **lists, **usage, "checks": checks})
 
 
 class Scorer(Protocol):

@@ -11,8 +11,11 @@ import pytest
 
 import gerund
 from gerund import Answer, Chunking, ConfigError, Document, EncoderConfig, Source, TextError
+from gerund.data.passages import sentence_bounds
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
+from gerund.retrieval import question_answering
+from gerund.retrieval.answer_checking import AnswerChecker
 from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
 from gerund.retrieval.question_answering import NOTHING, SILENT, Citations, PendingAnswer, Question, extractive_answer
 from gerund.retrieval.store import IndexMetadata
@@ -73,16 +76,16 @@ class Script:
         self.stopped = True
 
 
-def scripted(index, monkeypatch, text, **more):
+def scripted(index, monkeypatch, text, quote=None, sources=None, **more):
     script = Script(text, **more)
-    answer_prompt = AnswerPrompt([1], SOURCES[:3], 50)
-    monkeypatch.setattr(index, "_prepare", lambda asked: PendingAnswer(asked, script, answer_prompt))
+    answer_prompt = AnswerPrompt([1], sources or SOURCES[:3], 50)
+    monkeypatch.setattr(index, "_prepare", lambda asked: PendingAnswer(asked, script, answer_prompt, quote=quote))
     return script
 
 
 @pytest.mark.slow
 def test_a_model_with_a_chat_template_writes_and_another_one_quotes(index, lm, bundled):
-    answer = index.ask(QUESTION, max_new_tokens=12)
+    answer = index.ask(QUESTION, max_new_tokens=12, fallback=False)
     assert (answer.method, answer.found) == ("generate", True)
     prompter = Prompter(lm.model, lm.tokenizer)
     wanted = prompter.prompt(QUESTION, answer.sources, [])
@@ -95,19 +98,19 @@ def test_a_model_with_a_chat_template_writes_and_another_one_quotes(index, lm, b
     other = gerund.open_index(None, bundled)
     other.add_documents([Document("rail", NOTES["rail"])])
     assert other.ask(QUESTION).method == "extractive"
-    written = other.ask(QUESTION, method="generate", max_new_tokens=8)
+    written = other.ask(QUESTION, method="generate", max_new_tokens=8, fallback=False)
     assert (written.method, len(written.sources)) == ("generate", 1)
 
 
 def test_streams_and_coroutines_say_the_same(index):
-    answer = index.ask(QUESTION, max_new_tokens=12)
-    stream = index.stream(QUESTION, max_new_tokens=12)
+    answer = index.ask(QUESTION, max_new_tokens=12, fallback=False)
+    stream = index.stream(QUESTION, max_new_tokens=12, fallback=False)
     assert ("".join(stream), stream.result) == (answer.text, answer)
 
     async def both():
-        found = index.astream(QUESTION, max_new_tokens=12)
+        found = index.astream(QUESTION, max_new_tokens=12, fallback=False)
         text = "".join([piece async for piece in found])
-        return text, found.result, await index.aask(QUESTION, max_new_tokens=12)
+        return text, found.result, await index.aask(QUESTION, max_new_tokens=12, fallback=False)
 
     assert asyncio.run(both()) == (answer.text, answer, answer)
     assert Answer.from_dict(json.loads(json.dumps(answer.to_dict()))) == answer
@@ -132,6 +135,62 @@ def test_citations_are_checked_in_every_form(index, monkeypatch, written, text, 
         return "".join([piece async for piece in found]), found.result
 
     assert asyncio.run(pieces()) == (text, answer)
+
+
+RAIL = Source(1, "rail", 0, len(NOTES["rail"]), NOTES["rail"])
+BREAD = Source(2, "bread", 0, len(NOTES["bread"]), NOTES["bread"])
+
+
+@pytest.mark.parametrize(
+    ("sentence", "support", "sources"),
+    [
+        ("It was opened in 1825.", "supported", [1]),
+        ("It used steam locomotives and ran to Darlington.", "supported", [1]),
+        ("In 1826 steam locomotives ran to Darlington.", "unsupported", []),  # no source has the number
+        ("Yeast makes the dough rise [1].", "supported", [2]),  # whatever it cites
+        ("Steam locomotives pulled heavy wagons.", "weak", [1]),
+        ("Swallows nest in barns.", "unsupported", []),
+        ("The first railway.", "weak", [1]),  # has no word that the question has not
+    ],
+)
+def test_sentences_are_compared_with_the_sources(sentence, support, sources):
+    [check] = AnswerChecker(QUESTION, [RAIL, BREAD]).check(sentence)
+    assert (check.support, check.sources) == (support, sources), check
+
+
+@pytest.mark.parametrize(
+    ("written", "text", "cited"),
+    [
+        ("In 1999.", "quoted", [1]),
+        ("Swallows nest in barns. Nobody knows.", "quoted", [1]),
+        ("", "quoted", [1]),
+        ("It was opened in 1825.", "It was opened in 1825.", [1]),  # attributed, since nothing is cited
+        ("Nobody knows. It ran to Darlington. ", "Nobody knows. It ran to Darlington.", [1]),
+        ("Yeast makes dough rise. It was in 1999.", "Yeast makes dough rise. It was in 1999.", [2]),
+    ],
+)
+def test_what_no_source_supports_is_replaced_by_a_quotation(index, monkeypatch, written, text, cited):
+    quote = Answer(QUESTION, "quoted", True, [RAIL], [1], "extractive")
+    scripted(index, monkeypatch, written, quote=lambda: quote, sources=[RAIL, BREAD])
+    answer = index.ask(QUESTION)
+    assert (answer.text, answer.cited) == (text, cited)
+    assert answer.rejected == (written.strip() if text == "quoted" else "")
+    assert [check.text for check in answer.checks] == [
+        written[start:end] for start, end in sentence_bounds(written.strip())
+    ]
+    stream = index.stream(QUESTION)
+    assert ("".join(stream), stream.result) == (text, answer)
+    assert Answer.from_dict(json.loads(json.dumps(answer.to_dict()))) == answer
+
+
+def test_a_supported_sentence_is_shown_before_the_answer_ends(index, monkeypatch):
+    scripted(index, monkeypatch, "In 1825. More follows.", quote=lambda: None, sources=[RAIL])
+    assert next(index.stream(QUESTION)).startswith("In 1825. ")
+
+
+def test_the_default_for_a_small_model_is_the_best_sentence(index, monkeypatch):
+    monkeypatch.setattr(question_answering, "ANSWERS_FROM", index.lm.n_parameters + 1)
+    assert index.ask(QUESTION).method == "extractive"
 
 
 def test_who_stops_reading_stops_the_model(index, monkeypatch):
@@ -239,7 +298,7 @@ def test_the_instructions_are_read_once(index, lm, monkeypatch):
     read = []
     plain = type(lm).prefill
     monkeypatch.setattr(type(lm), "prefill", lambda self, ids: read.append(ids) or plain(self, ids))
-    texts = {index.ask(QUESTION, max_new_tokens=6).text for _ in range(3)}
+    texts = {index.ask(QUESTION, max_new_tokens=6, fallback=False).text for _ in range(3)}
     assert len(texts) == 1
     [ids] = read
     assert lm.tokenizer.decode(ids).startswith("<s><|im_start|>system\nAnswer the question")

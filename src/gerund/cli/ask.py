@@ -58,7 +58,7 @@ def command(
         typer.Option(
             "--extractive/--generate",
             help="Quote the best sentence of the documents, or let the model generate an answer from them. "
-            "[default: generate if it was trained to chat]",
+            "[default: generate if it was trained to chat and has at least 500 million parameters]",
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
@@ -87,15 +87,29 @@ def command(
         ),
     ] = False,
     limits: "ReadLimits",
+    fallback: Annotated[
+        bool,
+        typer.Option(
+            "--fallback/--no-fallback",
+            help="Replace a generated answer that no source supports by the best sentence of the documents.",
+        ),
+    ] = True,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Show how well the sources support each sentence of a generated answer.")
+    ] = False,
     sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Answer a question from an index, citing its sources.
 
-    A model that was trained to chat (it has a chat template) generates the answer from the chunks that fit the question
-    best, as many as its context has room for, and cites them by numbers; a number that no source has is taken out and
-    reported. With any other model, such as the bundled one, the answer is the best sentence, quoted as it stands in its
-    document. --extractive and --generate choose. Where nothing in the index is about the question, the answer says so,
+    A model that was trained to chat (it has a chat template) and has at least 500 million parameters generates the
+    answer from the chunks that fit the question best, as many as its context has room for, and cites them by numbers; a
+    number that no source has is taken out and reported. With any other model the answer is the best sentence, quoted as
+    it stands in its document. --extractive and --generate choose.
+
+    Each generated sentence is compared with the sources by its words and numbers: those that no source supports are
+    reported, and an answer without any supported sentence is replaced by the best sentence of the documents. Where
+    nothing in the index is about the question, the answer says so,
     and the exit status is 1.
 
     Without a question, a terminal takes one per line until Ctrl-D; each may refer to the previous one. Through a pipe
@@ -120,6 +134,7 @@ def command(
     settings: dict[str, Any] = {
         "method": None if extractive is None else "extractive" if extractive else "generate",
         "max_new_tokens": max_new_tokens,
+        "fallback": fallback,
         "sampling": options.sampling_of(sampling),
         **search,
     }
@@ -139,13 +154,13 @@ def command(
     )  # fmt: skip
     _warn(reader, settings["method"])
     if question is None:
-        _talk(reader, k, settings, every=sources)
+        _talk(reader, k, settings, every=sources, verify=verify)
         return
     if as_json:
         answer = reader.ask(question, k, **settings)
         typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
     else:
-        answer = _answered(reader, question, k, settings, every=sources)
+        answer = _answered(reader, question, k, settings, every=sources, verify=verify)
     if not answer.found:
         raise typer.Exit(1)
 
@@ -215,8 +230,10 @@ def _warn(reader: "QuestionAnswering", method: str | None) -> None:
         )
 
 
-def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[str, Any], *, every: bool) -> "Answer":
-    """Print the answer as it is generated, then its sources."""
+def _answered(
+    reader: "QuestionAnswering", question: str, k: int, asked: dict[str, Any], *, every: bool, verify: bool
+) -> "Answer":
+    """Print the answer as it is generated, then its sources, and how well they support it."""
     stream = reader.stream(question, k, **asked)
     for piece in stream:
         typer.echo(piece, nl=False)
@@ -225,8 +242,15 @@ def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[st
     quoted = answer.method == "extractive"
     typer.echo("".join(f" [{number}]" for number in answer.cited) if quoted else "")
     _print_sources(answer, reader.chunking.language, every=every)
+    if verify:
+        _print_checks(answer)
+    if answer.rejected:
+        tell("no source supports what the model wrote, so the best sentence is quoted; --no-fallback shows the former")
     if quoted or not answer.found:
         return answer
+    if unsupported := [check.text for check in answer.checks if not check.sources]:
+        more = f", and {len(unsupported) - 1} more" if len(unsupported) > 1 else ""
+        tell(f"no source supports: {' '.join(unsupported[0].split())}{more}")
     if answer.dropped:
         numbers = "".join(f"[{number}]" for number in answer.dropped)
         tell(f"the model cited {numbers}, which no source has; removed from the answer")
@@ -235,6 +259,14 @@ def _answered(reader: "QuestionAnswering", question: str, k: int, asked: dict[st
     if not answer.finished:
         tell("the answer was cut off; --max-new-tokens lets it be longer")
     return answer
+
+
+def _print_checks(answer: "Answer") -> None:
+    for check in answer.checks:
+        numbers = "".join(f" [{number}]" for number in check.sources)
+        typer.echo(f"{check.support:11} {check.coverage:.2f}  {' '.join(check.text.split())}{numbers}")
+    if not answer.checks:
+        tell("a quoted sentence stands in its source as it is: there is nothing to verify")
 
 
 def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
@@ -252,7 +284,7 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
             console.print(Text("    ").append_text(index_view.highlighted(one.text, answer.question, language)))
 
 
-def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool) -> None:
+def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool, verify: bool) -> None:
     """Answer one question after the other until the user ends it; report and skip those that can't be answered."""
     typer.echo("Type a question; Ctrl-D ends.", err=True)
     history: list[dict[str, str]] = []
@@ -265,7 +297,7 @@ def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: 
         if not question.strip():
             continue
         try:
-            answer = _answered(reader, question, k, {**asked, "history": history}, every=every)
+            answer = _answered(reader, question, k, {**asked, "history": history}, every=every, verify=verify)
         except TextError as error:
             tell(f"error: {error}")
             continue

@@ -1,6 +1,7 @@
 """``gerund.open_index`` and ``Index``: add documents, search them and ask questions, with one model."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -367,13 +368,19 @@ class Index(QuestionAnswering):
 
             if self._generator is None:
                 self._generator = AnswerGenerator(self.lm)
-            return self._generator.prepare(question, sources_of(hits))
+            pending = self._generator.prepare(question, sources_of(hits))
+            quote = (lambda: self._quoted(question, hits)) if question.fallback else None
+            return replace(pending, language=language, quote=quote)
         if question.approximate_cache is not None:
             raise ConfigError(
                 "a quoted answer reads nothing that could be kept: --approximate-cache is for answers that are written "
                 "(--generate, or a model that chats)"
             )
+        return self._quoted(question, hits)
+
+    def _quoted(self, question: Question, hits: Sequence[Hit]) -> Answer:
         embedder = self._require_embedder()
+        assert self._about is not None
 
         def encode(texts: Sequence[str]) -> np.ndarray:
             return np.concatenate([embedder.queries(texts[:1]), embedder.sentences(texts[1:])])

@@ -135,7 +135,14 @@ class OpenDocument(QuestionAnswering):
         source = Source(1, document.source, 0, len(document.text), document.text, document.title)
         answer_tokens = question.max_new_tokens if limit is None or room is None else limit - room
         answer_prompt = AnswerPrompt(ids, [source], answer_tokens, prompter.stop)
-        return PendingAnswer(question, self.lm, answer_prompt, session_for(ids, self._session), cites=False)
+        return PendingAnswer(
+            question,
+            self.lm,
+            answer_prompt,
+            session_for(ids, self._session),
+            cites=False,
+            language=self.chunking.language,
+        )
 
     @cached_property
     def _index(self) -> Index:

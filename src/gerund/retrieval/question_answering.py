@@ -8,16 +8,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
 import numpy as np
 
-from gerund.checks import one_of, place
+from gerund.checks import flag, one_of, place
 from gerund.data.passages import sentence_bounds
 from gerund.errors import unknown_name
 from gerund.inference.generate.config import require_new_tokens
 from gerund.jobs.disk_cache import DiskCache
+from gerund.retrieval.answer_checking import AnswerChecker
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
 from gerund.retrieval.hybrid_search import check_query, convex
 from gerund.retrieval.memory_store import MemoryStore
@@ -45,6 +47,13 @@ ANSWER_HITS = 8
 MAX_NEW_TOKENS = 256
 """Default maximum tokens of a generated answer."""
 
+ANSWERS_FROM = 500_000_000
+"""Parameters of a model from which its own answer is the default, rather than the best sentence.
+
+Of 32 questions about four Wikipedia articles (SQuAD 2.0), SmolLM2-135M-Instruct answers 3 rightly from eight chunks, 8
+from three and 11 from the best sentence alone, while that sentence has the answer to 24.
+"""
+
 NOTHING = "Nothing in the index is about this question."
 SILENT = "The model wrote no answer; the sources are what it read."
 
@@ -55,7 +64,11 @@ class AskKeywords(TopK, RerankKeywords, total=False):
     method: Method | None
     """``generate``: the model generates the answer from the chunks and cites them by number. ``extractive``: the answer
     is the best sentence of the chunks, unchanged. None: ``generate`` where the model has a chat template, since it was
-    then trained to answer, else ``extractive``."""
+    then trained to answer, and at least 500 million parameters; else ``extractive``, since smaller models give fewer
+    right answers than the best sentence does."""
+
+    fallback: bool
+    """Whether a generated answer is replaced by the best sentence where no source supports any of it. True."""
 
     filter: str | None
     """As in ``search``."""
@@ -95,6 +108,7 @@ class Question:
     max_new_tokens: int = MAX_NEW_TOKENS
     sampling: Sampling | None = None
     approximate_cache: "DiskCache | str | Path | None" = None
+    fallback: bool = True
 
     @classmethod
     def of(cls, question: str, k: int, options: AskKeywords) -> Self:
@@ -109,6 +123,7 @@ class Question:
         if asked.method is not None:
             one_of("method", asked.method, METHODS)
         require_new_tokens(asked.max_new_tokens)
+        flag("fallback", asked.fallback)
         if asked.approximate_cache is not None and not isinstance(asked.approximate_cache, DiskCache):
             place("the cache", asked.approximate_cache)
         if asked.history == ():
@@ -123,10 +138,10 @@ class Question:
         return f"{self.history[-2]['content'].strip()} {self.question}" if self.history else self.question
 
     def method_for(self, lm: "LanguageModel") -> Method:
-        """Return the method: as requested, else ``generate`` for a model with a chat template."""
+        """Return the method: as requested, else ``generate`` for a model that is large enough and chats."""
         if self.method is not None:
             return self.method
-        return GENERATE if lm.tokenizer.chat_template else EXTRACTIVE
+        return GENERATE if lm.tokenizer.chat_template and lm.n_parameters >= ANSWERS_FROM else EXTRACTIVE
 
 
 # Citations
@@ -201,6 +216,15 @@ class PendingAnswer:
 
     cites: bool = True  # whether the answer cites sources by numbers; otherwise it is based on all of them
 
+    language: str = "en"
+
+    quote: Callable[[], Answer] | None = None  # gives the best sentence, where no source supports the answer
+
+    @cached_property
+    def checker(self) -> AnswerChecker:
+        """Checks sentences against the sources."""
+        return AnswerChecker(self.question.question, self.prompt.sources, self.language)
+
     def stream(self) -> Any:
         """Return the text piece by piece."""
         model, prompt, settings = self._continuation()
@@ -214,17 +238,22 @@ class PendingAnswer:
     def answer(self, generation: "Generation") -> Answer:
         """Return a generated text as an answer."""
         citations = self.citations()
-        text = citations.put(generation.text) + citations.end()
+        text = (citations.put(generation.text) + citations.end()).strip()
+        checks = self.checker.check(text)
+        if self.quote is not None and not any(check.sources for check in checks):
+            return replace(self.quote(), rejected=text, checks=checks, usage=generation.usage)
+        attributed = list(dict.fromkeys(number for check in checks for number in check.sources))
         return Answer(
             self.question.question,
-            text.strip() or SILENT,
+            text or SILENT,
             found=True,
             sources=self.prompt.sources,
-            cited=citations.cited if self.cites else [source.number for source in self.prompt.sources],
+            cited=(citations.cited or attributed) if self.cites else [source.number for source in self.prompt.sources],
             method=GENERATE,
             dropped=citations.dropped,
             finished=generation.finished,
             usage=generation.usage,
+            checks=checks,
         )
 
     def citations(self) -> Citations:
@@ -274,7 +303,7 @@ class AnswerStream(Iterator[str]):
             if text := pieces.end():
                 yield text
             self.result = pending.answer(stream.result)
-            if pieces.is_empty:
+            if pieces.is_held:
                 yield self.result.text
         finally:
             stream.close()
@@ -313,7 +342,7 @@ class AsyncAnswerStream(AsyncIterator[str]):
             if text := pieces.end():
                 yield text
             self.result = pending.answer(stream.result)
-            if pieces.is_empty:
+            if pieces.is_held:
                 yield self.result.text
         finally:
             await stream.aclose()
@@ -324,12 +353,19 @@ class AsyncAnswerStream(AsyncIterator[str]):
 
 
 class _CleanPieces:
-    """Pieces of an answer without surrounding white space, and without citations of sources that do not exist."""
+    """Pieces of an answer without surrounding white space, and without citations of sources that do not exist.
+
+    Where an unsupported answer is to be replaced, they are held back until a sentence is complete and supported.
+
+    Attributes:
+        is_held: whether nothing was given so far.
+    """
 
     def __init__(self, pending: PendingAnswer) -> None:
-        self.is_empty = True
+        self.is_held = True
+        self._checker = None if pending.quote is None else pending.checker
         self._citations = pending.citations()
-        self._space = ""
+        self._held = self._space = ""
 
     def put(self, piece: str) -> str:
         return self._stripped(self._citations.put(piece))
@@ -339,11 +375,22 @@ class _CleanPieces:
 
     def _stripped(self, text: str) -> str:
         """Delay white space until text follows it."""
-        text = (self._space + text).lstrip() if self.is_empty else self._space + text
+        text = self._space + text
+        if not self._held and self.is_held:
+            text = text.lstrip()
         stripped = text.rstrip()
         self._space = text[len(stripped) :]
-        self.is_empty = self.is_empty and not stripped
-        return stripped
+        return self._released(stripped)
+
+    def _released(self, text: str) -> str:
+        if not self.is_held:
+            return text
+        self._held += text
+        # The last sentence may go on.
+        if self._held and (self._checker is None or any(one.sources for one in self._checker.check(self._held)[:-1])):
+            self.is_held = False
+            return self._held
+        return ""
 
 
 class QuestionAnswering(ABC):
