@@ -25,25 +25,43 @@ positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 413]
     "examples", [pytest.param(5, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
 )
 def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path, examples: int) -> None:
-    pytest.importorskip("schemathesis")
-    program = Path(sys.executable).with_name("schemathesis")
-    (tmp_path / "schemathesis.toml").write_text(SETTINGS)
-    command = [
-        str(program), "run", f"{live.url}/openapi.json", "--mode", "all", "--max-time", "35", "-n", str(examples),
-        "--request-timeout", "60", "--no-shrink", "--continue-on-failure", "--seed", "1", "--checks", ",".join(CHECKS),
-    ]  # fmt: skip
     before = requests(live)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    done = fuzzed(live, tmp_path, examples)
     # Every route was chosen; how many of them there was time for depends on the machine.
     paths = live.client.get("/openapi.json").json()["paths"].values()
     routes = sum(method in ("get", "post") for path in paths for method in path)
-    assert f"Tested: {routes}" in done.stdout or f"{routes} selected" in done.stdout, done.stdout[-3000:]
+    assert f"Tested: {routes}" in done or f"{routes} selected" in done, done[-3000:]
     tried = {route for route, count in requests(live).items() if count > before.get(route, 0)}
     assert {"/v1/embeddings", "/v1/chat/completions"} <= tried
     assert len(tried) >= 8, tried
     assert live.idle(20)
     assert live.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
+
+
+@pytest.mark.parametrize(
+    "examples", [pytest.param(5, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
+)
+def test_chats_with_tools(with_tools: Running, tmp_path: Path, examples: int) -> None:
+    routes = ("/api/chat", "/v1/responses", "/v1/chat/completions")
+    before = requests(with_tools)
+    fuzzed(with_tools, tmp_path, examples, *(part for route in routes for part in ("--include-path", route)))
+    assert set(routes) <= {route for route, count in requests(with_tools).items() if count > before.get(route, 0)}
+    assert with_tools.idle(20)
+
+
+def fuzzed(running: Running, folder: Path, examples: int, *more: str) -> str:
+    """Send requests of schemathesis to a server, and return its report."""
+    pytest.importorskip("schemathesis")
+    program = Path(sys.executable).with_name("schemathesis")
+    (folder / "schemathesis.toml").write_text(SETTINGS)
+    command = [
+        str(program), "run", f"{running.url}/openapi.json", "--mode", "all", "--max-time", "35", "-n", str(examples),
+        "--request-timeout", "60", "--no-shrink", "--continue-on-failure", "--seed", "1", "--checks", ",".join(CHECKS),
+        *more,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def requests(running: Running) -> Counter[str]:

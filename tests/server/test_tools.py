@@ -2,15 +2,20 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from gerund.entry import load
 from gerund.inference.generate.config import Constraint
 from gerund.inference.generate.tools import ToolUse, function_tool
-from tests.server.conftest import Running
+from gerund.server.config import ServerConfig
+from tests.server.conftest import TOOL_TEMPLATE, Running, save_served
 from tests.server.test_routes import events
 
+# A real model, where it lies beside the repository.
+SMOLLM2 = Path(__file__).resolve().parents[3] / "real" / "smollm2"
 CHAT = "/v1/chat/completions"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -221,3 +226,55 @@ def test_a_coding_agent(with_tools: Running) -> None:
     assert (name in [tool["function"]["name"] for tool in AGENT], reason) == (True, "tool_calls")
     assert json.loads(arguments)["path"] in ("a.py", "b.py")
     assert usage["usage"]["prompt_tokens"] > 2000
+
+
+@pytest.mark.slow
+def test_a_coding_agent_with_a_long_prompt_and_results(tmp_path: Path) -> None:
+    folder = save_served(tmp_path / "tiny", template=TOOL_TEMPLATE, context=40_000)
+    running = Running(load(folder), ServerConfig(context=40_000, slots=1), [])
+    try:
+        *chunks, usage = coding_agent(running, 540, "def f(): pass\n" * 1400)
+        text, calls, _ = joined(chunks)
+        assert text or calls
+        assert usage["usage"]["prompt_tokens"] > 8000 + 19_000
+    finally:
+        running.stop()
+
+
+@pytest.mark.slow
+def test_langchain(with_tools: Running) -> None:
+    module = pytest.importorskip("langchain_openai", reason="needs gerund[clients]")
+    model = module.ChatOpenAI(
+        base_url=f"{with_tools.url}/v1", api_key="none", model="tiny", max_retries=0, temperature=0
+    )
+    bound = model.bind_tools([weather], tool_choice="weather")
+    answer = bound.invoke("Hello")
+    [call] = answer.tool_calls
+    assert (call["name"], call["args"]["city"] in ("Bonn", "Rome")) == ("weather", True)
+    chunks = list(bound.stream("Hello"))
+    total = chunks[0]
+    for chunk in chunks[1:]:
+        total += chunk
+    assert [(one["name"], one["args"]) for one in total.tool_calls] == [("weather", call["args"])]
+    result = {"role": "tool", "content": "rain", "tool_call_id": call["id"]}
+    assert (
+        model.bind_tools([weather]).invoke([*HELLO, answer, result], max_tokens=2).usage_metadata["output_tokens"] == 2
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs SmolLM2")
+def test_a_real_model_fills_arguments() -> None:
+    running = Running(load(SMOLLM2), ServerConfig(tool_prompt="smollm2", slots=2), [])
+    try:
+        for question, name, arguments in (
+            ("What is the weather in Rome?", "weather", {"city": "Rome"}),
+            ("What is the weather in Bonn?", "weather", {"city": "Bonn"}),
+        ):
+            body = {"messages": [{"role": "user", "content": question}], "tools": TOOLS, "tool_choice": "required"}
+            [answer] = running.ok(CHAT, **body, max_tokens=60, parallel_tool_calls=False, **GREEDY)["choices"]
+            [call] = answer["message"]["tool_calls"]
+            assert call["function"]["name"] == name
+            assert json.loads(call["function"]["arguments"]).items() >= arguments.items()
+    finally:
+        running.stop()
