@@ -167,7 +167,9 @@ def test_an_encoder(tmp_path: Path, attention: str, pooling: str) -> None:
     done = lm.export(tmp_path / "out", "gguf-embedding")
     assert done.load.startswith("llama-server --embedding -m ")
     assert "smallest cosine of llama.cpp's vectors to the original's 1.0000" in done.about
-    assert '- query: `"Find: "`' in (tmp_path / "out" / "README.md").read_text()
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert readme.startswith("---\npipeline_tag: feature-extraction\n")
+    assert '- query: `"Find: "`' in readme
     again = gerund.load(tmp_path / "out", dtype="float32")
     assert (again.encoder.attention.name, again.encoder.pooling) == (attention, pooling)
     assert abs(again.encode(["a dog", "an owl"]) - lm.encode(["a dog", "an owl"])).max() < 1e-5

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,10 @@ def test_what_is_said_before_an_upload(hub: Hub, adapted: Path, tmp_path: Path) 
     assert "'a b' is no repository" in run_cli("push", adapted, "a b", "--yes").mistake
     (tmp_path / "empty").mkdir()
     assert "holds no model" in run_cli("push", tmp_path / "empty", "me/a", "--yes").mistake
+    assert "holds no model" in run_cli("push", tmp_path / "none", "me/a", "--yes").mistake
+    (tmp_path / "empty" / "model.gguf").write_bytes(b"GGUF")
+    shutil.copytree(adapted.parent / "base", tmp_path / "empty" / "base")
+    assert "holds several models, such as base" in run_cli("push", tmp_path / "empty", "me/a", "--yes").mistake
 
 
 def test_failures(hub: Hub, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

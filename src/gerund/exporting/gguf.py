@@ -35,6 +35,7 @@ from gerund.models.gguf_architectures import LAYOUTS, Layout
 from gerund.models.gguf_encoders import POOLING_TYPES, encoder_settings
 from gerund.models.gguf_tokenizer import SPACE
 from gerund.models.gguf_weights import pairs_from_halves
+from gerund.models.origin import GENERATED, front_matter
 from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.settings.encoder import GgufType
 from gerund.settings.plan import Direction, View
@@ -493,8 +494,10 @@ _NEAR, _NEAR_QUANTIZED, _FAR = 2e-3, 2e-2, 0.3
 def _readme(runtime: EncoderRuntime, about: str, *, embeds: bool) -> str:
     model, config = runtime.model, runtime.config
     what = f"{model.config.model_type}, {model.config.num_hidden_layers} layers; {about}."
+    pipeline = "feature-extraction" if embeds else "text-generation"
+    metadata = front_matter({"pipeline_tag": pipeline, "tags": [GENERATED, "gguf"]}) + "\n"
     if not embeds:
-        return (
+        return metadata + (
             f"# A language model as GGUF, exported by gerund\n\n{what}\n\nIt generates. An encoder that gerund makes "
             "of the same weights, its attention plan and its adapter, is not in this file: llama.cpp has no such "
             f'plans.\n\n```sh\nllama-cli -m {MODEL_FILE} -p "Once upon a time"\n```\n\nBefore it was saved, llama.cpp '
@@ -512,4 +515,4 @@ def _readme(runtime: EncoderRuntime, about: str, *, embeds: bool) -> str:
         f"Compare its vectors by {config.similarity}; llama.cpp's have length 1. Before the file was saved, llama.cpp "
         "embedded a few texts with it, and its vectors were compared with gerund's.\n",
     ]
-    return "\n".join(part for part in parts if part)
+    return metadata + "\n".join(part for part in parts if part)

@@ -213,6 +213,8 @@ def _files_of(folder: Path) -> dict[str, Path]:
         demand_readable(path, folder)
         if path.is_file():
             found[name.as_posix()] = path
+    if other := next((name for name in found if name.endswith("/tokenizer.json")), None):
+        raise ModelError(f"{folder} holds several models, such as {Path(other).parent}; give the folder of one")
     return found
 
 

@@ -69,7 +69,8 @@ def card_fields(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        fields: dict[str, Any] = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict()
+        with quiet():
+            fields: dict[str, Any] = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict()
     except Exception:  # of several libraries; a card is not needed
         return {}
     return fields
