@@ -43,9 +43,6 @@ class TestFormats:
         assert [one.title for one in read_documents([plain])] == ["plain"]
 
     def test_parquet(self, tmp_path):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         path = tmp_path / "a.parquet"
         pq.write_table(pa.table({"body": ["one", "two"], "title": ["A", None]}), path)
         found = list(read_documents([path], text_column="body"))
@@ -110,9 +107,6 @@ class TestMistakes:
             list(read_documents([write(tmp_path / f"a.jsonl{ending}", bytes(whole))]))
 
     def test_parquet_without_the_column_and_no_parquet(self, tmp_path):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         pq.write_table(pa.table({"body": ["one"], "n": [1]}), tmp_path / "a.parquet")
         with pytest.raises(DataError, match="no column 'text'; present are: body, n"):
             list(read_documents([tmp_path / "a.parquet"]))

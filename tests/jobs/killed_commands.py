@@ -1,8 +1,7 @@
 """Kills ``gerund embed`` and ``gerund eval`` in the middle of a shard, and looks what the same command makes of it.
 
-Run as a process of its own, with ``workers`` behind the folder for ``gerund embed --workers``: commands run in forked
-children, which saves loading torch for each. The signals come at random times, -9 among them. Any difference to the
-command that nobody disturbs is an AssertionError.
+Run as a process of its own: commands run in forked children, which saves loading torch for each. The signals come at
+random times, -9 among them. Any difference to the command that nobody disturbs is an AssertionError.
 """
 
 import os
@@ -29,11 +28,6 @@ N_TEXTS = 200
 SECONDS_A_PASS = 0.02
 
 
-# Where passes are noted and after how many seconds rows are flushed, for the processes that a command starts.
-LOG = "KILLED_COMMANDS_LOG"
-FLUSH = "KILLED_COMMANDS_FLUSH_SECONDS"
-
-
 def be_slow(log: Path, flush_seconds: float) -> None:
     """Let this process note every pass of the model, and how many texts it held."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -51,18 +45,11 @@ def be_slow(log: Path, flush_seconds: float) -> None:
     ShardCheckpoint.__init__.__kwdefaults__["seconds"] = flush_seconds
 
 
-# A worker of a command imports this module anew.
-if LOG in os.environ:
-    torch.set_num_threads(1)
-    be_slow(Path(os.environ[LOG]), float(os.environ[FLUSH]))
-
-
 def started(log: Path, arguments: list[object], flush_seconds: float) -> int:
     """Run a command in a slow child."""
     child = os.fork()
     if child:
         return child
-    os.environ |= {LOG: str(log), FLUSH: str(flush_seconds)}
     be_slow(log, flush_seconds)
     sys.argv = ["gerund", *map(str, arguments)]
     errors = os.open(log.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -101,9 +88,6 @@ def interrupted(log: Path, arguments: list[object], number: int, rng: random.Ran
 # interruption itself, no kill.
 AT_ONCE = (0.0, SIGNALS)
 NEVER = (1e9, (signal.SIGINT, signal.SIGTERM))
-# To start workers takes seconds.
-FEW = (0.0, (signal.SIGKILL, signal.SIGTERM))
-WORKERS = 2
 
 
 def check(
@@ -112,13 +96,8 @@ def check(
     result: Callable[[Path], object],
     kept: str,
     rounds: tuple[tuple[float, tuple[signal.Signals, ...]], ...],
-    workers: int = 1,
 ) -> None:
-    """Interrupt a command again and again; at the end the result and the number of passes are the undisturbed ones.
-
-    With workers they are those of the command without.
-    """
-    spread = ["--workers", workers] if workers > 1 else []
+    """Interrupt a command again and again; at the end the result and the number of passes are the undisturbed ones."""
     rng = random.Random(os.environ.get("SEED", "1"))
     whole = folder / "whole"
     assert os.waitpid(started(folder / "whole.log", command(whole), 5.0), 0)[1] == 0
@@ -126,25 +105,25 @@ def check(
     for flush_seconds, signals in rounds:
         target, log = folder / f"out-{flush_seconds}", folder / f"{flush_seconds}.log"
         for number in signals:
-            said = interrupted(log, [*command(target), *spread], number, rng, flush_seconds)
+            said = interrupted(log, command(target), number, rng, flush_seconds)
             if number != signal.SIGKILL:
                 assert said.count("gerund: interrupted; ") == 1, said
                 assert kept in said, said
                 assert "Traceback" not in said
-        child = started(log, [*command(target), *spread], 5.0)
+        child = started(log, command(target), 5.0)
         assert os.waitpid(child, 0)[1] == 0, log.with_suffix(".err").read_text()
         assert result(target) == result(whole)
         assert not list(target.rglob("unfinished*"))
-        # Only a pass whose rows were not on the disk yet is made again: one a kill and worker at most.
+        # Only a pass whose rows were not on the disk yet is made again: one per kill at most.
         again = len(passes(log)) - len(undisturbed)
-        assert 0 <= again <= workers * len(signals), (again, len(undisturbed))
+        assert 0 <= again <= len(signals), (again, len(undisturbed))
     print(len(undisturbed), "passes")
 
 
-def embed_command(source: Path, *options: object) -> Callable[[Path], list[object]]:
+def embed_command(source: Path) -> Callable[[Path], list[object]]:
     def command(target: Path) -> list[object]:
         target.mkdir(exist_ok=True)
-        return ["embed", source, "-o", target / "out.parquet", *options]
+        return ["embed", source, "-o", target / "out.parquet"]
 
     return command
 
@@ -183,17 +162,6 @@ if __name__ == "__main__":
     load(ModelSpec()).encode("imports everything once")
     place = Path(sys.argv[1])
     text_file, data_folder = write(place)
-    if sys.argv[2:] == ["workers"]:
-        (place / "workers").mkdir()
-        check(
-            place / "workers",
-            embed_command(text_file, "--shard-rows", N_TEXTS // 2),
-            lambda target: (target / "out.parquet").read_bytes(),
-            f"of {N_TEXTS} rows are kept in ",
-            (FEW,),
-            WORKERS,
-        )
-        sys.exit()
     (place / "embed").mkdir()
     (place / "eval").mkdir()
     check(

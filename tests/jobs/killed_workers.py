@@ -1,16 +1,15 @@
 """Kills workers and drivers of bulk work with -9 at random moments; what comes of it has to be what comes undisturbed.
 
-    python -m tests.jobs.killed_workers FOLDER [--jobs parts,embed,mine,negatives,index,eval] [--workers-killed 20]
-        [--drivers-killed 20] [--address ADDRESS]
+    python -m tests.jobs.killed_workers FOLDER [--jobs parts,mine] [--workers-killed 20] [--drivers-killed 20]
+        [--address ADDRESS]
 
-`parts` is the embedding job with an encoder of no weight; the others are commands of gerund with a small model. With an
-address the workers are those of a Ray cluster. Any difference is an AssertionError.
+`parts` is the embedding job with an encoder of no weight, `mine` the command. With an address the workers are those of
+a Ray cluster. Any difference is an AssertionError.
 """
 
 import argparse
 import contextlib
 import io
-import json
 import os
 import pickle
 import random
@@ -27,22 +26,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-import pytest
-
 from gerund.data.embedding.job import EmbeddingConfig, EncodingWorkers, embedding_job
 from gerund.data.tables import open_table
 from gerund.jobs import engine as engines
-from gerund.jobs.checkpoints import KEY_BYTES, RowStore
 from gerund.jobs.engine import LocalEngine, StatefulWork, prepare
 from tests.data.embedding.crashes import ABOUT, fake_encode
 
 SECONDS_A_SHARD = 0.05
 # A job of 30 shards stands so many deaths without one shard having five of them.
 KILLS_A_RUN = 4
-# Batches of shards and those of one process are not the same.
-EXACTLY = ("--dtype", "float32")
-WORDS = ("a", "cat", "dog", "house", "rain", "sat", "on", "the", "mat", "and", "snow", "fell")
 
 
 class Telling:
@@ -74,10 +66,6 @@ def _slowly(function, shard):
     return function(shard)
 
 
-def _equal(found, wanted):
-    assert found == wanted
-
-
 @dataclass(frozen=True)
 class Job:
     """Something that workers do.
@@ -85,12 +73,10 @@ class Job:
     Attributes:
         run: does it, or goes on with it, in a folder; by an engine, or undisturbed without one.
         result: what came of it.
-        same: raises where two results are not the same.
     """
 
     run: Callable[[Path, Any], None]
     result: Callable[[Path], Any]
-    same: Callable[[Any, Any], None] = _equal
 
 
 def engine_at(address):
@@ -116,24 +102,6 @@ def parts(folder):
     return Job(run, files)
 
 
-def embed(folder):
-    source = written(folder / "in.txt", texts(300))
-    return command(
-        lambda output: [
-            "embed",
-            source,
-            "-o",
-            output / "out.parquet",
-            "-m",
-            model(folder),
-            "--shard-rows",
-            10,
-            *EXACTLY,
-        ],
-        files,
-    )
-
-
 def mine(folder):
     from tests.data.mining.corpora import articles, write_jsonl
 
@@ -149,89 +117,7 @@ def mine(folder):
     return Job(run, files)
 
 
-def negatives(folder):
-    sentences = [" ".join([f"W{i}", *(["a"] * (1 + i % 5)), "in."]) for i in range(60)]
-    books = (json.dumps({"text": " ".join(sentences[first % 40 : first % 40 + 20])}) for first in range(480))
-    source = written(folder / "books.jsonl", books)
-    options = ["--generate", 0, "--hard", 1, "--scorer", "overlap", "--prefix-words", 12, "--fewest-words", 3]
-    return command(lambda output: ["negatives", source, "-o", output / "out", *options, "--resume"], files)
-
-
-def index(folder):
-    notes = folder / "notes"
-    notes.mkdir()
-    for number, text in enumerate(texts(300)):
-        written(notes / f"{number:03}.txt", [f"{text}.\n\n{text} again."])
-
-    def run(output, engine):
-        from gerund.retrieval import embedding, indexing
-
-        # So small that many shards are embedded, and many lots stored.
-        with (
-            patch.object(embedding, "_SHARD", 4),
-            patch.object(indexing, "CHUNKS_AT_ONCE", 30),
-            patch.object(indexing, "DOCUMENTS_AT_ONCE", 30),
-        ):
-            _run(
-                ["index", notes, "-o", output / "my.index", "-m", model(folder), *EXACTLY, "--chunk-tokens", 40], engine
-            )
-
-    def result(output):
-        import gerund
-
-        found = gerund.open_index(output / "my.index", gerund.load(model(folder), dtype="float32"))
-        return {(hit.source, hit.start): hit.similarity for hit in found.search("cat", k=10_000)}
-
-    def same(found, wanted):
-        assert len(wanted) >= 300
-        assert found.keys() == wanted.keys()
-        np.testing.assert_allclose([found[key] for key in wanted], list(wanted.values()), atol=1e-6)
-
-    return Job(run, result, same)
-
-
-def evaluation(folder):
-    data = folder / "data" / "sts"
-    data.mkdir(parents=True)
-    some = list(texts(200))
-    written(data / "small.test.tsv", (f"{i % 6}\t{some[i]}\t{some[-1 - i]}" for i in range(100)))
-
-    def run(output, engine):
-        from gerund.evaluation.systems import language_model as evaluation_workers
-
-        with patch.object(evaluation_workers, "_SHARD", 4):
-            options = ["--tasks", "sts", "--data", data.parent, "-o", output / "out", "--no-pictures"]
-            _run(["eval", model(folder), *options, *EXACTLY, "--plan", "causal", "--plan", "mask0-bidir:k=2"], engine)
-
-    def result(output):
-        vectors = {}
-        for path in sorted((output / "out" / "embeddings").rglob("keys")):
-            data = path.read_bytes()
-            keys = [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
-            assert len(set(keys)) == len(keys), "a row is there twice"
-            rows = RowStore(path.parent).rows(keys)
-            vectors |= {(path.parent.name, key): row for key, row in zip(keys, rows, strict=True)}
-        scores = [json.loads(path.read_text()) for path in sorted((output / "out" / "scores").glob("*.json"))]
-        return vectors, {one["system"]: one["score"]["metrics"] for one in scores}
-
-    def same(found, wanted):
-        (vectors, scores), (others, wanted_scores) = found, wanted
-        assert len(others) >= 200
-        assert vectors.keys() == others.keys()
-        np.testing.assert_allclose([vectors[key] for key in others], list(others.values()), atol=1e-6)
-        assert scores.keys() == wanted_scores.keys()
-        for name, metrics in wanted_scores.items():
-            assert scores[name] == pytest.approx(metrics, abs=1e-4)
-
-    return Job(run, result, same)
-
-
-JOBS = {"parts": parts, "embed": embed, "mine": mine, "negatives": negatives, "index": index, "eval": evaluation}
-
-
-def texts(count):
-    draw = random.Random(3)
-    return (" ".join(draw.choices(WORDS, k=draw.randint(3, 30))) + f" {number}" for number in range(count))
+JOBS = {"parts": parts, "mine": mine}
 
 
 def written(path, lines):
@@ -239,21 +125,8 @@ def written(path, lines):
     return path
 
 
-def model(folder):
-    """Return a small model, made once."""
-    from tests.tiny import save_tiny
-
-    place = folder / "model"
-    return place if place.exists() else save_tiny(place)
-
-
 def files(output):
     return {path.name: path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()}
-
-
-def command(arguments, result):
-    """Return a command of gerund as a job."""
-    return Job(lambda output, engine: _run(arguments(output), engine), result)
 
 
 def _run(arguments, engine):
@@ -316,7 +189,7 @@ def workers_killed(job, folder, whole, address, kills, draw):
         job.run(output, Telling(engine_at(address), pids))
         stop.set()
         killer.join(10)
-        job.same(job.result(output), whole)
+        assert job.result(output) == whole
         done += len(killed)
         shutil.rmtree(output)
     return done
@@ -330,7 +203,7 @@ def drivers_killed(job, folder, whole, address, kills, draw):
     done = 0
 
     def finished():
-        job.same(apart(folder, lambda: job.result(output)), whole)
+        assert apart(folder, lambda: job.result(output)) == whole
         shutil.rmtree(output)
         output.mkdir()
         ended.unlink(missing_ok=True)

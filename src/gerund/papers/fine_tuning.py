@@ -182,8 +182,6 @@ class FineTuning(LabelledTask):
         """Return the label of each text by a copy of the model that was trained on a sample."""
         import gc
 
-        import torch
-
         names = sorted(set(learnt.labels))
         if len(names) == 1:
             return names * len(texts)

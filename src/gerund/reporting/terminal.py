@@ -1,13 +1,11 @@
 """Print the comparison table on a terminal or in a pipe."""
 
-from typing import TYPE_CHECKING
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from gerund.reporting.comparison import NOTHING, Comparison, Group, Mean, Row, Section, Significance
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 _GAP = 2
 # Differences that are printed; a page has room for all.
@@ -17,7 +15,7 @@ _WIDEST_LABEL = 20
 _FRACTION_OF_NAMES = 0.4
 
 
-def render(comparison: Comparison, console: "Console", significance: Significance = NOTHING) -> None:
+def render(comparison: Comparison, console: Console, significance: Significance = NOTHING) -> None:
     """Print the table; in several blocks of systems where the console is too narrow for all, and notes below.
 
     The best of a row has a star. In a pipe there are no colours and no spaces at the ends of lines.
@@ -39,9 +37,7 @@ def render(comparison: Comparison, console: "Console", significance: Significanc
 class _Layout:
     """Widths of the columns, and the characters that arrive at the other end."""
 
-    def __init__(self, comparison: Comparison, console: "Console") -> None:
-        from rich.cells import cell_len
-
+    def __init__(self, comparison: Comparison, console: Console) -> None:
         utf = "utf" in console.encoding
         self.up, self.down, self.plus_minus = ("↑", "↓", "±") if utf else ("(up)", "(down)", "+-")
         cells = [cell for row in comparison.rows for cell in row.present]
@@ -98,10 +94,7 @@ def notes_text(notes: tuple[int, ...]) -> str:
     return f" [{','.join(map(str, notes))}]" if notes else ""
 
 
-def _block(comparison: Comparison, places: range, layout: _Layout) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
+def _block(comparison: Comparison, places: range, layout: _Layout) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     table.add_column("", width=layout.names, overflow="fold")
     for place in places:
@@ -113,9 +106,7 @@ def _block(comparison: Comparison, places: range, layout: _Layout) -> "Table":
     return table
 
 
-def _add_section(table: "Table", section: Section, places: range, layout: _Layout) -> None:
-    from rich.text import Text
-
+def _add_section(table: Table, section: Section, places: range, layout: _Layout) -> None:
     table.add_row(Text(section.side.upper(), style="bold cyan"))
     for group in section.groups:
         table.add_row(Text(layout.group_name(group), style="bold"))
@@ -127,16 +118,12 @@ def _add_section(table: "Table", section: Section, places: range, layout: _Layou
         _add_mean(table, section.mean.label, section.mean, places, layout)
 
 
-def _add_mean(table: "Table", label: str, mean: Mean, places: range, layout: _Layout) -> None:
-    from rich.text import Text
-
+def _add_mean(table: Table, label: str, mean: Mean, places: range, layout: _Layout) -> None:
     cells = [_number(mean.shown[place], mean.best[place], layout) for place in places]
     table.add_row(Text(label), *cells, style="italic")
 
 
-def _cell(row: Row, place: int, layout: _Layout) -> "Text":
-    from rich.text import Text
-
+def _cell(row: Row, place: int, layout: _Layout) -> Text:
     cell = row.cells[place]
     if cell is None:
         return Text("-".rjust(layout.number), style="dim")
@@ -145,17 +132,12 @@ def _cell(row: Row, place: int, layout: _Layout) -> "Text":
     return text.append(notes_text(cell.notes), style="dim")
 
 
-def _number(shown: str, best: bool, layout: _Layout) -> "Text":
-    from rich.text import Text
-
+def _number(shown: str, best: bool, layout: _Layout) -> Text:
     return Text(shown.rjust(layout.number) + ("*" if best else " "), style="bold green" if best else "")
 
 
-def _print_leads(significance: Significance, console: "Console") -> None:
+def _print_leads(significance: Significance, console: Console) -> None:
     """Print how sure the differences to the best are, the least sure first: these a reader has to know."""
-    from rich.table import Table
-    from rich.text import Text
-
     apart = [lead for lead in significance.leads if lead.verdict != "equal"]
     leads = sorted(apart, key=lambda lead: -lead.p)
     if not leads:
@@ -172,10 +154,7 @@ def _print_leads(significance: Significance, console: "Console") -> None:
         console.print(Text(f"{len(leads) - _MOST_LEADS} more, all of them surer, in report.html", style="dim"))
 
 
-def _print_legend(comparison: Comparison, console: "Console", layout: _Layout) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+def _print_legend(comparison: Comparison, console: Console, layout: _Layout) -> None:
     words = [f"{layout.up} higher is better, {layout.down} lower is better"]
     if any(cell.best for row in comparison.rows for cell in row.present):
         words.append("* best of its row")

@@ -172,8 +172,6 @@ _LOOPBACK = "127.0.0.1"
 
 def check_processes(processes: int) -> None:
     """Refuse a number of processes that this machine cannot start."""
-    import torch
-
     if processes < 1:
         raise ConfigError(f"--processes {processes}: a training has at least one")
     if "WORLD_SIZE" in os.environ:

@@ -64,8 +64,6 @@ from gerund.training.trainer import GerundTrainer, training_arguments
 if TYPE_CHECKING:
     from torch import nn
 
-    from gerund.training.trainable_model import TrainableModel
-
 
 def train(recipe: Recipe, *, resume: bool = False) -> Path:
     """Train and return the folder of the finished model.
@@ -299,7 +297,7 @@ def _report(
 
 
 def write_model(
-    trained: "TrainableModel",
+    trained: TrainableModel,
     folder: Path,
     report: dict[str, Any],
     *,
@@ -335,7 +333,7 @@ def write_model(
     return folder
 
 
-def write_adapter(trained: "TrainableModel", folder: Path) -> None:
+def write_adapter(trained: TrainableModel, folder: Path) -> None:
     """Write the adapter as PEFT does, in the type of the base's checkpoint and without its place on this machine."""
     assert trained.adapter is not None
     assert trained.source is not None
@@ -352,7 +350,7 @@ def write_adapter(trained: "TrainableModel", folder: Path) -> None:
     save_file({key: part.to(stored_type) for key, part in load_file(weights).items()}, weights, {"format": "pt"})
 
 
-def _stored_type(trained: "TrainableModel") -> torch.dtype:
+def _stored_type(trained: TrainableModel) -> torch.dtype:
     stored = None if trained.source is None else loading.dtype_of(loading.read_config(trained.source))
     return stored or torch.bfloat16
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gerund.inference.encode.runtime import EncoderRuntime
-    from gerund.models.heads import ProjectionHead
 
 
 Batch = dict[str, Tensor]
