@@ -141,6 +141,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "several modes, new": {"pooling": ["mean", "cls"], "layout": "new", "behind": [dense(2 * WIDTH, 8)]},
     "several modes, one only, new": {"pooling": ["mean"], "layout": "new"},
     "default prompt": {"default_prompt_name": "query"},
+    "as e5-mistral": {
+        **{"model_type": "mistral", "sliding_window": 40, "max_seq_length": 64},
+        "prompts": {f"{name}_query": f"Instruct: {name}\nQuery: " for name in ("web_search", "sts", "summarization")},
+    },
+    "as harrier": {
+        **{"max_seq_length": None, "max_position_embeddings": 96},
+        "prompts": {"web_search_query": "Instruct: find\nQuery: ", "sts_query": "Instruct: same\nQuery: "},
+    },
+    "as KaLM": {
+        **{"model_type": "qwen2", "vocab_size": 300, "pooling": "mean", "normalize": False},
+        "prompts": {"query": "Instruct: find \n Query: "},
+    },
     "similarity missing": {"similarity": None},
 }
 QUICK = {"qwen3, old"}

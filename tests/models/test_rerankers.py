@@ -382,6 +382,10 @@ class TestCommandLine:
         assert "unknown reranker 'x'" in run_cli("rerank", QUERY, "a", "-m", folder, "--reranker", "x").mistake
 
     @pytest.mark.slow
+    def test_doctor_says_what_it_is(self, folder: Path) -> None:
+        assert "a reranker: it scores a query and a document together" in run_cli("doctor", folder).out
+
+    @pytest.mark.slow
     def test_a_converted_folder_still_scores(self, tmp_path: Path) -> None:
         source = reranker(tmp_path / "st", layout="CrossEncoder")
         assert run_cli("convert", source, tmp_path / "out").code == 0

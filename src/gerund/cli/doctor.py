@@ -79,6 +79,8 @@ def _print_model(console: "Console", found: "Diagnosis") -> None:
     console.print(f"  {found.n_layers} layers, {heads}, width {found.width}, context {context}")
     adapter = ", with its adapter while encoding" if found.adapter else ""
     console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}")
+    if found.reranker:
+        console.print("  a reranker: it scores a query and a document together (gerund rerank), and gives no vectors")
     if found.settings_from:
         prompts = f", prompts {', '.join(found.prompts)}" if found.prompts else ""
         console.print(f"  read as {found.settings_from} says{prompts}")

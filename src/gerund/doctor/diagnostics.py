@@ -121,6 +121,7 @@ def diagnose(spec: ModelSpec) -> Diagnosis:
         adapter=diagnostics.adapter is not None,
         settings_from=reading.file,
         prompts=tuple(encoder.prompts),
+        reranker=reading.reranker is not None,
         adapter_computation="" if computation is None else computation.summary(),
         seconds=time.perf_counter() - start,
     )

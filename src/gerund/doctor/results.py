@@ -107,6 +107,7 @@ class Diagnosis:
     adapter_computation: str = ""
     settings_from: str = ""  # the file in its folder that says how it is read; empty where none does
     prompts: tuple[str, ...] = ()  # the names of the prompts that it has
+    reranker: bool = False  # whether it scores a query and a document together, and gives no vectors
 
     @property
     def healthy(self) -> bool:
