@@ -119,6 +119,11 @@ def test_every_layout_gives_the_scores_of_sentence_transformers(tmp_path: Path, 
     assert ranking.indices == list(np.argsort(expected)[::-1][:2])
     # What gerund writes of it is read the same.
     lm.save(tmp_path / "saved")
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "pipeline_tag: text-ranking" in card
+    assert "as a reranker" in card
+    assert 'lm.rerank("Why does dough rise?", [' in card
+    assert "lm.encode(" not in card
     assert ours(load(tmp_path / "saved")) == ours(lm)
     assert ours(gerund.load(lm.spec)) == ours(lm)
 

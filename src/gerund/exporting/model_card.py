@@ -43,29 +43,29 @@ def write_card(folder: Path, runtime: EncoderRuntime, origin: Origin, *, adapter
         if not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     generates = not isinstance(runtime.model.get_output_embeddings(), NoHead)
-    name = origin.name or "A language model"
+    does = "a reranker" if runtime.why_no_vectors else "a generator and an encoder" if generates else "an encoder"
     parts = [
-        f"# {name}, as a generator and an encoder\n" if generates else f"# {name}, as an encoder\n",
+        f"# {origin.name or 'A language model'}, as {does}\n",
         _about(runtime, origin, generates=generates),
         _USE,
         _with_gerund(runtime, generates=generates),
         *_with_others(runtime, generates=generates),
-        _SETTINGS,
-        _settings(runtime, adapters),
+        *([] if runtime.why_no_vectors else [_SETTINGS, _settings(runtime, adapters)]),
         *_training(folder),
         _LICENSE,
         _terms(origin),
     ]
-    text = front_matter(_fields(origin, generates=generates)) + "\n" + "\n".join(parts)
+    text = front_matter(_fields(runtime, origin, generates=generates)) + "\n" + "\n".join(parts)
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
-def _fields(origin: Origin, *, generates: bool) -> dict[str, Any]:
+def _fields(runtime: EncoderRuntime, origin: Origin, *, generates: bool) -> dict[str, Any]:
+    kinds = ["text-ranking"] if runtime.why_no_vectors else ["feature-extraction", "sentence-similarity"]
     fields: dict[str, Any] = {
         **origin.terms,
         "library_name": "transformers",
-        "pipeline_tag": "text-generation" if generates else "feature-extraction",
-        "tags": [GENERATED, "feature-extraction", "sentence-similarity"],
+        "pipeline_tag": "text-generation" if generates and not runtime.why_no_vectors else kinds[0],
+        "tags": [GENERATED, *kinds],
     }
     return fields if origin.base_model is None else {**fields, "base_model": origin.base_model}
 
@@ -75,9 +75,12 @@ def _about(runtime: EncoderRuntime, origin: Origin, *, generates: bool) -> str:
     name = f"[{origin.base_model}](https://huggingface.co/{origin.base_model})" if origin.base_model else origin.name
     made = f", made from {name}" if name else ""
     does = "generates text and embeds it" if generates else "embeds text"
+    does = f"{does}, in vectors of {runtime.width} dimensions"
+    if runtime.why_no_vectors:
+        does = "ranks documents for a query"
     return (
         f"A {config.model_type} language model of {runtime.n_layers} layers{made}. With one set of weights "
-        f"it {does}, in vectors of {runtime.width} dimensions. It was saved by gerund (`pip install gerund`).\n"
+        f"it {does}. It was saved by gerund (`pip install gerund`).\n"
     )
 
 
@@ -87,10 +90,12 @@ def _python(*lines: str) -> str:
 
 def _with_gerund(runtime: EncoderRuntime, *, generates: bool) -> str:
     prompts = [name for name, prompt in prompt_settings(runtime.config)[0].items() if prompt]
+    load = ["import gerund", "", f'lm = gerund.load("{PLACE}")']
+    if runtime.why_no_vectors:
+        documents = '["A cat sleeps on the sofa.", "Bread rises because of yeast."]'
+        return _python(*load, f'print(lm.rerank("Why does dough rise?", {documents}))')
     lines = [
-        "import gerund",
-        "",
-        f'lm = gerund.load("{PLACE}")',
+        *load,
         'vectors = lm.encode(["A cat sleeps on the sofa.", "Bread rises because of yeast."])',
         'print(lm.similarity(vectors, ["Why does dough rise?"]))',
     ]
@@ -150,6 +155,8 @@ def _with_others(runtime: EncoderRuntime, *, generates: bool) -> list[str]:
         "For an encoder that plain `SentenceTransformer` opens, `gerund export` the folder as `sentence-transformers`; "
         "that is possible for the plans `causal` and `bidir`.\n"
     )
+    if runtime.why_no_vectors:
+        return parts if generates else []
     return [
         *(parts if generates else []),
         "## Use it with sentence-transformers\n",
