@@ -811,9 +811,8 @@ class LanguageModel(Ranks):
             TextError: a message is malformed, or the template doesn't accept the conversation.
             ConfigError: a setting is impossible.
         """
-        conversation = check_conversation(messages)
         settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
-        prompt, settings, tools = chat_prompt(self.tokenizer, conversation, settings, of_tools)
+        prompt, settings, tools = chat_prompt(self.tokenizer, check_conversation(messages), settings, of_tools)
         answers = self._generate([prompt], settings, rerank, 16, Event())
         return answers if tools is None else list(map(tools.read, answers))
 
@@ -825,7 +824,7 @@ class LanguageModel(Ranks):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[GenerationKeywords],
+        **options: Unpack[ChatKeywords],
     ) -> TextStream:
         """Continue one prompt or conversation as ``generate`` does, and yield the text piece by piece.
 
@@ -866,9 +865,8 @@ class LanguageModel(Ranks):
         **options: Unpack[ChatKeywords],
     ) -> list[Generation]:
         """``chat`` without blocking the event loop."""
-        conversation = check_conversation(messages)
         settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
-        prompt, settings, tools = chat_prompt(self.tokenizer, conversation, settings, of_tools)
+        prompt, settings, tools = chat_prompt(self.tokenizer, check_conversation(messages), settings, of_tools)
         answers = await in_thread(lambda stop: self._generate([prompt], settings, rerank, 16, stop))
         return answers if tools is None else list(map(tools.read, answers))
 
@@ -880,7 +878,7 @@ class LanguageModel(Ranks):
         sampling: Sampling | None = None,
         *,
         rerank: Rerank | None = None,
-        **options: Unpack[GenerationKeywords],
+        **options: Unpack[ChatKeywords],
     ) -> AsyncTextStream:
         """``stream`` for ``async for``; canceling the task stops the model."""
         return AsyncTextStream(self._stream_work(prompt, max_new_tokens, sampling, rerank, options))
@@ -900,15 +898,17 @@ class LanguageModel(Ranks):
         max_new_tokens: int,
         sampling: Sampling | None,
         rerank: Rerank | None,
-        options: GenerationKeywords,
+        options: ChatKeywords,
     ) -> Work:
         """Return what generates a stream."""
-        settings = generation_config(max_new_tokens, sampling, rerank, options)
+        settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
         if settings.n != 1:
             raise ConfigError(f"n={settings.n}: a stream is one text; use generate, or several streams")
-        [checked] = check_prompts([prompt])
+        [given] = check_prompts([prompt])
+        checked, settings, tools = chat_prompt(self.tokenizer, given, settings, of_tools)
 
         def work(emit: Emit, stop: Event) -> None:
+            emit = emit if tools is None else tools.emitting(emit)
             if rerank is None:
                 generation.generate(self.model, self.tokenizer, [checked], settings, emit=emit, cancelled=stop)
                 return

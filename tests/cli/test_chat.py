@@ -47,12 +47,17 @@ def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     seen = []
 
-    def chat(self, messages, max_new_tokens, sampling, **options):
+    class Stream(list):
+        """A stream whose text is known before."""
+
+    def stream(self, messages, max_new_tokens, sampling, **options):
         seen.append([dict(message) for message in messages])
         calls = (gerund.types.ToolCall("double", '{"number": 21}', "1"),) if len(messages) == 1 else ()
-        return [gerund.types.Generation("" if calls else "It is 42.", [], 0.0, True, tool_calls=calls)]
+        found = Stream([] if calls else ["It is", " 42."])
+        found.result = gerund.types.Generation("".join(found), [], 0.0, True, tool_calls=calls)
+        return found
 
-    monkeypatch.setattr(gerund.LanguageModel, "chat", chat)
+    monkeypatch.setattr(gerund.LanguageModel, "stream", stream)
     ran = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", "--tool-prompt", "generic", stdin="21?")
     assert (ran.code, ran.out) == (0, "It is 42.\n")
     assert 'double({"number": 21}) -> 42' in ran.err

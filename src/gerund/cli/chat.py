@@ -153,29 +153,26 @@ class _Answers:
     tool_prompt: str | None
 
     def show(self, conversation: list[dict[str, Any]]) -> str:
-        """Print the next turn, as it comes if there are no functions, and return it."""
-        from gerund.inference.generate.prompts import check_conversation
-
-        if self.functions:
-            text = self.generate(conversation).text
-            typer.echo(text)
-            return text
-        max_new_tokens, sampling, asked = self.how
-        text = ""
-        for piece in self.lm.stream(check_conversation(conversation), max_new_tokens, sampling, **asked):
-            typer.echo(piece, nl=False)
-            text += piece
+        """Print the next turn as it comes, and return it."""
+        text = self.generate(conversation, lambda piece: typer.echo(piece, nl=False)).text
         typer.echo()
         return text
 
-    def generate(self, conversation: list[dict[str, Any]]) -> "Generation":
+    def generate(
+        self, conversation: list[dict[str, Any]], show: "Callable[[str], object]" = lambda _: None
+    ) -> "Generation":
         """Return the next turn; calls before it, and their results, are added to the conversation."""
+        from gerund.inference.generate.prompts import check_conversation
         from gerund.inference.generate.tools import run_call
 
         max_new_tokens, sampling, asked = self.how
         of_tools: Any = {"tools": list(self.functions.values()), "tool_prompt": self.tool_prompt}
         for _ in range(_MOST_ROUNDS):
-            [result] = self.lm.chat(conversation, max_new_tokens, sampling, **asked, **of_tools)
+            stream = self.lm.stream(check_conversation(conversation), max_new_tokens, sampling, **asked, **of_tools)
+            for piece in stream:
+                show(piece)
+            result = stream.result
+            assert result is not None  # the stream was read to its end
             if not result.tool_calls:
                 return result
             conversation.append(result.message)

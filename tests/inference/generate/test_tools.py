@@ -198,6 +198,12 @@ class TestFormats:
                 "additionalProperties": False}  # fmt: skip
         tree = {"name": "get", "parameters": {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}},
                                               "$defs": {"node": node}}}  # fmt: skip
+        deep: dict[str, Any] = {}
+        for _ in range(400):
+            deep = {"type": "object", "properties": {"a": deep}}
+        use = ToolUse(BY_NAME["gemma"], tuple(check_tools([{"name": "f", "parameters": deep}])), "required", True, None)
+        with pytest.raises(ConfigError, match="nested too deeply"):
+            use.settings(gerund.GenerationConfig(4))
         endless = {"name": "get", "parameters": {"$ref": "#"}}
         own = model(TOOL_TEMPLATE)
         [answer] = own.chat(HELLO, 400, tools=[tree], tool_choice="get")
@@ -214,6 +220,16 @@ class TestChat:
         assert (answer.text, answer.finish_reason) == ("", "tool_calls")
         [same] = asyncio.run(lm.achat(HELLO, 300, tools=[weather, now], tool_choice={"function": {"name": "now"}}))
         assert same == answer
+
+    def test_a_stream_is_the_text_and_its_result_has_the_calls(self) -> None:
+        pytest.importorskip("llguidance")
+        own = model(TOOL_TEMPLATE.replace("<tool_call>", "[TOOL_CALLS]") + "{# [ARGS] #}", "[TOOL_CALLS]", "[ARGS]")
+        stream = own.stream(HELLO, 100, tools=[short], tool_choice="short")
+        assert ("".join(stream), stream.result.text) == ("", "")
+        assert stream.result.tool_calls == own.chat(HELLO, 100, tools=[short], tool_choice="short")[0].tool_calls
+        assert json.loads(stream.result.tool_calls[0].arguments)["city"] in ("Bonn", "Rome")
+        with pytest.raises(ConfigError, match="are for conversations"):
+            own.stream("the", 2, tools=[short])
 
     def test_a_schema_or_a_call(self, lm: LanguageModel) -> None:
         pytest.importorskip("llguidance")

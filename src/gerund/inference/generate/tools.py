@@ -28,10 +28,12 @@ from gerund.inference.generate.prompts import (
     Prompt,
     TemplateOptions,
     checked_messages,
+    is_message,
     render,
     require_chat_template,
     require_tools_in_template,
 )
+from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.tool_formats import FORMATS, HERMES, SMOLLM2, ToolFormat, format_of
 from gerund.inference.generate.tool_reading import CallReader, with_calls
 from gerund.settings.sampling import Sampling
@@ -145,9 +147,11 @@ class ToolUse:
         if constraint is not None or self.choice != "auto":
             schema = None if constraint is None else constraint.source
             tools = [tool for tool in self.tools if self.choice in (*_CHOICES, tool["function"]["name"])]
-            constraint = Constraint(
-                "tools", self.form.grammar(tools, parallel=self.parallel, schema=schema, ids=self.ids)
-            )
+            try:
+                grammar = self.form.grammar(tools, parallel=self.parallel, schema=schema, ids=self.ids)
+            except RecursionError as error:
+                raise ConfigError("`tools` has a schema that is nested too deeply") from error
+            constraint = Constraint("tools", grammar)
         stop = tuple(dict.fromkeys([*settings.stop, *self.form.stops]))
         return replace(settings, constraint=constraint, spelled_tokens=tuple(self.ids), stop=stop)
 
@@ -157,6 +161,20 @@ class ToolUse:
             return None
         names = [tool["function"]["name"] for tool in self.tools]
         return CallReader(self.form, names, parallel=self.parallel)
+
+    def emitting(self, emit: Emit) -> Emit:
+        """Return a callback that passes on the text of an answer without its tool calls; they are in the result."""
+        reader = self.reader()
+        if reader is None:
+            return emit
+
+        def put(piece: Piece) -> None:
+            parts = [*reader.put(piece.text), *(reader.end() if piece.result is not None else ())]
+            text = "".join(part for part in parts if isinstance(part, str))
+            result = None if piece.result is None else self.read(piece.result)
+            emit(replace(piece, text=text, result=result))
+
+        return put
 
     def read(self, generation: Generation) -> Generation:
         """Return an answer with its tool calls."""
@@ -180,15 +198,21 @@ def chat_settings(
 
 
 def chat_prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
-    settings: GenerationConfig,
-    options: ToolKeywords,
+    tokenizer: PreTrainedTokenizerBase, given: Prompt, settings: GenerationConfig, options: ToolKeywords
 ) -> tuple[Prompt, GenerationConfig, ToolUse | None]:
-    """Return a conversation as a prompt, with the settings for its answer, and its tools."""
+    """Return a conversation as a prompt, with the settings for its answer, and its tools; other prompts unchanged.
+
+    Raises:
+        ConfigError: tools are given with a prompt that is no conversation.
+    """
+    if isinstance(given, str) or not is_message(given[0]):
+        if options.get("tools"):
+            raise ConfigError("`tools` are for conversations; give messages, such as [{'role': 'user', ...}]")
+        return given, settings, None
+    messages: Any = given
     use = ToolUse.of(tokenizer, messages, options)
     if use is None:
-        return messages, settings, None
+        return given, settings, None
     return render(tokenizer, use.conversation(messages), use.template(NEXT_TURN)), use.settings(settings), use
 
 
