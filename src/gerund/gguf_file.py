@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gerund.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC = b"GGUF"
 SUFFIX = ".gguf"
@@ -76,16 +77,19 @@ class Tensors:
     files: Mapping[str, Path]
     starts: Mapping[Path, int]  # offset of the data of each file
 
-    def stored(self, name: str) -> np.ndarray:
+    def stored(self, name: str) -> "np.ndarray":
         """Return a tensor's bytes as rows (N, bytes of a row), mapped from the file."""
+        import numpy as np  # here, since commands look whether a model is a GGUF file before they need numbers
+
         info, path = self.infos[name], self.files[name]
         start = self.starts[path] + info.offset
         data = np.memmap(path, mode="r", dtype=np.uint8)
         return data[start : start + info.nbytes].reshape(prod(info.shape[:-1]), -1)
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> "np.ndarray":
         """Return a tensor, unpacked, as float32."""
         import gguf
+        import numpy as np
 
         info = self.infos[name]
         rows = np.array(self.stored(name))

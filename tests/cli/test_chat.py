@@ -202,11 +202,12 @@ def test_questions_on_a_terminal(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", Terminal)
-    ran = run_cli("ask", tmp_path / "my.index", "--max-new-tokens", 6, "--sources")
+    ran = run_cli("ask", tmp_path / "my.index", "--generate", "--no-fallback", "--max-new-tokens", 6, "--sources")
     assert ran.code == 0, ran.err
-    first = index.ask("railway?", max_new_tokens=6)
+    settings = {"method": "generate", "fallback": False, "max_new_tokens": 6}
+    first = index.ask("railway?", **settings)
     history = [{"role": "user", "content": "railway?"}, {"role": "assistant", "content": first.text}]
-    second = index.ask("And opened when?", max_new_tokens=6, history=history)
+    second = index.ask("And opened when?", **settings, history=history)
     assert ran.out.startswith(f"{first.text}\n\n[1] rail:0-27")
     assert "Nothing in the index is about this question.\n" in ran.out
     assert f"{second.text}\n" in ran.out

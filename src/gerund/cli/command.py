@@ -13,7 +13,6 @@ from typer import core
 from gerund.checks import place
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, GerundError, unknown_name
-from gerund.models.sources import SENTENCE_TRANSFORMERS
 from gerund.progress import progress_lines
 from gerund.settings.encoder import DTYPE_NAMES
 
@@ -64,15 +63,17 @@ class CheckedCommand(LiteralHelp):
         if dtype is not None and dtype not in DTYPE_NAMES:
             raise unknown_name("dtype", dtype, DTYPE_NAMES)
         for name in ("model", "answer_with", "rerank_with"):
-            if isinstance(model := ctx.params.get(name), str) and not model.startswith(SENTENCE_TRANSFORMERS):
+            if isinstance(model := ctx.params.get(name), str):
                 _demand_reachable(model)
         return super().invoke(ctx)
 
 
 def _demand_reachable(model: str) -> None:
     """Refuse a model that does not exist before torch is imported, which takes seconds."""
-    from gerund.models.sources import find
+    from gerund.models.sources import SENTENCE_TRANSFORMERS, find
 
+    if model.startswith(SENTENCE_TRANSFORMERS):
+        return  # of these the command knows more
     try:
         source = find(model)
     except GerundError:
