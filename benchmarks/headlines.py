@@ -107,6 +107,12 @@ HEADLINES = (
         ("system", "cosine", "ratio", "size"),
     ),
     Headline(
+        "### Quantized files",
+        "The network that runs quantized files, without sampler and tokenizer, and llama.cpp on the same file.",
+        "packed:work",
+        ("file", "work", "system", "rate", "ratio"),
+    ),
+    Headline(
         "## Choosing a plan",
         "Every k of a plan in one pass over the layers, compared with one run per k.",
         "sweep:all-k",

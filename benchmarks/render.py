@@ -90,6 +90,7 @@ PAGE = (
     Section("## The command line", ("command-line", "start_up")),
     Section("## Serving", ("serve",)),
     Section("## Other runtimes", ("runtimes",)),
+    Section("### Quantized files", ("packed",)),
     Section("## Choosing a plan", ("sweep",)),
     Section("## The papers' plans on two small models", ("quality:plans-default", "quality:plans-stories260k")),
     Section("### Recurrent layers read both ways", ("hybrids",)),
