@@ -99,7 +99,7 @@ PAGE = (
     Section("## Search", ("index",)),
     Section("### Answers from documents", ("quality:answers",)),
     Section("### What an index costs", ("index_cost", "kept_chunks")),
-    Section("### Documents ranked by relevance", ("relevance",)),
+    Section("### Documents ranked by relevance", ("ranking", "relevance")),
     Section(
         "## Training for both",
         ("vocabulary_loss", "cached_contrastive", "shared_pass", "compiled_layers", "pairs_by_length"),

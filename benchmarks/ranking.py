@@ -1,0 +1,191 @@
+"""BM25's first documents ranked anew by how likely they make the query, alone and fused with BM25's scores.
+
+    python benchmarks/ranking.py --data DATA --model MODEL --work FILE [--candidates 50] [--limit 30]
+
+For each query of a collection (`DATA/retrieval/NAME`) BM25's first documents are ranked by each measure of query
+likelihood, alone and fused with BM25's scores as `rerank(scores=...)` does it. One weight for all collections is chosen
+on a third of the shuffled queries and measured on the others; by the default weight, which was not chosen here, all
+queries are measured. nDCG@10 has linear gains and the ideal order of all judged documents, as trec_eval; intervals are
+bootstrapped, and differences from BM25 on the same queries tested by randomization. Scores are kept in `--work`, so
+that an interrupted run goes on. Checks first that documents whose keys and values are kept get the scores of whole
+passes.
+"""
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+import gerund
+import harness
+from gerund.evaluation.beir import collection_files, read_collection
+from gerund.evaluation.reranking import Candidates, Offers, ScoreFile
+from gerund.evaluation.statistics import difference_of, interval_of
+from gerund.evaluation.systems.search import BM25
+from gerund.evaluation.task import Examples
+from gerund.evaluation.tuning import WEIGHTS
+from gerund.inference.likelihood import continuation_logprobs
+from gerund.scoring import query_likelihood
+from gerund.settings.ranking import DEFAULT_WEIGHT, QUERY_MEASURES
+from results import Column, Row, Table
+
+DEV = 3
+"""One query in so many is for choices."""
+_TIMED = 3
+DEFAULTS = dict.fromkeys(QUERY_MEASURES, DEFAULT_WEIGHT)
+
+# The candidates of the queries for choices and of the others, by collection.
+Found = dict[str, tuple[list[Candidates], list[Candidates]]]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the comparison."""
+    parser = harness.parser(__doc__, rounds=1)
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds retrieval/")
+    parser.add_argument("--model", required=True, help="a folder or hub id")
+    parser.add_argument("--work", type=Path, help="a file of scores, to go on with")
+    parser.add_argument("--collections", nargs="+", default=["medline", "cranfield", "cisi"])
+    parser.add_argument("--candidates", type=int, default=50, help="documents that BM25 offers a query (%(default)s)")
+    parser.add_argument("--limit", type=int, help="only so many queries of a collection")
+    quick = {"collections": ["medline"], "limit": 6, "candidates": 4, "model": "default"}
+    options = harness.parse(parser, argv, quick=quick)
+    lm = gerund.load(options.model, attention="causal")
+    sets = {
+        name: Offers(read_collection(collection_files(options.data / "retrieval" / name)), options.candidates)
+        for name in options.collections
+    }
+    found = scored(lm, sets, options)
+    checks = [harness.require("largest difference of a kept document's score", apart(lm), 0.05)]
+    weights = {way: best_weight(found, way) for way in QUERY_MEASURES}
+    rows = [row for name, (_, tested) in found.items() for row in quality(name, tested, weights)]
+    spent = timed(lm, next(iter(sets.values())))
+    default = [row for name, (dev, tested) in found.items() for row in quality(name, dev + tested, DEFAULTS)]
+    tables = [
+        quality_table("default", "all queries, by the default weight", default, checks),
+        quality_table("quality", "by the weight that is best on other queries, in brackets", rows, checks),
+        weight_table(found),
+        time_table(options, spent),
+    ]
+    first = f"BM25's first {options.candidates} documents ranked anew by {Path(options.model).name}, untrained"
+    tables[:2] = [replace(table, caption=f"{first}: {table.caption}.") for table in tables[:2]]
+    harness.report(options, __file__, tables, libraries=["bm25s"])
+
+
+def scored(lm: Any, sets: dict[str, Offers], options: Any) -> Found:
+    """Return the scored candidates of every query, the collections in turn: an interrupted run has some of each."""
+    known = ScoreFile(options.work)
+    orders = {}
+    for name, offers in sets.items():
+        orders[name] = list(offers.queries)
+        random.Random(0).shuffle(orders[name])
+    found: Found = {name: ([], []) for name in sets}
+    for number in range(max(map(len, orders.values()))):
+        for name, order in orders.items():
+            if number >= len(order[: options.limit]):
+                continue
+            key = f"{name} {order[number]} {options.candidates}"
+            own = known.find(key)
+            if own is None:
+                own = sets[name].scored(lm, order[number], QUERY_MEASURES)
+                known.add(key, own)
+            found[name][number % DEV > 0].append(own)
+    return found
+
+
+def on_dev(found: Found, way: str, weight: float) -> float:
+    """Return the mean over collections of a weight's nDCG@10 on the queries for choices."""
+    return fmean(fmean(one.ndcg(way, weight) for one in dev) for dev, _ in found.values())
+
+
+def best_weight(found: Found, way: str) -> float:
+    """Return the best weight on the queries for choices; of equal ones the nearest to a half."""
+    return min(WEIGHTS, key=lambda weight: (-on_dev(found, way, weight), abs(weight - 0.5)))
+
+
+def quality(name: str, tested: list[Candidates], weights: dict[str, float]) -> list[Row]:
+    """Return the rows of a collection: BM25, and each way alone and fused."""
+    base = [one.ndcg("lift", 0) for one in tested]
+    rows: list[Row] = [{**row_of(name, BM25, base), "reference": True}]
+    for way, weight in weights.items():
+        for label, share in ((way, 1.0), (f"{way} + BM25 ({weight:g})", weight)):
+            values = [one.ndcg(way, share) for one in tested]
+            apart = difference_of(Examples.of_mean(values), Examples.of_mean(base))
+            gain = np.array(values) - np.array(base)
+            beats = f"{int((gain > 1e-9).sum())} / {int((gain < -1e-9).sum())}"
+            more: Row = {} if apart is None else {"gain": round(apart.value, 4), "p": apart.p, "beats": beats}
+            rows.append({**row_of(name, label, values), **more})
+    return rows
+
+
+def row_of(name: str, way: str, values: list[float]) -> Row:
+    """Return a row with a mean and its interval."""
+    interval = interval_of(Examples.of_mean(values))
+    shown = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+    return {"way": way, "collection": name, "queries": len(values), "ndcg": float(np.mean(values)), "interval": shown}
+
+
+def quality_table(name: str, caption: str, rows: list[Row], checks: list[str]) -> Table:
+    """Return a table of nDCG."""
+    columns = [
+        Column("way", "ranked by"), Column("collection", "collection"), Column("queries", "queries"),
+        Column("ndcg", "nDCG@10", "", 4, "higher"), Column("interval", "95% interval"),
+        Column("gain", "more than BM25", "", 3), Column("p", "p", "", 4), Column("beats", "queries better / worse"),
+    ]  # fmt: skip
+    return Table(name, caption, columns, rows, checks=checks)
+
+
+def weight_table(found: Found) -> Table:
+    """Return nDCG@10 by weight, on the queries for choices."""
+    count = sum(len(dev) for dev, _ in found.values())
+    rows: list[Row] = [
+        {"weight": f"{weight:g}", **{way: on_dev(found, way, weight) for way in QUERY_MEASURES}} for weight in WEIGHTS
+    ]
+    columns = [Column("weight", "weight"), *(Column(way, way, "", 4, "higher") for way in QUERY_MEASURES)]
+    caption = f"nDCG@10 by what the measure counts beside BM25: mean over the collections, {count} queries for choices."
+    return Table("weights", caption, columns, rows)
+
+
+def timed(lm: Any, offers: Offers) -> list[tuple[float, float]]:
+    """Return the processor seconds of ranking documents that nothing is kept of, and again, for a few queries."""
+    found = []
+    for query in offers.queries[:_TIMED]:
+        texts = [offers.text(one) for one in offers.top(query)[0]]
+        query_likelihood.forget(lm.model)
+        seconds = []
+        for _ in range(2):
+            start = time.process_time()
+            lm.rerank(offers.collection.queries[query], texts, by="lift")
+            seconds.append(time.process_time() - start)
+        found.append((seconds[0], seconds[1]))
+    return found
+
+
+def time_table(options: Any, spent: list[tuple[float, float]]) -> Table:
+    """Return the time of a query."""
+    cold, kept = (float(np.median(column)) for column in zip(*spent, strict=True))
+    rows: list[Row] = [{"state": "documents not read yet", "cpu": cold}, {"state": "documents kept", "cpu": kept}]
+    columns = [Column("state", "state"), Column("cpu", "processor time a query", "s", 2, "lower")]
+    caption = f"Ranking {options.candidates} documents for a query by lift; median of {len(spent)} queries."
+    return Table("time", caption, columns, rows)
+
+
+def apart(lm: Any) -> float:
+    """Return how far scores of kept documents are from those of whole passes, one document at a time."""
+    texts = [
+        "Trains run on rails.",
+        "Bread is baked of flour and water, and of yeast that makes it rise.",
+        "Rain falls.",
+    ]
+    together = lm.rerank("how to bake bread", texts, by="likelihood")
+    prompt = query_likelihood.QueryPrompt.of(lm.tokenizer)
+    pairs = [(prompt.before(texts[place]), " how to bake bread") for place in together.indices]
+    plain = continuation_logprobs(lm.model, lm.tokenizer, pairs, show=False)
+    return harness.largest_difference(together.scores, [float(one.continuation.mean()) for one in plain])
+
+
+if __name__ == "__main__":
+    main()
