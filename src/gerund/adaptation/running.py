@@ -76,7 +76,7 @@ def encoder_settings(spec: ModelSpec) -> dict[str, Any]:
 
 def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
     """Load a model, with what a recipe depends on in it."""
-    lm = load(spec)
+    lm = load(spec, runtime="torch")
     lm.encoder.refuse_methods("training")
     base = Base(
         name=spec.model,

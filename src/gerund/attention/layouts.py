@@ -62,6 +62,11 @@ def _is_stack(layers: nn.ModuleList) -> bool:
     return all(any(getattr(part, "layer_idx", None) == i for part in layer.modules()) for i, layer in enumerate(layers))
 
 
+def is_one_graph(model: PreTrainedModel) -> bool:
+    """Whether a model's layers are computed in one graph: then it has no weights here, and no hook sees a layer."""
+    return getattr(model, "one_graph", False)
+
+
 def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
     """Give every decoder layer the inactive hook; return the handles that take it away again.
 

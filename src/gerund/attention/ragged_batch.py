@@ -42,7 +42,7 @@ class RaggedBatch(BoundPlan):
         self.width = -(-max(lengths) // STEP) * STEP
         place_W = torch.arange(self.width, device=device)
         self.real_B11W = (place_W < torch.tensor(self.lengths, device=device)[:, None])[:, None, None]
-        self._added: dict[torch.dtype, Tensor] = {}
+        self._added: dict[tuple[torch.dtype | None, Near], Tensor] = {}
 
     def check_lengths(self, queries: int, keys: int) -> None:
         """Accept the keys of earlier passes."""
@@ -50,15 +50,18 @@ class RaggedBatch(BoundPlan):
 
     def mask(self, layer: int, query: Tensor, window: Near, dtype: torch.dtype | None) -> Tensor | None:
         """Return what attention that is no kernel adds to its scores, ``(B, 1, 1, W)``."""
-        del query
         self.asked.add(layer)
-        if window is not None:
-            raise UnsupportedModelError("rows that are written side by side see all of their keys")
-        if dtype is None:
+        if isinstance(window, Chunk):
+            raise UnsupportedModelError("rows that are written side by side see no parts of their keys")
+        if dtype is None and window is None:
             return self.real_B11W
-        if dtype not in self._added:
-            self._added[dtype] = added_to_scores(self.real_B11W, dtype)
-        return self._added[dtype]
+        if (dtype, window) not in self._added:
+            seen_B11W = self.real_B11W
+            if window is not None:
+                end_B111 = torch.tensor(self.lengths, device=query.device)[:, None, None, None]
+                seen_B11W = seen_B11W & (torch.arange(self.width, device=query.device) >= end_B111 - window)
+            self._added[dtype, window] = seen_B11W if dtype is None else added_to_scores(seen_B11W, dtype)
+        return self._added[dtype, window]
 
     def attend(
         self, module: nn.Module, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @options.takes(
     spec=options.model(
         "MODEL",
-        *options.MACHINE,
+        *options.TORCH,
         MODEL=options.DEFAULT_MODEL,
         helps={
             "dtype": "auto, float32, bfloat16 or float16, to measure in.",

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 _BAR = 24
 
 
-@options.takes(
-    spec=options.model("MODEL", *options.PLAN, *options.MACHINE, MODEL=options.DEFAULT_MODEL, dtype="float32")
-)
+@options.takes(spec=options.model("MODEL", *options.PLAN, *options.TORCH, MODEL=options.DEFAULT_MODEL, dtype="float32"))
 def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
     """Examine a model: does the attention plan reach every layer, where are its sinks, what can be done.
 

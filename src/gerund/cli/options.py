@@ -37,7 +37,8 @@ ENCODER = (
     *(*PLAN, "pooling", "prompt", "pool_prompt", "append_eos", "normalize"),
     *(*METHODS, "max_length", "adapter"),
 )
-MACHINE = ("dtype", "device")
+TORCH = ("dtype", "device")
+MACHINE = (*TORCH, "runtime")
 # Searches have options of their own, prompts by name come from a folder, and what the author of a ready-made encoder
 # decided is in its folder.
 OPTIONS = tuple(

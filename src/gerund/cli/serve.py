@@ -85,11 +85,11 @@ def command(
 
 def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     """Return what was typed of the model, and for the rest what the file says."""
-    # The options for type and device have a default that says nothing.
+    # The options for the machine have a default that says nothing.
     typed = {
         key: value
         for key, value in spec.model_dump(exclude_none=True).items()
-        if (key, value) not in (("dtype", "auto"), ("device", "auto"), ("model", "default"))
+        if (key, value) not in (*((name, "auto") for name in options.MACHINE), ("model", "default"))
     }
     both = {**of_model, **typed}
     return ModelSpec.of(both.pop("model", None), **both)

@@ -32,7 +32,7 @@ _BUDGET = 150
 _METHODS = "recurrent,skips,layers,templates,prepend,reroute"
 
 
-@options.takes(spec=options.model("MODEL", "max_length", "adapter", *options.MACHINE))
+@options.takes(spec=options.model("MODEL", "max_length", "adapter", *options.TORCH))
 def command(
     data: Annotated[Path, typer.Option(help="A folder with sts/, classification/, ...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The report's folder.")],
@@ -141,7 +141,7 @@ def command(
     from gerund.evaluation.tuning import require_tunable_tasks, tune
 
     require_tunable_tasks(chosen)
-    lm = load(spec)
+    lm = load(spec, runtime="torch")
     from gerund.reporting.tuning import adapter_sentence, write_tuning
 
     if (sentence := adapter_sentence(lm)) and not as_json:
@@ -246,7 +246,7 @@ def _tune_fusion(spec: "ModelSpec", tasks: list["Task"], config: "EvaluationConf
     from gerund.reporting.tuning import write_fusion
 
     require_retrieval_tasks(tasks)
-    lm = load(spec)
+    lm = load(spec, runtime="torch")
     done = tune_fusion(lm, tasks, config, folder=output, reporter=ProgressReporter())
     chosen = lm.with_encoder(replace(lm.encoder, fusion=done.best.weight))
     words, vectors = done.trials[0], done.trials[-1]
@@ -268,7 +268,7 @@ def _tune_rerank(
     from gerund.reporting.tuning import write_rerank
 
     require_retrieval_tasks(tasks)
-    lm = load(spec)
+    lm = load(spec, runtime="torch")
     done = tune_rerank(lm, tasks, config, candidates=candidates or CANDIDATES, folder=output)
     best, base = done.best, done.baseline
     chosen = lm.with_encoder(replace(lm.encoder, rerank_by=best.by, rerank_weight=best.weight))  # type: ignore[arg-type]

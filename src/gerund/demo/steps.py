@@ -248,7 +248,7 @@ class Demo:
         with self.timed("load and verify the plan"):
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
-            self.lm = load(self.spec)
+            self.lm = load(self.spec, runtime="torch")
             demand_decoder_only(self.lm.model, "show what the demo shows")
             if self.lm.model.num_parameters() > SMALL:
                 torch.set_num_threads(threads)
@@ -262,7 +262,7 @@ class Demo:
     def baseline(self) -> SearchResults:
         """Do the same with causal attention, no adapter and the mean: what the conversion is measured against."""
         with self.timed("the causal baseline"):
-            lm = load(self.spec, attention="causal", pooling="mean", adapter=NO_ADAPTER)
+            lm = load(self.spec, runtime="torch", attention="causal", pooling="mean", adapter=NO_ADAPTER)
             return self._found(lm, BASELINE)
 
     def write(self, prompts: list[str]) -> tuple[Written, ...]:
@@ -321,7 +321,7 @@ class Demo:
             if not any(view.hidden for view in self.lm.runtime.plan.views):
                 # An adapter is at home under its own plan: another one shows what the plan does on the weights alone.
                 if lm.runtime.adapter is not None:
-                    lm = load(self.spec, attention="causal", adapter=NO_ADAPTER)
+                    lm = load(self.spec, runtime="torch", attention="causal", adapter=NO_ADAPTER)
                 try:
                     plan, lm = _SINKLESS, lm.with_encoder(replace(lm.encoder, attention=_SINKLESS))
                 except GerundError as error:

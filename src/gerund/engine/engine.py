@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from gerund.attention.layouts import is_one_graph
 from gerund.attention.preemption import pausing
 from gerund.attention.ragged_batch import whole_blocks
 from gerund.checks import check_dimensions, check_unicode, flag_or_none, is_listing, whole_number
@@ -74,8 +75,10 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     if not config.reproducible:
         why = "each step has as many rows as there are texts (reproducible is off)"
         batching = Reproducibility(True, "none", why, recalls=batching.recalls)
-    # Reading in blocks would lose the bits of generate, which a compiled step does not have anyway.
-    costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or config.compile)
+    # Reading in blocks would lose the bits of generate, which a compiled step does not have anyway; a graph reads all
+    # prompts alike.
+    alike = is_one_graph(lm.model)
+    costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or config.compile or alike)
     tokens = config.prefix_tokens
     if tokens is None:
         tokens = _PREFIX_TOKENS if costs_nothing else 0
@@ -83,7 +86,7 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     if by_blocks and not batching.recalls:
         why = "parts of prompts are kept, and on this machine that changes last bits"
         batching = replace(batching, guarantee="none", why=why)
-    elif by_blocks and batching.guarantee == "bits of generate":
+    elif by_blocks and batching.guarantee == "bits of generate" and not alike:
         why = (
             f"{batching.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
         )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,6 +33,15 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     with ThreadPoolExecutor(max_workers=4) as pool:
         parts = list(pool.map(one, sorted(state)))
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def files_hash(files: Sequence[Path], arithmetic: str) -> str:
+    """Return a hash of packed weights: of their files, and of what is computed with them."""
+    digest = hashlib.blake2b(arithmetic.encode(), digest_size=16)
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()
 
 
 def adapter_hash(folder: Path | None) -> str:

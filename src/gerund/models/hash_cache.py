@@ -22,11 +22,13 @@ from transformers import PreTrainedModel
 
 import gerund.attention
 import gerund.settings
+from gerund.attention.layouts import is_one_graph
 from gerund.errors import GerundError
 from gerund.jobs.disk_cache import user_cache
 from gerund.jobs.files import write_atomic
 from gerund.models.adapters import base_state
-from gerund.models.fingerprint import times_written, weights_hash
+from gerund.models.fingerprint import files_hash, times_written, weights_hash
+from gerund.models.runtimes import packed_in
 from gerund.settings.plan import ResolvedPlan
 from gerund.version import __version__
 
@@ -112,8 +114,12 @@ class CachedWeightsHash:
         self._changes_loaded = 0 if files_key is None else self._changes()
 
     def _changes(self) -> int:
-        """Return how often tensors were changed in place, which each of them counts."""
-        return sum(times_written(tensor) for tensor in base_state(self._model).values())
+        """Return how often tensors were changed in place, which each of them counts; packed ones never are."""
+        return (
+            0
+            if is_one_graph(self._model)
+            else sum(times_written(tensor) for tensor in base_state(self._model).values())
+        )
 
     @property
     def files_key(self) -> str | None:
@@ -131,7 +137,8 @@ class CachedWeightsHash:
         key = self.files_key
         hashed = None if key is None else cached_hash(key)
         if hashed is None:
-            hashed = weights_hash(base_state(self._model))
+            packed = is_one_graph(self._model)
+            hashed = files_hash(*packed_in(self._model)) if packed else weights_hash(base_state(self._model))
             if key is not None:
                 cache_hash(key, hashed)
         return hashed

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,11 +26,12 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from gerund.attention import matmul_attention
+from gerund.attention.layouts import is_one_graph
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.checks import place, read_json
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.gguf_file import read_file
-from gerund.models import gguf_architectures, gguf_tokenizer
+from gerund.models import gguf_architectures
 from gerund.models.adapters import Adapters, merge_adapter
 from gerund.models.architectures import (
     SEQ2SEQ,
@@ -55,6 +55,7 @@ from gerund.models.lora_stack import stacked
 from gerund.models.packed_checkpoints import packing_of
 from gerund.models.peft_folders import ADAPTER_FILES, LLM2VEC_FILE
 from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
+from gerund.models.runtimes import ARITHMETIC, read_packed, read_skeleton, takes_packed, with_runtime
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
     SETTINGS_FILE,
@@ -191,16 +192,11 @@ def _read_gguf(
     path: Path, dtype: torch.dtype | None, config: PreTrainedConfig, *, weights: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model and the tokenizer in a GGUF file; its weights are unpacked."""
-    file = read_file(path)
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = guarded(f"cannot load {path}", AutoModelForCausalLM.from_config, config)
+    model, tokenizer = read_skeleton(path, config)
     if weights:
-        gguf_architectures.read_weights(file, model, dtype or dtype_of(config) or torch.float32)
+        gguf_architectures.read_weights(read_file(path), model, dtype or dtype_of(config) or torch.float32)
         refuse_unsound(model, str(path))
-    tokenizer = checked_tokenizer(gguf_tokenizer.read_tokenizer(file))
-    model.generation_config.eos_token_id = gguf_tokenizer.ends_of(file, tokenizer) or None
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def read_tokenizer(source: Source, where: str | None = None) -> PreTrainedTokenizerBase:
@@ -509,7 +505,8 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         head = None
     if head is not None and not vectors_alike(encoder, stored):
         head = head.without_space()
-    if dtype is None and where.type == "cpu":
+    packed = takes_packed(spec, source, where, encoder, adapters.folders)
+    if dtype is None and where.type == "cpu" and packed is None:
         dtype = _emulated_dtype(config, source.name)
     # It was fitted to the vectors of one encoder config.
     is_fitted = encoder.transform != NO_TRANSFORM and spec.adapter is None and vectors_alike(encoder, stored)
@@ -521,7 +518,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         reranker = replace(reranker, instruction=encoder.prompt)
         if reranker.true is None:
             layer = read_score_layer(settings, files, source.name, state_width(config))
-    loaded, tokenizer = read(source, dtype, config)
+    loaded, tokenizer = read(source, dtype, config) if packed is None else read_packed(packed, config)
     width = state_width(loaded.config) * encoder.poolings
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
@@ -536,7 +533,8 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         "int8": spec.dtype == "int8",
         "head": None if head is None else head.to(where),
         "transform": transform,
-        "spec": spec,
+        # An index of a file's vectors is not searched by another runtime tomorrow.
+        "spec": spec if source.gguf is None else with_runtime(spec, packed),
         "stamp": stamp,
     }
     fills_gaps = seq2seq or _is_trained_to_infill(settings, adapters_there, spec)
@@ -551,7 +549,11 @@ def _merged_files(source: Source) -> list[Path]:
 
 def _tensors_of(model: PreTrainedModel) -> list[str]:
     """Return names and shapes of a model's tensors: its config decides which of those in its files are read."""
-    return [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
+    return (
+        [ARITHMETIC]
+        if is_one_graph(model)
+        else [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
+    )
 
 
 def _emulated_dtype(config: PreTrainedConfig, name: str) -> torch.dtype | None:

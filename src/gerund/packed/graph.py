@@ -1,12 +1,12 @@
-"""Build the ONNX graph of a decoder: masks, positions and the cache are inputs, and so is where logits are wanted.
+"""Build the ONNX graphs of a decoder: its body, whose inputs are masks, positions and the cache, and its head.
 
-Inputs: ``embedded`` (B, T, D); per kind of rotary positions ``cos_i`` and ``sin_i`` (B, T, R); per layer ``mask_l``
-(B, 1, T, S), added to the products of queries and keys, and ``keys_l`` and ``values_l`` (B, KV, S, H), the cache;
-``write`` (B,), the slot of the cache that the first of the T tokens takes; ``picked`` (N,), where logits are wanted, as
-places in B * T; ``query_shape``, how attention takes its queries: (B, heads, T, H), or (B, KV, T * heads / KV, H) with
-masks repeated accordingly, which reads each key and value once. Outputs: ``logits`` (N, V), ``states`` (B, T, D),
-``hidden_l`` and the cache as ``new_keys_l`` and ``new_values_l``. The cache is written with ``TensorScatter``, which
-copies nothing where a cache's input and output are bound to the same memory.
+Inputs of the body: ``embedded`` (B, T, D); per kind of rotary positions ``cos_i`` and ``sin_i`` (B, T, R); per layer
+``mask_l`` (B, 1, T, S), added to the products of queries and keys, and ``keys_l`` and ``values_l`` (B, KV, S, H), the
+cache; ``write`` (B,), the slot of the cache that the first of the T tokens takes; ``query_shape``, how attention takes
+its queries: (B, heads, T, H), or (B, KV, T * heads / KV, H) with masks repeated accordingly, which reads each key and
+value once. Outputs: ``states`` (B, T, D), ``hidden_l`` and the cache as ``new_keys_l`` and ``new_values_l``. The cache
+is written with ``TensorScatter``, which copies nothing where a cache's input and output are bound to the same memory.
+The head reads ``rows`` (1, N, D), the states where logits are wanted, and gives ``logits`` (1, N, V).
 
 Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV heads of keys and values, V vocabulary.
 """
@@ -185,7 +185,7 @@ def build(
     attention: bool = False,
     adapted: Collection[tuple[str, int]] = (),
 ) -> GraphBuilder:
-    """Return the graph of a decoder.
+    """Return the graph of a decoder's body.
 
     Args:
         shape: what the network is.
@@ -201,17 +201,29 @@ def build(
             graph.input(f"{part}_{index}", ["B", "T", rope.size // 2])
     graph.input("write", ["B"], TensorProto.INT64)
     graph.input("query_shape", [4], TensorProto.INT64)
-    graph.input("picked", ["N"], TensorProto.INT64)
     more: str | None = None
     for layer in range(shape.n_layers):
         x, more = _Layer(graph, shape, weights, layer, adapted).add(x, more, attention=attention)
-    _, x = _added_and_normed(graph, shape, x, more, weights.vector("final_norm"), "states", _hidden(shape.n_layers - 1))
+    _added_and_normed(graph, shape, x, more, weights.vector("final_norm"), "states", _hidden(shape.n_layers - 1))
     for layer in range(shape.n_layers):
         graph.output(_hidden(layer), ["B", "T", shape.width])
     graph.output("states", ["B", "T", shape.width])
-    rows = graph.node("Reshape", [x, graph.integers(-1, shape.width)], "rows")
-    rows = graph.node("Gather", [rows, "picked"], "picked_rows", axis=0)
-    _logits(graph, shape, weights, rows)
+    return graph
+
+
+def build_head(shape: NetworkShape, weights: Weights, *, accuracy: int = 4) -> GraphBuilder:
+    """Return the graph of a decoder's head; the arguments are those of ``build``."""
+    graph = GraphBuilder(accuracy)
+    # Rows as (1, N, D): the sums of blocks are taken over three dimensions.
+    rows = graph.input("rows", [1, "N", shape.width])
+    y = graph.linear(rows, weights.matrix("head"), "head", weights.vector("head_bias"))
+    y = _scaled(graph, y, shape.logit_scale, "scaled_logits")
+    if shape.logit_cap:
+        y = _scaled(graph, y, 1 / shape.logit_cap, "logits_in_caps")
+        y = graph.node("Tanh", [y], "bounded_logits")
+        y = _scaled(graph, y, shape.logit_cap, "capped_logits")
+    graph.node("Identity", [y], "logits")
+    graph.output("logits", [1, "N", shape.vocabulary])
     return graph
 
 
@@ -253,19 +265,6 @@ def _scaled(graph: GraphBuilder, x: str, factor: float, name: str) -> str:
     if factor == 1:
         return x
     return graph.node("Mul", [x, graph.constant(f"{name}_factor", factor, np.float32)], name)
-
-
-def _logits(graph: GraphBuilder, shape: NetworkShape, weights: Weights, rows: str) -> None:
-    # Rows as (1, N, D): the sums of blocks are taken over three dimensions.
-    rows = graph.node("Unsqueeze", [rows, graph.integers(0)], "picked_rows_1")
-    y = graph.linear(rows, weights.matrix("head"), "head", weights.vector("head_bias"))
-    y = _scaled(graph, y, shape.logit_scale, "scaled_logits")
-    if shape.logit_cap:
-        y = _scaled(graph, y, 1 / shape.logit_cap, "logits_in_caps")
-        y = graph.node("Tanh", [y], "bounded_logits")
-        y = _scaled(graph, y, shape.logit_cap, "capped_logits")
-    graph.node("Squeeze", [y, graph.integers(0)], "logits")
-    graph.output("logits", ["N", shape.vocabulary])
 
 
 @dataclass

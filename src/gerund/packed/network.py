@@ -33,7 +33,7 @@ MASKED = np.float32(-1e9)
 # Up to so many tokens of a text, the queries that share keys and values are multiplied with them at once.
 _MOST_GROUPED = 8
 _MOST_BINDINGS = 8  # that a cache keeps
-_INTEGERS = ("write", "picked", "query_shape")
+_INTEGERS = ("write", "query_shape")
 
 OUTPUTS = ("logits", "states", "hidden_states", "attention")
 """What ``PackedNetwork.run`` can return."""
@@ -52,10 +52,20 @@ class KeyValues:
 
     def __init__(self, shape: NetworkShape, rows: int, capacity: int, *, scratch: bool = False) -> None:
         size = (rows, shape.n_kv_heads, capacity, shape.head_dim)
-        self.shape, self.rows, self.capacity = shape, rows, capacity
         # What nobody keeps may be overwritten by the next layer.
         count = 1 if scratch else shape.n_layers
-        self.keys, self.values = ([np.zeros(size, np.float32) for _ in range(count)] for _ in range(2))
+        self._take(shape, *([np.zeros(size, np.float32) for _ in range(count)] for _ in range(2)))
+
+    @classmethod
+    def over(cls, shape: NetworkShape, keys: list[np.ndarray], values: list[np.ndarray]) -> "KeyValues":
+        """Return keys and values that are in memory already: per layer a contiguous array (B, KV, S, H)."""
+        found = cls.__new__(cls)
+        found._take(shape, keys, values)
+        return found
+
+    def _take(self, shape: NetworkShape, keys: list[np.ndarray], values: list[np.ndarray]) -> None:
+        self.shape, self.keys, self.values = shape, keys, values
+        self.rows, self.capacity = keys[0].shape[0], keys[0].shape[2]
         self._bound = [(_shared(key), _shared(value)) for key, value in zip(self.keys, self.values, strict=True)]
         self._bindings: dict[Any, list[_Binding]] = {}
 
@@ -157,7 +167,8 @@ class PackedNetwork:
             active: {name: _shared(factor) for name, factor in adapter.inputs(active=active).items()} if adapter else {}
             for active in (False, True)
         }
-        self._session = self._open_session(attention=False)
+        self._session = self._open_session("body")
+        self._head = self._open_session("head")
         self._attention_session: ort.InferenceSession | None = None
 
     @classmethod
@@ -202,15 +213,19 @@ class PackedNetwork:
             shape, source, files, variant=variant, threads=threads, cache=cache, adapter=factors, accuracy=accuracy
         )
 
-    def _open_session(self, *, attention: bool) -> ort.InferenceSession:
+    def _open_session(self, part: str) -> ort.InferenceSession:
         adapted = () if self.adapter is None else self.adapter.places
 
         def built() -> "GraphBuilder":
-            from gerund.packed.graph import build  # onnx takes time and memory, and a cached graph needs it not
+            # onnx takes time and memory, and a cached graph needs it not.
+            from gerund.packed.graph import build, build_head
 
+            if part == "head":
+                return build_head(self.shape, self._weights, accuracy=self._accuracy)
+            attention = part == "body with attention"
             return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
-        variant = f"{self._variant}, attention {attention}"
+        variant = f"{self._variant}, {part}"
         return open_session(self._sources, variant, built, self._threads, self._cache)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
@@ -218,6 +233,11 @@ class PackedNetwork:
         ids_BT = np.asarray(ids_BT)
         values = self._weights.embeddings(ids_BT.reshape(-1)) * np.float32(self.shape.embedding_scale)
         return values.reshape(*ids_BT.shape, self.shape.width)
+
+    def head(self, states_ND: np.ndarray) -> np.ndarray:
+        """Return the logits (N, V) of last states, as ``run`` returns them."""
+        [logits_1NV] = self._head.run(["logits"], {"rows": np.ascontiguousarray(states_ND, np.float32)[None]})
+        return np.asarray(logits_1NV[0])
 
     def causal_masks(self, tokens: int, slots: int, write_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the causal masks (P, B, 1, T, S) of tokens at ``write_B`` onwards, and each layer's mask.
@@ -278,9 +298,6 @@ class PackedNetwork:
             raise ConfigError("this network was opened without an adapter")
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
-        at_Bn = np.empty((rows, 0), np.int64)
-        if "logits" in outputs:
-            at_Bn = np.broadcast_to(np.arange(tokens), (rows, tokens)) if logits_at is None else np.asarray(logits_at)
         group = self.shape.n_heads // self.shape.n_kv_heads
         if tokens > _MOST_GROUPED or "attention" in outputs:
             group = 1
@@ -288,14 +305,18 @@ class PackedNetwork:
             "embedded": embedded_BTD,
             "write": write_B,
             "query_shape": np.array([rows, self.shape.n_heads // group, tokens * group, self.shape.head_dim]),
-            "picked": (np.arange(rows)[:, None] * tokens + at_Bn % tokens).reshape(-1),
         }
         for index, rope in enumerate(self.shape.ropes):
             inputs[f"cos_{index}"], inputs[f"sin_{index}"] = rope.angles(position_BT)
         for index, mask_B1TS in enumerate(masks_PB1TS):
             inputs[f"masks_{index}"] = mask_B1TS if group == 1 else np.tile(mask_B1TS, (1, 1, group, 1))
         result = self._run(inputs, cache, of_layer, outputs, adapted=adapted)
-        return self._outputs(outputs, result, embedded_BTD, at_Bn.shape)
+        if "logits" in outputs:
+            at_Bn = np.arange(tokens)[None] if logits_at is None else np.asarray(logits_at) % tokens
+            picked_BnD = result["states"][np.arange(rows)[:, None], at_Bn]
+            logits_NV = self.head(picked_BnD.reshape(-1, self.shape.width))
+            result["logits"] = logits_NV.reshape(*picked_BnD.shape[:2], -1)
+        return self._outputs(outputs, result, embedded_BTD)
 
     def _run(
         self,
@@ -317,7 +338,7 @@ class PackedNetwork:
         binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer, self._factors[adapted])
         for name, array in inputs.items():
             binding.inputs[name][...] = array
-        results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape, len(inputs["picked"]))
+        results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape)
         session.run_with_iobinding(binding.io)
         if "attention" in outputs:
             attention = binding.io.get_outputs()[-self.shape.n_layers :]
@@ -333,17 +354,15 @@ class PackedNetwork:
         if "attention" not in outputs:
             return self._session
         if self._attention_session is None:
-            self._attention_session = self._open_session(attention=True)
+            self._attention_session = self._open_session("body with attention")
         return self._attention_session
 
     def _bind_outputs(
-        self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...], n_picked: int
+        self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...]
     ) -> dict[str, np.ndarray]:
         """Allocate what is wanted, and return it by its name in the graph."""
         wanted: dict[str, tuple[int, ...]] = {}
-        if "logits" in outputs:
-            wanted["logits"] = (n_picked, self.shape.vocabulary)
-        if "states" in outputs or "hidden_states" in outputs:
+        if set(outputs) & {"states", "hidden_states", "logits"}:
             wanted["states"] = embedded
         if "hidden_states" in outputs:
             wanted |= {f"hidden_{layer}": embedded for layer in range(self.shape.n_layers - 1)}
@@ -361,7 +380,6 @@ class PackedNetwork:
         outputs: Sequence[str],
         results: dict[str, np.ndarray],
         embedded_BTD: np.ndarray,
-        picked: tuple[int, ...],
     ) -> Outputs:
         hidden = attention = None
         if "hidden_states" in outputs:
@@ -369,9 +387,8 @@ class PackedNetwork:
             hidden = (embedded_BTD, *(results[f"hidden_{layer}"] for layer in layers), results["states"])
         if "attention" in outputs:
             attention = tuple(results[f"attention_{layer}"] for layer in range(self.shape.n_layers))
-        logits = results["logits"].reshape(*picked, self.shape.vocabulary) if "logits" in outputs else None
         states = results["states"] if "states" in outputs else None
-        return Outputs(logits, states, hidden, attention)
+        return Outputs(results.get("logits"), states, hidden, attention)
 
 
 def _check_sizes(embedded_BTD: np.ndarray, masks_PB1TS: np.ndarray, cache: KeyValues, write_B: np.ndarray) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 # Modules that need torch are imported where they are used: a keyword search needs no model and starts in a second.
-_MACHINE_SETTINGS = ("dtype", "device")
+_MACHINE_SETTINGS = ("dtype", "device", "runtime")
 
 
 class SearchKeywords(TopK, RerankKeywords, total=False):

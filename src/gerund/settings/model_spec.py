@@ -86,6 +86,11 @@ class ModelSettings(Generic[Model, Given, Unset]):
         "(CPU).",
     )
     device: Name | Unset = setting("auto", "auto, cpu, cuda, cuda:1, ...")
+    runtime: Literal["auto", "torch", "packed"] | Unset = setting(
+        "auto",
+        "packed: compute a GGUF file's quantized weights as they are, on a CPU by ONNX Runtime. torch: unpack them. "
+        "auto: packed where that is possible.",
+    )
 
 
 _ENCODER = (PlanChoice[str | None], PlanSettings[Literal["auto"], None], EncoderSettings[Literal["auto"], None])

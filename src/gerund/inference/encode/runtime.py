@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan, Rerouting
-from gerund.attention.layouts import hidden_of, input_of
+from gerund.attention.layouts import hidden_of, input_of, is_one_graph
 from gerund.attention.shared_layer_state import counts_rows
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
@@ -501,7 +501,7 @@ def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
     """Return bfloat16 where the weights are float32 and the vectors hardly change, else None."""
-    if runtime.model.dtype != torch.float32 or _fills_spans(runtime):
+    if runtime.model.dtype != torch.float32 or _fills_spans(runtime) or is_one_graph(runtime.model):
         return None
     return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
 

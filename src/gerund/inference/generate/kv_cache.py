@@ -18,6 +18,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from gerund.attention.cache_names import CACHE
+from gerund.attention.layouts import decoder_layers, is_one_graph
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import takes_positions
 
@@ -32,62 +33,80 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values of a layer, as views of longer tensors."""
+    """Keys and values of a layer, at the beginning of longer tensors.
 
-    keys: Tensor
-    values: Tensor
-    _allocated: tuple[Tensor, Tensor] | None = None
+    What is put in the place of either has no room after it, so it is copied before anything is added.
+    """
+
+    _keys: Tensor | None
+    _values: Tensor | None
+    # Of either alone: one may be replaced before the other.
+    _length = _values_length = 0
+
+    @property
+    def keys(self) -> Any:
+        """Keys ``(B, H, T, D)``."""
+        return None if self._keys is None else self._keys[..., : self._length, :]
+
+    @keys.setter
+    def keys(self, keys: Tensor | None) -> None:
+        self._keys, self._length = keys, 0 if keys is None else keys.shape[-2]
+
+    @property
+    def values(self) -> Any:
+        """Values ``(B, H, T, D)``."""
+        return None if self._values is None else self._values[..., : self._values_length, :]
+
+    @values.setter
+    def values(self, values: Tensor | None) -> None:
+        self._values, self._values_length = values, 0 if values is None else values.shape[-2]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Note what keys are like."""
+        del value_states
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens there are."""
+        return self._length
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values ``(B, H, T, D)`` and return all of them."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start = self.get_seq_length()
-        end = start + key_states.shape[-2]
-        if self._allocated is None or end > self._allocated[0].shape[-2]:
-            self._allocated = (_with_room(self.keys, key_states, end), _with_room(self.values, value_states, end))
-        for tensor, new in zip(self._allocated, (key_states, value_states), strict=True):
-            tensor[..., start:end, :] = new
-        self.keys, self.values = (tensor[..., :end, :] for tensor in self._allocated)
+        keys, values, start = self._with_more(key_states, value_states)
+        for tensor, new in ((keys, key_states), (values, value_states)):
+            tensor[..., start : self._length, :] = new
         return self.keys, self.values
+
+    def reserve(self, like: Tensor, text: int = 0, begin: int = 0) -> tuple[Tensor, Tensor, int]:
+        """Append keys and values that the caller writes; see ``models.packed_model.WritesInPlace``."""
+        del text, begin
+        return self._with_more(like, like)
+
+    def _with_more(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Make room for more; return the memory, and where they begin."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        start, end = self._length, self._length + keys.shape[-2]
+        if self._keys is None or self._values is None or end > self._keys.shape[-2]:
+            self._keys, self._values = _with_room(self.keys, keys, end), _with_room(self.values, values, end)
+        self._length = self._values_length = end
+        return self._keys, self._values, start
 
     @classmethod
     def copy_on_write(cls, layer: DynamicLayer) -> "PreallocatedLayer":
         """Return a layer with the same tokens, which are copied before it adds to them."""
         copied = cls()
-        copied.__dict__.update(layer.__dict__)
+        if layer.is_initialized:
+            copied.lazy_initialization(layer.keys, layer.values)
+            copied.keys, copied.values = layer.keys, layer.values
         return copied
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Select rows; a row may be selected several times."""
-        super().batch_select_indices(indices)
-        self._allocated = None
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Reorder rows."""
-        super().reorder_cache(beam_idx)
-        self._allocated = None
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
-        super().batch_repeat_interleave(repeats)
-        self._allocated = None
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens."""
-        super().crop(tokens_to_remove)
-        self._allocated = None
-
-    def reset(self) -> None:
-        """Remove everything."""
-        super().reset()
-        self._allocated = None
 
 
 def _with_room(tokens: Tensor | None, new: Tensor, length: int) -> Tensor:
     """Return a tensor for ``length`` tokens and more that begins with ``tokens``."""
     rows, heads, _, width = new.shape
-    longer = new.new_empty(rows, heads, length + _ROOM, width)
+    # Zeros: a graph computes with all of it, and 0 times what is left in memory may be no number.
+    longer = new.new_zeros(rows, heads, length + _ROOM, width)
     if tokens is not None and tokens.numel():
         longer[..., : tokens.shape[-2], :] = tokens
     return longer
@@ -102,6 +121,8 @@ def preallocated_cache() -> DynamicCache:
 
 def plain_layers(model: PreTrainedModel) -> int:
     """Return how many layers cache keys and values of all tokens; 0 where one of them caches something else."""
+    if is_one_graph(model):
+        return len(decoder_layers(model))
     try:
         layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     except (AttributeError, TypeError, ValueError):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
+from gerund.attention.layouts import is_one_graph
 from gerund.attention.ragged_batch import BLOCK
 from gerund.errors import GerundError
 from gerund.inference.generate.compiled_step import quiet_compiler, rows_together
@@ -32,6 +33,8 @@ _PROMPTS = (3, 18, 45, 130)
 _GENERATED = 6
 # A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes.
 _LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
+# Longest sequences that are tried in a graph, which computes with all keys that there is room for.
+_MOST_IN_A_GRAPH = 256
 # Rows tried per weight: as many as make so many output values, within these limits.
 _TRIED_VALUES, _LEAST_TRIED_ROWS, _MOST_TRIED_ROWS = 1 << 17, 16, 512
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
@@ -150,8 +153,10 @@ def check_compiled_batching(
 ) -> tuple[Slots, Reproducibility]:
     """Return slots with a compiled step, warmed up, and what it guarantees; plain slots where compiling fails.
 
-    ``found`` is the check of the plain step.
+    The layers of a model that is one graph are compiled already. ``check`` is the check of the plain step.
     """
+    if is_one_graph(model):
+        return check.slots(model, count, room, by_blocks=by_blocks), check
     embeddings = model.get_input_embeddings().weight
     slots = Slots(model, count, room, compiled=rows_together(embeddings.device, count), by_blocks=by_blocks)
     size = int(embeddings.shape[0])
@@ -234,7 +239,7 @@ def _products_agree(model: PreTrainedModel, row_counts: Iterable[int]) -> bool:
     weights = {
         (tuple(layer.weight.shape), layer.weight.dtype): layer.weight
         for layer in model.modules()
-        if isinstance(layer, torch.nn.Linear) and layer.weight.is_floating_point() and not layer.weight.is_meta
+        if isinstance(layer, torch.nn.Linear) and layer.weight is not None and layer.weight.is_floating_point()
     }
     generator = torch.Generator().manual_seed(0)
     for weight_OI in weights.values():
@@ -263,7 +268,7 @@ def _is_steady(slots: Slots, size: int) -> bool:
 
 def _same_rows(slots: Slots, size: int) -> bool:
     generator = torch.Generator().manual_seed(0)
-    most, count = slots.room - 2, slots.count
+    most, count = min(slots.room, _MOST_IN_A_GRAPH if is_one_graph(slots.model) else slots.room) - 2, slots.count
     if most < 1:
         return False
     tokens = _tokens(count, size)

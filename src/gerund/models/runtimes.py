@@ -1,0 +1,123 @@
+"""Which runtime computes a model: torch, or for a GGUF file on a CPU the packed network.
+
+Knows: what each runtime can do. Does not know: how either does it.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.initialization import no_init_weights
+
+from gerund.errors import ConfigError, GerundError
+from gerund.gguf_file import parts_of, read_file
+from gerund.models import gguf_tokenizer
+from gerund.models.library_calls import checked_tokenizer, guarded
+from gerund.models.sources import Source
+from gerund.packed.shape import read_shape
+from gerund.progress import say_once
+from gerund.settings.encoder import EncoderConfig, Job
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.plan import ResolvedPlan
+
+ARITHMETIC = "packed: activations in 8 bits"
+"""What the vectors of a packed network depend on besides its file; it is part of the fingerprint."""
+# Types of weights that are not packed.
+_PLAIN = frozenset(("F32", "F16", "BF16"))
+
+
+def takes_packed(
+    spec: ModelSpec, source: Source, device: torch.device, encoder: EncoderConfig, adapters: Mapping[Job, Path]
+) -> Path | None:
+    """Return the GGUF file whose packed network computes a model; None where torch does.
+
+    Raises:
+        ConfigError: it is asked for, and cannot; the message says why.
+    """
+    usual = source.gguf is not None and device.type == "cpu" and bool(set(read_file(source.gguf).types) - _PLAIN)
+    if spec.runtime == "torch" or (spec.runtime == "auto" and not usual):
+        return None
+    reason = _unfit(spec, source, device, adapters) or _unread(source, encoder)
+    if reason is None:
+        return source.gguf
+    if spec.runtime == "packed":
+        raise ConfigError(f"runtime packed cannot be used for {source.name}: {reason}")
+    if spec.dtype == "auto":  # whoever names a type of torch's expects torch
+        say_once(f"{source.name} is unpacked, and computed by torch: {reason}")
+    return None
+
+
+def with_runtime(spec: ModelSpec, packed: Path | None) -> ModelSpec:
+    """Return a spec that says which runtime was taken."""
+    return spec.model_copy(update={"runtime": "torch" if packed is None else "packed"})
+
+
+def _unfit(spec: ModelSpec, source: Source, device: torch.device, adapters: Mapping[Job, Path]) -> str | None:
+    """Return why a packed network is not what is asked for."""
+    if source.gguf is None:
+        return "it is for GGUF files"
+    if device.type != "cpu":
+        return f"it is for CPUs, not for {device.type}"
+    if spec.dtype != "auto":
+        return f"it has no dtype {spec.dtype}; leave it out, or take runtime torch"
+    if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+        return "it needs ONNX Runtime; pip install 'gerund[packed]'"
+    if adapters or source.adapted is not None:
+        return "it takes no adapter; take runtime torch"
+    return None
+
+
+def _unread(source: Source, encoder: EncoderConfig) -> str | None:
+    """Return why a packed network cannot compute a file, or read a text as asked."""
+    assert source.gguf is not None
+    try:
+        shape = read_shape(read_file(source.gguf))
+    except GerundError as error:
+        return str(error)
+    return not_packed(encoder.attention.resolve(shape.n_layers), encoder)
+
+
+def not_packed(plan: ResolvedPlan, encoder: EncoderConfig | None = None) -> str | None:
+    """Return why a packed network cannot read a text under a plan; None where it can."""
+    what = None
+    if plan.stream is not None:
+        what = "plans that run layers twice (inter, extra, extend)"
+    elif plan.skips:
+        what = "plans with skips"
+    elif encoder is not None and encoder.prepend:
+        what = "a prepended token (prepend)"
+    return what and f"{what} are computed by runtime torch alone"
+
+
+def read_packed(path: Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the packed network and the tokenizer of a GGUF file; the network takes as many threads as torch.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    from gerund.models.packed_model import packed_model
+    from gerund.packed.network import PackedNetwork
+
+    model, tokenizer = read_skeleton(path, config)
+    network = guarded(f"cannot load {path}", PackedNetwork.open, path, threads=torch.get_num_threads())
+    object.__setattr__(model, "packed_in", tuple(parts_of(path)))
+    return packed_model(model, network), tokenizer
+
+
+def packed_in(model: PreTrainedModel) -> tuple[tuple[Path, ...], str]:
+    """Return what the vectors of a packed model depend on: its files, and the arithmetic."""
+    return vars(model)["packed_in"], ARITHMETIC
+
+
+def read_skeleton(path: Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model in a GGUF file, without weights, and its tokenizer."""
+    file = read_file(path)
+    with init_empty_weights(include_buffers=False), no_init_weights():
+        model: PreTrainedModel = guarded(f"cannot load {path}", AutoModelForCausalLM.from_config, config)
+    tokenizer = checked_tokenizer(gguf_tokenizer.read_tokenizer(file))
+    model.generation_config.eos_token_id = gguf_tokenizer.ends_of(file, tokenizer) or None
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model.eval(), tokenizer

@@ -1,0 +1,203 @@
+"""A packed network does everything that torch does with the unpacked weights of the same file, or says that it cannot.
+
+The tiny file's weights are float32, so results agree to rounding; those of the real file are rounded to 8 bits on the
+way, as llama.cpp does.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund import AttentionPlan, EncoderConfig, GenerationConfig, Sampling
+from gerund.attention.probe import verify
+from gerund.engine.engine import Engine
+from gerund.errors import ConfigError, FingerprintError, ModelError
+from gerund.inference.inspection import attention_maps
+from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.models.test_gguf_files import write
+
+if importlib.util.find_spec("onnxruntime") is None:
+    pytest.skip("onnxruntime is not installed", allow_module_level=True)
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in PEFT_WARNINGS]
+
+TEXTS = ["The old man looked at the sea.", "Prices rose.", "naïve café, in the rain"]
+ONCE = [
+    name for name in gerund.PLAN_NAMES if name != "hybrid" and name.split("-")[0] not in ("inter", "extra", "extend")
+]
+TWICE = [name for name in gerund.PLAN_NAMES if name.split("-")[0] in ("inter", "extra", "extend")]
+SMOLLM2 = Path("/work/real/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    return write(gerund.load(tiny_folder), tmp_path_factory.mktemp("packed") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def packed(file: Path) -> gerund.LanguageModel:
+    return gerund.load(file, attention="mask0-bidir", k=1, runtime="packed")
+
+
+@pytest.fixture(scope="module")
+def torch_(file: Path) -> gerund.LanguageModel:
+    return gerund.load(file, attention="mask0-bidir", k=1, runtime="torch", dtype="float32")
+
+
+def planned(lm: gerund.LanguageModel, name: str, **settings: Any) -> gerund.LanguageModel:
+    return lm.with_encoder(EncoderConfig(AttentionPlan(name), **settings))
+
+
+def test_taken_by_itself_where_it_can_be(tmp_path: Path, file: Path, tiny_folder: Path):
+    plain, file = file, write(gerund.load(tiny_folder), tmp_path / "quantized.gguf", type="q8_0")
+    packed = gerund.load(file)
+    assert packed.spec.runtime == "packed"
+    assert gerund.load(packed.spec).fingerprint() == packed.fingerprint()
+    assert gerund.load(plain).spec.runtime == "torch"
+    for settings in ({"dtype": "float32"}, {"runtime": "torch"}, {"attention": "extend-back"}, {"skips": 1}):
+        assert gerund.load(file, **settings).spec.runtime == "torch"
+    assert gerund.load(tiny_folder).spec.runtime == "auto"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"dtype": "bfloat16"}, "it has no dtype bfloat16"),
+        ({"attention": "extra-bidir"}, "plans that run layers twice"),
+        ({"attention": "mask0-bidir", "skips": 1}, "plans with skips"),
+        ({"runtime": "onnx"}, "unknown runtime 'onnx'"),
+    ],
+)
+def test_refused_in_one_sentence(file: Path, settings: dict, why: str):
+    with pytest.raises(ConfigError, match=why):
+        gerund.load(file, **{"runtime": "packed", **settings})
+
+
+def test_a_folder_is_refused(tiny_folder: Path):
+    with pytest.raises(ConfigError, match="it is for GGUF files"):
+        gerund.load(tiny_folder, runtime="packed")
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_vectors_under_each_plan(packed: gerund.LanguageModel, torch_: gerund.LanguageModel, name: str):
+    own, other = planned(packed, name), planned(torch_, name)
+    vectors = own.encode(TEXTS)
+    np.testing.assert_allclose(vectors, other.encode(TEXTS), atol=1e-4)
+    np.testing.assert_allclose(vectors, np.concatenate([own.encode([text]) for text in TEXTS]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_plans_that_run_layers_twice_are_refused(packed: gerund.LanguageModel, name: str):
+    with pytest.raises(ConfigError, match="runtime='torch'"):
+        planned(packed, name).encode(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda lm: [one.text for one in lm.generate(TEXTS, 8)],
+        lambda lm: [lm.generate(text, 8)[0].text for text in TEXTS],
+        lambda lm: [one.text for one in lm.generate("The old", 8, Sampling(temperature=1.0, seed=3), n=3)],
+        lambda lm: "".join(lm.stream("The old man", 8)),
+        lambda lm: lm.generate("The", 8, choice=["a sea", "the rain"])[0].text,
+        lambda lm: lm.infill("The old [blank] looked at the sea.", lengths=[1, 2, 3]).text,
+        lambda lm: lm.infill("The old [blank] looked.", lengths=[2], method="left-only").text,
+        lambda lm: lm.read("The old man").generate(8).text,
+        lambda lm: lm.read("The old man").read([5, 6, 7]).generate(8).text,
+        lambda lm: planned(lm, "causal").encode_and_keep("The old man")[1].generate(8).text,
+        lambda lm: lm.rerank("the sea", TEXTS, by="likelihood").indices,
+        lambda lm: lm.generate("The old man", 6, rerank=gerund.Rerank(samples=3), seed=1)[0].text,
+    ],
+)
+def test_same_texts(packed: gerund.LanguageModel, torch_: gerund.LanguageModel, work: Callable[[Any], Any]):
+    assert work(packed) == work(torch_)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda lm: [one.logprob for one in lm.generate("The old man", 6, logprobs=2)[0].logprobs],
+        lambda lm: np.concatenate(lm.encode_tokens(TEXTS)),
+        lambda lm: np.concatenate(lm.encode_words([["The", "old", "man"]])),
+        lambda lm: lm.score(["The old"], [[" man", " sea"]])[0],
+        lambda lm: planned(lm, "causal", layers="1+2").encode(TEXTS),
+        lambda lm: planned(lm, "causal", reroute="1").encode(TEXTS),
+        lambda lm: [one.weights.mean(0).numpy() for one in attention_maps(lm.model, [1, 5, 9, 7], lm.runtime.plan)],
+    ],
+)
+def test_same_numbers(packed: gerund.LanguageModel, torch_: gerund.LanguageModel, work: Callable[[Any], Any]):
+    np.testing.assert_allclose(work(packed), work(torch_), atol=1e-3)
+
+
+def test_a_session_is_saved_and_loaded_by_its_runtime_alone(
+    packed: gerund.LanguageModel, torch_: gerund.LanguageModel, tmp_path: Path
+):
+    session = packed.read("The old man")
+    session.save(tmp_path / "kept")
+    assert gerund.Session.load(tmp_path / "kept", packed).generate(8).text == session.generate(8).text
+    with pytest.raises(FingerprintError):
+        gerund.Session.load(tmp_path / "kept", torch_)
+
+
+def test_an_engine_gives_the_same_texts_under_any_load(packed: gerund.LanguageModel):
+    engine = Engine(packed, gerund.EngineConfig(slots=3))
+    engine.start()
+    try:
+        prompts = [*TEXTS, "The old man looked at the", "x" * 40]
+        found = [engine.submit_generate(prompt, GenerationConfig(6)) for prompt in prompts]
+        assert [one.result()[0].text for one in found] == [packed.generate(prompt, 6)[0].text for prompt in prompts]
+        assert engine.state().guarantee != "none"
+    finally:
+        engine.close()
+
+
+def test_the_probe_finds_a_graph_that_ignores_a_mask(file: Path, monkeypatch: pytest.MonkeyPatch):
+    lm = gerund.load(file, attention="causal", runtime="packed")
+    network = lm.model.base_model.network
+    run = network.run
+
+    def ignoring(*args: Any, mask_of_layer_L: Any = None, **kwargs: Any) -> Any:
+        if mask_of_layer_L is not None:
+            mask_of_layer_L = [*mask_of_layer_L[:-1], 0]
+        return run(*args, mask_of_layer_L=mask_of_layer_L, **kwargs)
+
+    monkeypatch.setattr(network, "run", ignoring)
+    with pytest.raises(ModelError, match="layer 3"):
+        verify(lm.model, AttentionPlan("bidir").resolve(lm.n_layers))
+
+
+def test_weights_are_unpacked_to_be_saved(packed: gerund.LanguageModel, tmp_path: Path):
+    packed.save(tmp_path / "saved")
+    saved = gerund.load(tmp_path / "saved", dtype="float32")
+    np.testing.assert_allclose(saved.encode(TEXTS), packed.encode(TEXTS), atol=1e-4)
+    with pytest.raises(ConfigError, match="load it with runtime='torch'"):
+        packed.model.state_dict()
+
+
+def test_an_adapter_is_computed_by_torch(file: Path, tiny_folder: Path, tmp_path: Path):
+    adapter = make_adapter(tiny_folder, tmp_path / "adapter")
+    assert gerund.load(file, adapter=adapter).spec.runtime == "torch"
+    with pytest.raises(ConfigError, match="it takes no adapter"):
+        gerund.load(file, adapter=adapter, runtime="packed")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="the real model is not here")
+def test_a_real_file_agrees_with_its_unpacked_weights():
+    own = gerund.load(SMOLLM2, runtime="packed", attention="causal")
+    other = gerund.load(SMOLLM2, runtime="torch", dtype="float32", attention="causal")
+    for name in ("causal", "bidir", "inplace-back", "mask0-for", "mask0-bidir", "echo"):
+        cosine = (planned(own, name).encode(TEXTS) * planned(other, name).encode(TEXTS)).sum(axis=1)
+        assert cosine.min() >= 0.995, name
+    prompts = ["The capital of France is", "Water boils at a temperature of", "One, two, three,"]
+    agree = [
+        len(set(one.token_ids[:4]) & set(two.token_ids[:4]))
+        for one, two in zip(own.generate(prompts, 4), other.generate(prompts, 4), strict=True)
+    ]
+    assert sum(agree) >= 8
+    assert own.fingerprint() != other.fingerprint()
