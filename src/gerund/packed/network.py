@@ -357,9 +357,7 @@ class PackedNetwork:
             self._attention_session = self._open_session("body with attention")
         return self._attention_session
 
-    def _bind_outputs(
-        self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
+    def _bind_outputs(self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Allocate what is wanted, and return it by its name in the graph."""
         wanted: dict[str, tuple[int, ...]] = {}
         if set(outputs) & {"states", "hidden_states", "logits"}:
