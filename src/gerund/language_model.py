@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers, is_one_graph
+from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.probe import verify_once
 from gerund.checks import check_candidates, check_dimensions, check_texts, flag, flag_or_none, one_of
 from gerund.errors import ConfigError
@@ -1202,13 +1202,6 @@ class LanguageModel(Ranks):
         with atomic_folder(folder, overwrite=overwrite) as work:
             save_into(self, work)
 
-    def _with_weights(self) -> Self:
-        """Return this model; where it is computed from packed weights, the same one with unpacked ones."""
-        if not is_one_graph(self.model) or self.load_again is None:
-            return self
-        unpacked: Self = self.load_again(self.spec.model_copy(update={"runtime": "torch"}))
-        return unpacked
-
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save the model as ``save`` does, by the name that transformers and sentence-transformers use."""
         self.save(folder, overwrite=overwrite)
@@ -1287,7 +1280,7 @@ class LanguageModel(Ranks):
         # Loaded on use: few processes export.
         from gerund.exporting import formats
 
-        return formats.export(self._with_weights(), folder, format, type=type, scorer=scorer, overwrite=overwrite)
+        return formats.export(self, folder, format, type=type, scorer=scorer, overwrite=overwrite)
 
 
 def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) -> None:
@@ -1297,8 +1290,9 @@ def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) 
     """
     # Loaded on use: exporters are not needed to load a model.
     from gerund.exporting.model_card import origin_of_spec, write_card
+    from gerund.exporting.shared import with_weights
 
-    lm = lm._with_weights()
+    lm = with_weights(lm)
     loading.save_model(lm.model, lm.tokenizer, base_state(lm.model), folder)
     write_settings(folder, lm.encoder, lm.n_layers, lm.fingerprint(), adapters=lm.adapters)
     for part in (lm.scorer, lm.reranker, lm.head, lm.transform):

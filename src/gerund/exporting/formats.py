@@ -11,7 +11,7 @@ from gerund.checks import one_of, place
 from gerund.errors import ConfigError
 from gerund.exporting import added_formats, gguf, merged, onnx, openvino, sentence_transformers
 from gerund.exporting.model_card import add_origin, origin_of_spec, write_card
-from gerund.exporting.shared import Export
+from gerund.exporting.shared import Export, with_weights
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
@@ -53,6 +53,7 @@ def export(
     added = added_formats()
     one_of("format", format, [*_FORMATS, *added])
     check_type(format, type)
+    lm = with_weights(lm)
     runtime: EncoderRuntime = lm.runtime
     if not format.startswith("gguf"):  # which generates, regardless of the encoder's settings
         if runtime.why_no_vectors:

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers
+from gerund.attention.layouts import attach_streams, decoder_layers, is_one_graph
 from gerund.errors import MissingDependencyError
 from gerund.inference.encode.runtime import SAMPLE_TEXTS, EncoderRuntime
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
@@ -53,6 +53,13 @@ class Export:
     why_custom: str = ""
     fingerprint: str = ""
     about: str = ""
+
+
+def with_weights(lm: Any) -> Any:
+    """Return a ``LanguageModel``; where it is computed from packed weights, the same one with unpacked ones."""
+    if not is_one_graph(lm.model) or lm.load_again is None:
+        return lm
+    return lm.load_again(lm.spec.model_copy(update={"runtime": "torch"}))
 
 
 def require_installed(modules: tuple[str, ...], target: str, extra: str) -> None:
