@@ -1,6 +1,6 @@
 """GGUF files as gerund reads them, compared with llama.cpp on the same file and with the model's folder.
 
-    python benchmarks/formats.py --models FOLDER [--data ../shared/data] [--lines 10000 --positions 400]
+    python benchmarks/formats.py [--models FOLDER --data ../shared/data] [--lines 10000 --positions 400]
 
 `FOLDER` holds the GGUF files and the folders of the same models that `PAIRS` names. `tokens`: lines of many scripts, cut into tokens by both programs. `likelihood`: bits per byte of Wikipedia
 articles by gerund from the file and from the folder, and by llama.cpp from the file, which rounds activations to 8
@@ -212,7 +212,9 @@ def loading(options: Any) -> Table:
 def main(argv: list[str] | None = None) -> None:
     """Measure."""
     parser = harness.parser(__doc__, rounds=3)
-    parser.add_argument("--models", type=Path, required=True, help="the folder of the files and folders")
+    parser.add_argument(
+        "--models", type=Path, default=Path("../real"), help="files and folders of models (%(default)s)"
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="real text (%(default)s)")
     parser.add_argument("--lines", type=int, default=10_000, help="lines that are cut into tokens (%(default)s)")
     parser.add_argument("--positions", type=int, default=400, help="tokens that are scored (%(default)s)")
