@@ -142,6 +142,8 @@ class GgufFile:
     def number(self, key: str, default: int | None = None) -> int:
         """Return an integer, which the file must have if there is no default."""
         value = self.value(key, default)
+        if value is None:
+            raise ModelError(f"cannot load {self.path}: it has no {self.architecture}.{key}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ModelError(f"cannot load {self.path}: its {self.architecture}.{key} is {value!r}, not a number")
         return value

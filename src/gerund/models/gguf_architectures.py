@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from gerund.errors import ModelError
+from gerund.errors import ModelError, one_line
 from gerund.gguf_file import GgufFile
 from gerund.models import gguf_weights
 from gerund.models.gguf_weights import Rule
@@ -25,6 +25,13 @@ Settings = dict[str, Any]
 _SLIDING, _FULL, _CONV, _LINEAR = "sliding_attention", "full_attention", "conv", "linear_attention"
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 _ROPE_HEADS = ("attention.head_count", "attention.key_length", "rope.dimension_count")
+_NEVER_ZERO = ("block_count", "embedding_length", *_ROPE_HEADS)
+# Settings that size a part of a model.
+_SIZES = (
+    "embedding_length", "feed_forward_length", "attention.head_count_kv", "expert_count", "expert_used_count",
+    "expert_feed_forward_length", "expert_shared_feed_forward_length", "shortconv.l_cache", "ssm.conv_kernel",
+    "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -472,7 +479,12 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     """Return the config of the model in a file."""
     layout, vocabulary = layout_of(file), file.vocabulary
     _refuse_absurd_sizes(file)
-    own = layout.config(file)
+    try:
+        own = layout.config(file)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"cannot load {file.path}: its settings contradict each other ({one_line(str(error))})"
+        ) from error
     settings = {"vocab_size": vocabulary, **_shared_settings(file, own), **own}
     settings.setdefault("model_type", layout.model_type)
     settings["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]]
@@ -515,12 +527,20 @@ def _shared_settings(file: GgufFile, own: Mapping[str, Any]) -> Settings:
 
 def _refuse_absurd_sizes(file: GgufFile) -> None:
     """Refuse sizes that contradict the file's tensors, before memory is allocated."""
-    rows = max((info.shape[0] for name, info in file.tensors.infos.items() if ".attn_q" in name), default=0)
-    for key, most in {"block_count": len(file.tensors.infos), **dict.fromkeys(_ROPE_HEADS, rows)}.items():
-        if not 0 < (size := file.number(key, 1)) <= most:
-            raise ModelError(
-                f"cannot load {file.path}: its {file.architecture}.{key} is {size}, which its tensors do not fit"
-            )
+    infos = file.tensors.infos
+    rows = max((info.shape[0] for name, info in infos.items() if ".attn_q" in name), default=0)
+    longest = max((size for info in infos.values() for size in info.shape), default=0)
+    bounds = {**dict.fromkeys(_SIZES, longest), "block_count": len(infos), **dict.fromkeys(_ROPE_HEADS, rows)}
+    if (positions := infos.get("position_embd.weight")) is not None:
+        bounds["context_length"] = positions.shape[0]
+    for key, most in bounds.items():
+        value = file.value(key, 1)
+        least = 1 if key in _NEVER_ZERO else 0
+        for size in value if isinstance(value, list) else [file.number(key, 1)]:
+            if not isinstance(size, int) or not least <= size <= most:
+                raise ModelError(
+                    f"cannot load {file.path}: its {file.architecture}.{key} is {size}, which its tensors do not fit"
+                )
 
 
 def _stored_dtype(file: GgufFile) -> str:

@@ -213,6 +213,8 @@ def read_weights(
         parts = [torch.from_numpy(_unpacked(file, part)) for part in stored]
         if pairs and re.search(r"\.attn_[qk]\.", stored[0]):
             heads = config.num_attention_heads if ".attn_q." in stored[0] else config.num_key_value_heads
+            if not heads or parts[0].shape[0] % (2 * heads):
+                raise ModelError(f"cannot load {file.path}: {stored[0]} has {parts[0].shape[0]} rows for {heads} heads")
             parts = [halves_from_pairs(part, heads) for part in parts]
         if offset_norms and stored[0].endswith("norm.weight") and not stored[0].endswith("ssm_norm.weight"):
             parts = [part - 1 for part in parts]
