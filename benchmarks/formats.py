@@ -2,9 +2,10 @@
 
     python benchmarks/formats.py [--models FOLDER --data ../shared/data] [--lines 10000 --positions 400]
 
-`FOLDER` holds the GGUF files and the folders of the same models that `PAIRS` names. `tokens`: lines of many scripts, cut into tokens by both programs. `likelihood`: bits per byte of Wikipedia
-articles by gerund from the file and from the folder, and by llama.cpp from the file, which rounds activations to 8
-bits. `loading`: CPU time and peak memory from the start of a process to the first token.
+`FOLDER` holds the GGUF files and the folders of the same models that `PAIRS` names. `tokens`: lines of many scripts,
+cut into tokens by both programs. `likelihood`: bits per byte of Wikipedia articles by gerund from the file and from the
+folder, and by llama.cpp from the file, which rounds activations to 8 bits. `loading`: CPU time and peak memory from the
+start of a process to the first token.
 """
 
 import itertools

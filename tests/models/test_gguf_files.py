@@ -1,6 +1,7 @@
 """A GGUF file is read as the model that it was written from; a damaged one is refused."""
 
 import importlib.util
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.gguf_tokenizer import read_tokenizer
 from gerund.settings.encoder import EncoderConfig, GgufType
 from gerund.settings.plan import AttentionPlan
+from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
@@ -250,3 +252,16 @@ def rename(data: bytearray, old: bytes, new: bytes) -> None:
     assert len(old) == len(new)
     assert old in data
     data[:] = data.replace(old, new)
+
+
+def test_what_the_list_of_models_says(tmp_path: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "tiny.gguf").write_bytes(tiny_file.read_bytes())
+    damaged(tiny_file, folder / "other.gguf", lambda data: rename(data, b"llama", b"rwkv7"))
+    monkeypatch.setenv("LLAMA_CACHE", str(folder))
+    listed = {row["name"]: row["about"] for row in json.loads(run_cli("models", "--json").out)}
+    assert "llama, " in listed["llama.cpp:tiny.gguf"]
+    assert "; generates, embeds, infills and re-ranks" in listed["llama.cpp:tiny.gguf"]
+    assert "rwkv7, " in listed["llama.cpp:other.gguf"]
+    assert "an architecture that gerund does not read from GGUF" in listed["llama.cpp:other.gguf"]

@@ -9,6 +9,7 @@ import typer
 
 from gerund.cli.command import CheckedCommand
 from gerund.errors import ModelError
+from gerund.gguf_file import GgufFile
 
 app = typer.Typer(
     name="models",
@@ -90,7 +91,6 @@ def _local() -> Iterator[dict[str, Any]]:
 def _described(path: Path) -> tuple[int | None, str]:
     """Return how large a model is, with all its files, and what it is in a few words."""
     from gerund.gguf_file import parts_of, read_file
-    from gerund.models.gguf_architectures import LAYOUTS
 
     try:
         size = sum(part.stat().st_size for part in parts_of(path))
@@ -99,6 +99,21 @@ def _described(path: Path) -> tuple[int | None, str]:
         return None, f"cannot be read: {error}"
     if not file.types:
         return size, f"{file.architecture}, no weights"
-    reads = "" if file.architecture in LAYOUTS else ", an architecture that gerund does not read from GGUF"
-    about = f"{file.architecture}, {file.n_parameters / 1e6:,.0f} million weights, mostly {file.types[0]}{reads}"
-    return size, about
+    about = f"{file.architecture}, {file.n_parameters / 1e6:,.0f} million weights, mostly {file.types[0]}"
+    return size, f"{about}; {_use_of(file)}"
+
+
+def _use_of(file: GgufFile) -> str:
+    """Return what gerund can do with a file."""
+    from gerund.models.gguf_architectures import LAYOUTS
+    from gerund.models.gguf_encoders import encoder_settings
+
+    if file.architecture not in LAYOUTS:
+        return "an architecture that gerund does not read from GGUF"
+    try:
+        encoder = encoder_settings(file)
+    except ModelError as error:
+        return str(error).partition(": ")[2]
+    if encoder is None:
+        return "generates, embeds, infills and re-ranks"
+    return f"an embedding model (attention={encoder.attention}, pooling={encoder.pooling})"

@@ -16,7 +16,9 @@ def encoder_settings(file: GgufFile) -> EncoderSpec | None:
     if pooling in (None, _NO_POOLING):
         return None if causal else EncoderSpec(attention="bidir", pooling="mean", append_eos=False)
     if type(pooling) is not int or pooling not in POOLING_TYPES:
-        what = "it is a reranker" if pooling == _RANK else f"it pools in a way that is not known ({pooling!r})"
+        what = f"it pools in a way that is not known ({pooling!r})"
+        if pooling == _RANK:
+            what = "it is a reranker, which is not read from GGUF; give the folder of the model in safetensors"
         raise ModelError(f"cannot load {file.path}: {what}")
     # The tokenizer adds an end token where the file asks for one.
     return EncoderSpec(attention="causal" if causal else "bidir", pooling=POOLING_TYPES[pooling], append_eos=False)
