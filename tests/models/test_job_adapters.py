@@ -121,7 +121,7 @@ def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
     joined.save(tmp_path / "all")
     warning = (
         "gerund: warning: its infilling adapter and its scorer fit the weights of before and are left out; the "
-        "model now writes with the adapter that encodes, which may spoil what it writes"
+        "model now generates with the adapter that encodes, which may spoil its texts"
     )
     for command in (["convert", "--merge"], ["export", "--format", "merged"]):
         for model, told in ((tmp_path / "all", [warning]), (runs["encode"], [])):
