@@ -91,6 +91,7 @@ PAGE = (
     Section("## Serving", ("serve",)),
     Section("## Other runtimes", ("runtimes",)),
     Section("### Quantized files", ("packed",)),
+    Section("### Read and unpacked", ("formats",)),
     Section("## Choosing a plan", ("sweep",)),
     Section("## The papers' plans on two small models", ("quality:plans-default", "quality:plans-stories260k")),
     Section("### Recurrent layers read both ways", ("hybrids",)),
