@@ -252,6 +252,9 @@ def test_long_texts_are_cut_only_on_request(live: Running, served_lm: Any) -> No
 # -------------------------------------------------------------------------------------------------- rerank and scores
 
 DOCUMENTS = ["rain in the sun", "the ant", "thin air"]
+# A server keeps the documents that it has read for earlier requests, in batches of other sizes, which bfloat16 rounds
+# otherwise.
+ROUNDING = 0.01
 
 
 @pytest.mark.parametrize("by", [None, "vectors", "likelihood"])
@@ -262,7 +265,7 @@ def test_rerank(live: Running, served_lm: Any, by: Any) -> None:
                              ("/rerank", DOCUMENTS)):  # fmt: skip
         found = live.ok(route, **body, documents=documents, return_documents=True)
         assert [one["index"] for one in found["results"]] == expected.indices
-        assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=1e-5)
+        assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=ROUNDING)
         assert [one["document"]["text"] for one in found["results"]] == [DOCUMENTS[at] for at in expected.indices]
     top = live.ok("/v1/rerank", **body, documents=DOCUMENTS, top_n=1)
     assert [one["index"] for one in top["results"]] == expected.indices[:1]
@@ -283,7 +286,7 @@ def test_so_many_tokens_of_each_document_count(live: Running, served_lm: Any, by
     expected = served_lm.rerank("the ants", served_lm.tokenizer.batch_decode(ids), by=by)
     found = live.ok("/v2/rerank", query="the ants", documents=long, by=by, max_tokens_per_doc=5, return_documents=True)
     assert [one["index"] for one in found["results"]] == expected.indices
-    assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=1e-5)
+    assert [one["relevance_score"] for one in found["results"]] == pytest.approx(expected.scores, abs=ROUNDING)
     assert [one["document"]["text"] for one in found["results"]] == [long[at] for at in expected.indices]
     whole = live.ok("/v2/rerank", query="the ants", documents=long, by=by, max_tokens_per_doc=500)
     assert whole["results"] == live.ok("/v2/rerank", query="the ants", documents=long, by=by)["results"]
