@@ -56,9 +56,12 @@ def load(
     >>> gerund.load(lm.spec).fingerprint() == lm.fingerprint()
     True
     """
-    spec = ModelSpec.of(model, **settings)
+    return _load(ModelSpec.of(model, **settings), token)
+
+
+def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool = False) -> LanguageModel:
     texts = None if spec.sample is None else read_sample(spec.sample)
-    opened = open_model(spec, token)
+    opened = open_model(spec, token, generates=generates)
     kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
@@ -137,4 +140,5 @@ def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:
     """
     seq2seq = loading.is_seq2seq(find_spec(spec))
     adapter = NO_ADAPTER if only_writes and spec.adapter is None and not seq2seq else None
-    return load(spec, attention=None if seq2seq else "causal", adapter=adapter)
+    spec = ModelSpec.of(spec, attention=None if seq2seq else "causal", adapter=adapter)
+    return _load(spec, generates=True)

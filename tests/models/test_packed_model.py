@@ -16,6 +16,7 @@ import gerund
 from gerund import AttentionPlan, EncoderConfig, GenerationConfig, Sampling
 from gerund.attention.probe import verify
 from gerund.engine.engine import Engine
+from gerund.entry import load_writer
 from gerund.errors import ConfigError, FingerprintError, ModelError
 from gerund.inference.inspection import attention_maps
 from tests.adapters import PEFT_WARNINGS, make_adapter
@@ -53,10 +54,16 @@ def planned(lm: gerund.LanguageModel, name: str, **settings: Any) -> gerund.Lang
     return lm.with_encoder(EncoderConfig(AttentionPlan(name), **settings))
 
 
-def test_taken_by_itself_where_it_can_be(tmp_path: Path, file: Path, tiny_folder: Path):
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_taken_by_itself_where_it_can_be(
+    tmp_path: Path, file: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
+):
+    monkeypatch.setattr("gerund.models.runtimes.cpu_has_bfloat16", lambda: has_bfloat16)
     plain, file = file, write(gerund.load(tiny_folder), tmp_path / "quantized.gguf", type="q8_0")
-    packed = gerund.load(file)
+    assert load_writer(gerund.ModelSpec.of(file)).spec.runtime == "packed"
+    packed = gerund.load(file, runtime="packed" if has_bfloat16 else "auto")
     assert packed.spec.runtime == "packed"
+    assert not has_bfloat16 or gerund.load(file).spec.runtime == "torch"
     assert gerund.load(packed.spec).fingerprint() == packed.fingerprint()
     assert gerund.load(plain).spec.runtime == "torch"
     for settings in ({"dtype": "float32"}, {"runtime": "torch"}, {"attention": "extend-back"}, {"skips": 1}):

@@ -478,8 +478,8 @@ class LoadedModel:
 
 
 @quiet()  # once for everything: changing a logger's level clears the caches of all loggers
-def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
-    """Load a model with its settings; ``token`` is for the hub."""
+def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: bool = False) -> LoadedModel:
+    """Load a model with its settings; ``token`` is for the hub, and ``generates`` says that it will not encode."""
     dtype = pick_dtype(spec.dtype)
     where = pick_device(spec.device)
     if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
@@ -505,7 +505,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None) -> LoadedModel:
         head = None
     if head is not None and not vectors_alike(encoder, stored):
         head = head.without_space()
-    packed = takes_packed(spec, source, where, encoder, adapters.folders)
+    packed = takes_packed(spec, source, where, encoder, adapters.folders, generates=generates)
     if dtype is None and where.type == "cpu" and packed is None:
         dtype = _emulated_dtype(config, source.name)
     # It was fitted to the vectors of one encoder config.

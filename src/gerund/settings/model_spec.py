@@ -89,7 +89,8 @@ class ModelSettings(Generic[Model, Given, Unset]):
     runtime: Literal["auto", "torch", "packed"] | Unset = setting(
         "auto",
         "packed: compute a GGUF file's quantized weights as they are, on a CPU by ONNX Runtime. torch: unpack them. "
-        "auto: packed where that is possible.",
+        "auto: packed where that is possible; on processors that compute in bfloat16 only in commands that just "
+        "generate.",
     )
 
 
