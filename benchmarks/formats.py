@@ -99,7 +99,7 @@ def tokens(options: Any, texts: list[str]) -> Table:
         same = total = 0
         for text in texts:
             ours = tokenizer(text, add_special_tokens=True)["input_ids"]
-            theirs = peer.post("/tokenize", content=text, add_special=True, parse_special=False)["tokens"]
+            theirs = peer.post("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
             same, total = same + (ours == theirs), total + len(ours)
         rows.append({"model": name, "lines": len(texts), "tokens": total, "same": same})
     columns = [
