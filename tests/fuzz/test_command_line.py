@@ -54,8 +54,8 @@ BEGINNINGS = {
     "train": ["{file} --dry-run", "TEXT --texts {file}"],
     "tune": ["{model} --data {file} -o {out} --tasks sts"],
 }
-# These two go on until they are stopped, or for minutes.
-LASTING = {"demo", "serve"}
+# The first two go on until they are stopped, or for minutes; the last would upload.
+LASTING = {"demo", "serve", "push"}
 PROSE = (
     "The old man looked at the sea. He had no boat, and the wind was cold.\n\nNobody spoke to him for a long time.\n"
     * 20

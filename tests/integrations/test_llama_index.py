@@ -127,7 +127,7 @@ def test_what_is_kept(bundled: gerund.LanguageModel) -> None:
     for one in nodes:
         one.node.excluded_embed_metadata_keys = ["x"]
     found = GerundRerank(bundled, top_n=2).postprocess_nodes(nodes, query_str="what is bread made of")
-    ranking = bundled.rerank("what is bread made of", TEXTS, 2)
+    ranking = bundled.rerank("what is bread made of", TEXTS, 2, scores=[0.5] * 3)  # those of the nodes
     assert [one.text for one in found] == [TEXTS[place] for place in ranking.indices]
     assert [one.score for one in found] == ranking.scores
     assert [one.score for one in nodes] == [0.5] * 4

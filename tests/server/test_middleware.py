@@ -82,7 +82,8 @@ def test_every_route_needs_the_key(guarded: Running) -> None:
         for header in ({"Authorization": ""}, {"Authorization": "Bearer wrong"}, {"Authorization": "first-key"}):
             found = guarded.client.request(method, path, headers=header)
             assert found.status_code == 401, (method, path)
-            assert found.json()["error"]["code"] == "invalid_api_key"
+            error = found.json()["error"]  # Ollama's routes answer with a text
+            assert isinstance(error, str) if path.startswith("/api/") else error["code"] == "invalid_api_key"
             assert "first-key" not in found.text
     for key in ("first-key", "second-key"):
         found = guarded.client.get("/health", headers={"Authorization": f"bearer {key}"})

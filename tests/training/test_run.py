@@ -22,6 +22,7 @@ class TestWhole:
         model_folder = run("out")
         assert model_folder == tmp_path / "out" / "model"
         assert sorted(path.name for path in model_folder.iterdir()) == [
+            "README.md",
             "config.json",
             "config_sentence_transformers.json",
             "generation_config.json",
