@@ -98,7 +98,7 @@ def test_every_format_of_documents_is_named(name, monkeypatch):
 def test_a_command_that_writes_at_its_end_says_that_nothing_is_there(arguments, tmp_path):
     out = tmp_path / "out.jsonl"
     told = f"gerund: interrupted; {out} was not written, and nothing of it is kept"
-    with patch("gerund.entry.load", side_effect=KeyboardInterrupt):
+    with patch("gerund.entry.open_model", side_effect=KeyboardInterrupt):
         ran = run_cli(*arguments, "-o", out)
         assert ran.code == 130
         assert ran.err.count(told) == 1
