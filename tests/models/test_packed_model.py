@@ -32,7 +32,7 @@ ONCE = [
     name for name in gerund.PLAN_NAMES if name != "hybrid" and name.split("-")[0] not in ("inter", "extra", "extend")
 ]
 TWICE = [name for name in gerund.PLAN_NAMES if name.split("-")[0] in ("inter", "extra", "extend")]
-SMOLLM2 = Path("/work/real/SmolLM2-135M-Instruct.Q4_1.gguf")
+SMOLLM2 = Path(__file__).resolve().parents[3] / "real" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_an_adapter_is_computed_by_torch(file: Path, tiny_folder: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SMOLLM2.is_file(), reason="the real model is not here")
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
 def test_a_real_file_agrees_with_its_unpacked_weights():
     own = gerund.load(SMOLLM2, runtime="packed", attention="causal")
     other = gerund.load(SMOLLM2, runtime="torch", dtype="float32", attention="causal")

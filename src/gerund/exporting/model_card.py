@@ -22,7 +22,7 @@ from gerund.settings.encoder import CONFIG_FILE, JOBS
 from gerund.settings.model_spec import ModelSpec
 
 PLACE = "PATH/TO/THIS/FOLDER"
-"""What the examples load; an upload puts the repository's id in its place."""
+"""The model's name in the card's examples; replaced by the repository's id on upload."""
 _USE, _SETTINGS, _SCORES, _LICENSE = "## Use it with gerund\n", "## Encoder settings\n", "## Scores\n", "## License\n"
 _UNKNOWN = (
     "The license of the base model isn't known: its folder has no model card. Find out and state it before you publish "

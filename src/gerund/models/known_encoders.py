@@ -26,7 +26,7 @@ GRITLM = EncoderConfig(
     prompt="<|embed|>\n",
     prompts={"query": f"<|user|>\n{_RETRIEVE}\n<|embed|>\n", "document": "<|embed|>\n"},
 )
-"""How GritLM encodes; another task stands where that of the query prompt does."""
+"""GritLM's encoder settings; the task in its query prompt can be replaced."""
 
 # What LLM2Vec puts around a text, by the model that it was made from.
 _AROUND = {

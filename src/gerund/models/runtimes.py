@@ -25,7 +25,7 @@ from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import ResolvedPlan
 
 ARITHMETIC = "packed: activations in 8 bits"
-"""What the vectors of a packed network depend on besides its file; it is part of the fingerprint."""
+"""The arithmetic of a packed network, a part of its fingerprint."""
 # Types of weights that are not packed.
 _PLAIN = frozenset(("F32", "F16", "BF16"))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gerund.packed.graph import GraphBuilder, Weights
 
 MASKED = np.float32(-1e9)
-"""What a mask adds where a token does not see a slot."""
+"""Value of an additive mask that hides a slot."""
 
 # Up to so many tokens of a text, the queries that share keys and values are multiplied with them at once.
 _MOST_GROUPED = 8

@@ -1,4 +1,4 @@
-"""How models write tool calls: one table, one entry per format.
+"""Tool call formats of model families: one table, one entry per format.
 
 A format is recognized by what the model's chat template contains. From its entry come the grammar that constrains a
 required call (llguidance's Lark syntax, with each tool's JSON schema in it) and what ``CallReader`` looks for.
