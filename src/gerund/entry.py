@@ -66,6 +66,7 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
     lm.fills_gaps = opened.fills_gaps
+    lm.was_trained_to_embed = opened.embeds
     if opened.reranker is not None:
         _make_reranker(lm, opened)
     for given in (spec.infill_adapter, spec.scorer):

@@ -116,6 +116,8 @@ class LanguageModel(Ranks):
     """Scores a query and a document together, where the model was trained for that."""
     fills_gaps: bool | None = None
     """Whether the model or its infilling adapter is known to be trained to infill; None for a model made in memory."""
+    was_trained_to_embed: bool = False
+    """Whether the record of a training in its folder says that its vectors were trained."""
     load_again: Callable[[ModelSpec], Any] | None = None
     """Loads a model by its spec; set by ``gerund.load``."""
     loader: ClassVar[Callable[..., Any]]

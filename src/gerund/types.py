@@ -443,5 +443,9 @@ class TextModel(Protocol):
         """Its adapters by job."""
 
     @property
+    def was_trained_to_embed(self) -> bool:
+        """Whether the record of a training in its folder says so."""
+
+    @property
     def with_encoder(self) -> Callable[..., Any]:
         """Returns the same model with another encoder config."""

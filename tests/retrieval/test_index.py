@@ -9,7 +9,6 @@ import pytest
 import gerund
 from gerund import Answer, Chunking, Document, Hit
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError, TextError
-from gerund.retrieval import hybrid_search
 from gerund.retrieval.question_answering import NOTHING, coverage
 from gerund.retrieval.store import KeywordQuery
 from tests.retrieval.helpers import NOTES, notes_index
@@ -35,7 +34,7 @@ def test_search_is_the_sum_of_both_rankings(index, bundled):
     words = {chunk.source: score for chunk, score in index.store.words(KeywordQuery(query), 100)}
     cosines = bundled.encode([one.text for one in chunks.values()]) @ bundled.encode(query)
     cosines = dict(zip(chunks, cosines.tolist(), strict=True))
-    share = hybrid_search.WEIGHT
+    share = bundled.fusion_weight
     wanted = {one: (1 - share) * words.get(one, 0) / max(words.values()) + share * cosines[one] for one in chunks}
     assert [hit.source for hit in hits] == sorted(wanted, key=lambda one: -wanted[one])
     for rank, hit in enumerate(hits, start=1):
@@ -268,7 +267,7 @@ def test_the_weight_is_the_encoders_own(notes, tiny_folder, tmp_path):
     assert gerund.open_index(tmp_path / "my.index").search("steam") == index.search("steam")
     # It is no part of the encoder: the same index, another weight.
     other = gerund.open_index(tmp_path / "my.index", lm.with_encoder(replace(lm.encoder, fusion=None)))
-    assert other.search("steam") == index.search("steam", weight=hybrid_search.WEIGHT)
+    assert other.search("steam") == index.search("steam", weight=0.2) != index.search("steam", weight=0.5)
 
 
 def test_the_weight_that_a_model_is_tuned_to_later_is_found(notes, tiny, tmp_path):

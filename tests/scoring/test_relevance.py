@@ -1,6 +1,7 @@
 """Documents ranked for a query, each measure against one document at a time; in Python and on the command line."""
 
 import json
+import shutil
 import time
 from dataclasses import replace
 
@@ -10,8 +11,10 @@ import torch
 
 import gerund
 from gerund import ConfigError, TextError, UnsupportedModelError
+from gerund.models import loading
 from gerund.scoring import query_likelihood
 from gerund.scoring.query_likelihood import QueryLikelihood, QueryPrompt
+from gerund.training.objectives.settings import OBJECTIVES
 from tests.cli.helpers import no_loading, run_cli
 
 QUERY = "the tin"
@@ -195,6 +198,22 @@ def test_a_language_model_ranks_by_lift_and_an_encoder_by_vectors(lm, bundled):
     assert (bundled.default_measure(), bundled.default_measure(is_second=True)) == ("vectors", "lift")
     ready = lm.with_encoder(replace(lm.encoder, conventions="sentence-transformers"))
     assert ready.default_measure() == "vectors"
+
+
+def test_vectors_count_less_beside_words_where_they_were_not_trained(tiny_folder, tmp_path, lm, bundled):
+    weights = {"trained": 0.5, "untrained": 0.2}
+    assert (lm.fusion_weight, bundled.fusion_weight) == (weights["untrained"], weights["trained"])
+    ready = lm.with_encoder(replace(lm.encoder, conventions="sentence-transformers"))
+    assert ready.fusion_weight == weights["trained"]
+    assert lm.with_encoder(replace(lm.encoder, fusion=0.9)).fusion_weight == 0.9
+    # A model whose weights were trained as a whole has nothing but its record to say so.
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    for kind, weight in (("causal", weights["untrained"]), ("gur", weights["trained"])):
+        record = {"recipe": {"objectives": [{"kind": kind}]}}
+        (tmp_path / "model" / "training.json").write_text(json.dumps(record))
+        assert gerund.load(tmp_path / "model").fusion_weight == weight
+    vectors = {one.name() for one in OBJECTIVES if one.trains_vectors} - {"rankgen"}
+    assert vectors <= loading._EMBEDDING
 
 
 def test_prompts_for_queries_and_documents(tiny_folder):

@@ -21,7 +21,7 @@ from gerund.evaluation.task import Examples
 from gerund.jobs.files import write_atomic
 from gerund.progress import progress
 from gerund.reporting.rendering import bare_name, duration, versions, write_html
-from gerund.retrieval.hybrid_search import DEPTH, MODES, WEIGHT, Mode
+from gerund.retrieval.hybrid_search import DEPTH, MODES, Mode
 from gerund.retrieval.index import open_index
 from gerund.version import __version__
 
@@ -89,8 +89,7 @@ def measure(
                 _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
             advance(len(queries))
     values = {mode: {name: tuple(scores) for name, scores in by.items()} for mode, by in scores.items()}
-    weight = WEIGHT if lm.encoder.fusion is None else lm.encoder.fusion
-    return Measured(values, len(corpus), chunks, weight)
+    return Measured(values, len(corpus), chunks, lm.fusion_weight)
 
 
 def evaluation_seconds(lm: "LanguageModel", split: Split, language: str = "en") -> float:

@@ -20,7 +20,7 @@ from gerund.errors import ConfigError
 from gerund.settings import encoder, model_spec
 from gerund.settings.fields import help_of, plain_kinds, settings_of
 from gerund.settings.plan import PlanSettings
-from gerund.settings.ranking import SecondStage
+from gerund.settings.ranking import TRAINED_FUSION, UNTRAINED_FUSION, SecondStage
 from gerund.settings.sampling import Rerank, Sampling
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ def search() -> Group:
             option(
                 "weight",
                 float | None,
-                "Weight of the vectors, 0 (keywords alone) to 1 (vectors alone). [default: the tuned one, else 0.5]",
+                "Weight of the vectors, 0 (keywords alone) to 1 (vectors alone). [default: the index's or the tuned "
+                f"one, else {TRAINED_FUSION}, or {UNTRAINED_FUSION} for a model that was not trained to embed]",
             ),
             *_options_of(SecondStage, "rerank", "rerank_by", "rerank_weight", "rerank_deadline"),
         ],

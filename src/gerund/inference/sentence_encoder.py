@@ -82,6 +82,11 @@ class SentenceEncoder:
         default = prompts.get(self.model.default_prompt_name or "", "")
         return EncoderConfig(AttentionPlan("bidir"), prompts=prompts, prompt=default, fusion=_FUSION)
 
+    @property
+    def fusion_weight(self) -> float:
+        """What its vectors count beside words in hybrid search."""
+        return _FUSION
+
     def fingerprint(self, dimensions: int | None = None) -> str:
         """Return a hash of all weights and of how they are used: 16 hexadecimal digits."""
         check_dimensions(dimensions, self.dimensions)

@@ -446,8 +446,11 @@ def refuse_incomplete(info: dict[str, Any], name: str) -> None:
             raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
 
 
-# The training objective for infilling.
+RECORD = "training.json"
+"""The record of a training in a model's folder."""
+# The training objectives for infilling, and for vectors.
 _FILLING = "msg"
+_EMBEDDING = frozenset({"contrastive", "distill", "gur", "simcse", "sscl", "unimae"})
 
 
 @dataclass(frozen=True)
@@ -458,6 +461,7 @@ class LoadedModel:
         settings: the folder of its settings, if there is one on this machine.
         options: the other arguments of ``LanguageModel``.
         fills_gaps: whether it or its adapter for infilling is known to be trained for that.
+        embeds: whether the record of its training, all weights included, says that its vectors were trained.
         reranker: how it scores pairs of texts; None where it is no reranker.
         score_layer: the layer that scores a pair; None where a token does.
     """
@@ -468,6 +472,7 @@ class LoadedModel:
     settings: Path | None
     options: dict[str, Any]
     fills_gaps: bool
+    embeds: bool = False
     reranker: RerankerConfig | None = None
     score_layer: ScoreLayer | None = None
 
@@ -538,7 +543,8 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         "stamp": stamp,
     }
     fills_gaps = seq2seq or _is_trained_to_infill(settings, adapters_there, spec)
-    return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, reranker, layer)
+    trained = _is_trained_to_embed(settings, adapters_there)
+    return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, trained, reranker, layer)
 
 
 def _merged_files(source: Source) -> list[Path]:
@@ -595,11 +601,16 @@ def _is_trained_to_infill(settings: Path | None, own: Mapping[Job, Path], spec: 
         if own.get("infill") not in (None, own.get("encode")):
             return True
         if settings is not None:
-            records.append(settings / "training.json")
+            records.append(settings / RECORD)
     elif not spec.leaves_adapters:
         # The record of a trained adapter is in its folder, or in the one above.
-        records += [Path(spec.adapter) / "training.json", Path(spec.adapter).parent / "training.json"]
+        records += [Path(spec.adapter) / RECORD, Path(spec.adapter).parent / RECORD]
     return any(_FILLING in _trained_for(path) for path in records)
+
+
+def _is_trained_to_embed(settings: Path | None, own: Mapping[Job, Path]) -> bool:
+    """Whether the training record shows an objective for vectors; what an adapter was trained for goes with it."""
+    return settings is not None and "encode" not in own and not _EMBEDDING.isdisjoint(_trained_for(settings / RECORD))
 
 
 def _trained_for(record: Path) -> list[str]:

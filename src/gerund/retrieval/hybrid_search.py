@@ -28,9 +28,6 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 DEPTH = 100
 """Matches of each ranking that are fused."""
 
-WEIGHT = 0.5
-"""Weight of the vectors where the encoder's is not tuned."""
-
 # Cormack, Clarke and Buettcher 2009, who found it near the best for all of their collections.
 RRF_K = 60
 # Chunks of the vector matches' documents in which a phrase is searched.
@@ -56,9 +53,7 @@ def check_query(query: Any, name: str = "query") -> None:
         raise TextError(f"the {name} is empty")
 
 
-def convex(
-    words: Mapping[Document, float], vectors: Mapping[Document, float], weight: float = WEIGHT
-) -> dict[Document, float]:
+def convex(words: Mapping[Document, float], vectors: Mapping[Document, float], weight: float) -> dict[Document, float]:
     """Fuse by a convex sum of cosines and BM25 scores, divided by the top score; a missing score counts as 0.
 
     >>> convex({"a": 8.0, "b": 2.0}, {"b": 0.75, "c": 0.5, "a": 0.25}, 0.5)

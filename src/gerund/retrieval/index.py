@@ -41,7 +41,7 @@ from gerund.retrieval.question_answering import (
 from gerund.retrieval.store import IndexMetadata, VectorStore
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.ranking import MOST_HITS, RerankKeywords, SecondStage
+from gerund.settings.ranking import MOST_HITS, TRAINED_FUSION, RerankKeywords, SecondStage
 from gerund.types import Answer, Hit
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class Index(QuestionAnswering):
                 and ``tokens``: comparisons, ``IN``, ``BETWEEN``, ``LIKE``, ``ILIKE``, ``IS NULL``, sums, ``lower``,
                 ``upper``, ``length``, ``starts_with``, ``ends_with`` and ``contains``.
             weight: weight of the vectors in ``hybrid``, from 0 to 1; None for the index's (``choose_weight``), the
-                encoder's (``gerund tune --fusion``), else 0.5.
+                encoder's (``lm.fusion_weight``).
             expand: number of query expansions that the model generates (``lm.expand``).
             more: ``rerank``, the number of the first hits that the model re-ranks, and ``rerank_by``,
                 ``rerank_weight`` and ``rerank_deadline``; see ``SearchKeywords``. ``top_k`` is another name for ``k``.
@@ -397,9 +397,8 @@ class Index(QuestionAnswering):
         if weight is not None:
             return hybrid_search.check_weight(weight)
         if mode != "hybrid" or self._about is None:
-            return hybrid_search.WEIGHT
-        own = self._about.weight if self._about.weight is not None else self.encoder.encoder.fusion
-        return hybrid_search.WEIGHT if own is None else own
+            return TRAINED_FUSION  # nothing is fused
+        return self.encoder.fusion_weight if self._about.weight is None else self._about.weight
 
     def _require_embedder(self) -> "Embedder":
         from gerund.retrieval.embedding import Embedder

@@ -6,7 +6,7 @@ from typing import Any
 from gerund.checks import flag
 from gerund.scoring import relevance
 from gerund.scoring.names import MODEL, check_first_stage, check_relevance
-from gerund.settings.ranking import DEFAULT_DEPTH, RelevanceMeasure
+from gerund.settings.ranking import DEFAULT_DEPTH, TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.types import Ranking
 
 
@@ -72,6 +72,17 @@ class Ranks:
             depth=depth or DEFAULT_DEPTH,
             deadline=deadline,
         )
+
+    @property
+    def fusion_weight(self) -> float:
+        """What the vectors count beside words in hybrid search: the tuned weight (``gerund tune --fusion``).
+
+        Else 0.5 for a model that was trained to embed, and 0.2 for any other language model, whose vectors find less.
+        """
+        lm: Any = self
+        if lm.encoder.fusion is not None:
+            return float(lm.encoder.fusion)
+        return TRAINED_FUSION if relevance.is_trained_to_embed(lm) else UNTRAINED_FUSION
 
     def default_measure(self, *, is_second: bool = False) -> RelevanceMeasure:
         """Return the measure of ``rerank`` where none is named; with ``is_second`` as the second stage of a search."""

@@ -32,9 +32,18 @@ def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = F
     if lm.encoder.rerank_by is not None:
         tuned: RelevanceMeasure = lm.encoder.rerank_by
         return tuned
-    writes = not is_encoder_decoder(lm.model) and not isinstance(lm.model.get_output_embeddings(), NoHead | None)
-    embeds = scorer is not None or bool(lm.adapters.hash("encode")) or lm.encoder.follows_sentence_transformers
-    return "lift" if writes and (is_second or not embeds) else "vectors"
+    return "lift" if writes(lm) and (is_second or not (scorer is not None or is_trained_to_embed(lm))) else "vectors"
+
+
+def writes(lm: TextModel) -> bool:
+    """Whether a model has a head that predicts tokens, and no encoder of its own."""
+    return not is_encoder_decoder(lm.model) and not isinstance(lm.model.get_output_embeddings(), NoHead | None)
+
+
+def is_trained_to_embed(lm: TextModel) -> bool:
+    """Whether a model's vectors are known to be trained: by an adapter, a head, its record, its author or its kind."""
+    is_made_for_it = lm.encoder.conventions != "gerund" or not writes(lm)
+    return is_made_for_it or lm.was_trained_to_embed or bool(lm.adapters.hash("encode")) or lm.runtime.head is not None
 
 
 def rank(

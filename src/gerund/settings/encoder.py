@@ -26,7 +26,7 @@ from gerund.settings.fields import (
     setting,
 )
 from gerund.settings.plan import AttentionPlan
-from gerund.settings.ranking import RelevanceMeasure
+from gerund.settings.ranking import TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.settings.templates import (
     LAST_LAYER,
     NAMED,
@@ -131,8 +131,8 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
     fusion: Fraction | Auto | Unset = setting(
         None,
-        "Weight of the vectors in hybrid search, from 0 (keywords alone) to 1 (vectors alone). Default: 0.5. No vector "
-        "depends on it.",
+        "Weight of the vectors in hybrid search, from 0 (words alone) to 1 (vectors alone). No vector depends on it. "
+        f"Default: {TRAINED_FUSION} for a model that was trained to embed, {UNTRAINED_FUSION} for others.",
     )
     rerank_by: RelevanceMeasure | Auto | Unset = setting(
         None,

@@ -26,6 +26,10 @@ DEFAULT_WEIGHT = 0.5
 DEFAULT_DEPTH = 100
 """Documents that are read, from the first stage's best on."""
 
+TRAINED_FUSION, UNTRAINED_FUSION = 0.5, 0.2
+"""Weight of the vectors beside words in hybrid search, where it is not tuned: of a model that was trained to embed, and
+of any other language model, whose vectors find less than words do."""
+
 MOST_HITS = 10_000
 """Hits that a search returns or re-ranks at most."""
 

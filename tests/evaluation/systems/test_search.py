@@ -275,7 +275,7 @@ def test_it_shares_no_score_with_the_model_alone(folder, tiny_folder):
     assert key_of(task, hybrid, EvaluationConfig()) != key_of(task, dense, EvaluationConfig())
     assert hybrid.fingerprint == hybrid.describe()["fingerprint"] != dense.fingerprint
     described = hybrid.describe()
-    assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.5)
+    assert (described["with"], described["fusion"], described["weight"]) == ("bm25", "convex", 0.2)
     assert "weights" not in hybrid.describe()
     precompute([hybrid, hybrid], task.texts(EvaluationConfig()), prompt=None, show=False)  # encodes nothing
 

@@ -16,6 +16,7 @@ from gerund.errors import ModelError
 from gerund.inference.encode.spans import WordPooling
 from gerund.jobs.checkpoints import KEY_BYTES, RowStore, ShardCheckpoint
 from gerund.models.vectors import unit
+from gerund.settings.ranking import TRAINED_FUSION
 from gerund.settings.templates import PromptText
 from gerund.types import Scorer
 
@@ -255,9 +256,9 @@ class Encoder(System):
         self.cache = cache
 
     @property
-    def fusion_weight(self) -> float | None:
-        """The weight of its vectors in hybrid search; None where it was not tuned."""
-        return None
+    def fusion_weight(self) -> float:
+        """The weight of its vectors in hybrid search."""
+        return TRAINED_FUSION
 
     @property
     def stored_prompts(self) -> Mapping[str, str]:

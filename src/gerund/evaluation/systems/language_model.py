@@ -86,9 +86,9 @@ class LanguageModelSystem(Encoder):
         return self.lm.scorer
 
     @property
-    def fusion_weight(self) -> float | None:
-        """The weight of its vectors in hybrid search; None where it was not tuned."""
-        return self.lm.encoder.fusion
+    def fusion_weight(self) -> float:
+        """The weight of its vectors in hybrid search."""
+        return self.lm.fusion_weight
 
     @property
     def dimensions(self) -> int:

@@ -21,7 +21,7 @@ from gerund.retrieval.embedding import largest_chunk
 from gerund.retrieval.hybrid_search import MODES, Mode
 from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.store import one_of_sources
-from gerund.settings.ranking import DEFAULT_WEIGHT
+from gerund.settings.ranking import DEFAULT_WEIGHT, TRAINED_FUSION
 from gerund.text_analysis import VERSION, Analyzer
 from gerund.types import Scorer
 
@@ -177,17 +177,15 @@ class BM25System(System):
 class Fusion:
     """How the rankings of an encoder and BM25 are fused: ``convex`` or ``rrf``.
 
-    ``weight`` is that of the vectors in a convex sum; None for the encoder's tuned weight, or the default.
+    ``weight`` is that of the vectors in a convex sum; None for the encoder's.
     """
 
     method: str = "convex"
     weight: float | None = None
 
-    def for_encoder(self, tuned: float | None) -> "Fusion":
-        """Return the fusion with its weight resolved."""
-        if self.method == RRF or self.weight is not None:
-            return self
-        return Fusion(self.method, hybrid_search.WEIGHT if tuned is None else tuned)
+    def for_encoder(self, own: float) -> "Fusion":
+        """Return the fusion with its weight resolved; ``own`` is the encoder's."""
+        return self if self.method == RRF or self.weight is not None else Fusion(self.method, own)
 
 
 def parse_fusion(name: str) -> Fusion | None:
@@ -294,7 +292,7 @@ def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion)
         return hybrid_search.rrf([list(dense), list(lexical)])
     keywords, first = (dict(list(side.items())[: hybrid_search.DEPTH]) for side in (lexical, dense))
     vectors = first | {document: dense[document] for document in keywords if document in dense}
-    found = hybrid_search.convex(keywords, vectors, hybrid_search.WEIGHT if how.weight is None else how.weight)
+    found = hybrid_search.convex(keywords, vectors, TRAINED_FUSION if how.weight is None else how.weight)
     # By their best rank, so that the weight decides nothing here.
     below = [document for document in hybrid_search.rrf([list(lexical), list(dense)]) if document not in found]
     return found | {document: -float(rank) for rank, document in enumerate(below, start=1)}
@@ -425,7 +423,7 @@ class IndexSystem(_Derived):
         super().__init__(f"{dense.label}, index ({options})")
         self.dense, self.options = dense, options
         self.cache = cache or IndexCache()
-        self.weight = hybrid_search.WEIGHT if dense.fusion_weight is None else dense.fusion_weight
+        self.weight = dense.fusion_weight
         weight = f"-{self.weight:g}" if options.mode == MODES[0] else ""
         self.suffix = f"+index-{str(options).replace(',', '-')}{weight}"
         self.details = {"index": str(options), "weight": self.weight}

@@ -38,9 +38,9 @@ class SentenceTransformersSystem(Encoder):
         return self._encoder.source
 
     @property
-    def fusion_weight(self) -> float | None:
+    def fusion_weight(self) -> float:
         """The weight of its vectors in hybrid search."""
-        return self._encoder.encoder.fusion
+        return self._encoder.fusion_weight
 
     @property
     def dimensions(self) -> int:
