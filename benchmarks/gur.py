@@ -22,7 +22,7 @@ from gerund.entry import load
 from gerund.evaluation.registry import select
 from gerund.evaluation.systems.base import Ranks
 from gerund.evaluation.systems.search import BM25, HYBRID
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.kinds import is_encoder_decoder
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe

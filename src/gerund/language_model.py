@@ -56,11 +56,11 @@ from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state, load_adapters
-from gerund.models.architectures import is_encoder_decoder
 from gerund.models.encoder_settings import write_settings
 from gerund.models.fingerprint import fingerprint
 from gerund.models.hash_cache import CachedWeightsHash, cache_passed_probe, probe_key, probe_passed
 from gerund.models.heads import ProjectionHead
+from gerund.models.kinds import is_encoder_decoder
 from gerund.models.origin import origin_of
 from gerund.models.sources import Source
 from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, truncation, unit

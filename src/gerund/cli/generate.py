@@ -196,7 +196,7 @@ def _stream(
     asked: "GenerationKeywords",
     rerank: "Rerank | None",
 ) -> None:
-    from gerund.models.architectures import is_encoder_decoder
+    from gerund.models.kinds import is_encoder_decoder
 
     [prompt] = rows.texts
     pieces = lm.stream(prompt, max_new_tokens, sampling, rerank=rerank, **asked)

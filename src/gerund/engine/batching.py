@@ -24,8 +24,7 @@ from gerund.inference.generate.batch_decoder import BatchDecoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.sequence import Emit, Piece, SequenceState
-from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
+from gerund.inference.generate.sequence import CancelFlag, Cancelled, Emit, Piece, SequenceState
 from gerund.inference.tokens import Tokens
 from gerund.language_model import LanguageModel
 

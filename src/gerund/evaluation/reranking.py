@@ -16,7 +16,7 @@ from gerund.evaluation.tasks.retrieval import CollectionTask
 from gerund.evaluation.tuning import WEIGHTS, require_retrieval_tasks
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.kinds import is_encoder_decoder
 from gerund.progress import progress
 from gerund.scoring.query_likelihood import QueryLikelihood
 from gerund.scoring.relevance import default_measure, standardized

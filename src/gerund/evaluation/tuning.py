@@ -28,7 +28,7 @@ from gerund.evaluation.systems.search import Fusion, HybridSystem
 from gerund.evaluation.systems.selection import label_of, read_as, refusal
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.language_model import LanguageModel
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.kinds import is_encoder_decoder
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NO_TRANSFORM

@@ -10,20 +10,23 @@ as literal: there they are plain text again. Added tokens that are not special a
 that turns out to contain a control token is tokenized again by a copy of the tokenizer that has it switched on.
 """
 
+from __future__ import annotations
+
 import copy
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
-
-from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ModelError
 from gerund.models.library_calls import without_panics
 from gerund.types import Rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What a piece is tokenized behind, so that its first token is one that occurs inside a text.
 _ANCHORS = ("a", ".", "1", "\n", ")")

@@ -3,12 +3,12 @@
 Every token is known to belong to the text, to the prompt or to neither, so that pooling can leave the prompt out.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Literal
 
 from gerund.checks import check_unicode, one_of
 from gerund.errors import ConfigError, TextError
@@ -16,6 +16,9 @@ from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of
 from gerund.normalization import Alignment, normalized
 from gerund.settings.templates import NO_FRAME, Template
 from gerund.types import Rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A text with more characters for each token that there is room for is cut before anything is put around it.
 _LONG = 32
@@ -166,7 +169,7 @@ class _Formatted:
     @classmethod
     def of(
         cls, tokenizer: PreTrainedTokenizerBase, text: str, index: int, input_format: InputFormat, room: int | None
-    ) -> "_Formatted":
+    ) -> _Formatted:
         if not input_format.has_frame:
             return cls(text, 0, len(text))
         if isinstance(text, Rendered):

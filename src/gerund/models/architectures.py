@@ -19,14 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from gerund.checks import read_json
 from gerund.errors import ModelError, UnsupportedModelError
-
-SEQ2SEQ = ("t5", "mt5", "umt5")
-"""Encoder-decoders, by their ``model_type``."""
-
-
-def is_encoder_decoder(model: PreTrainedModel) -> bool:
-    """Whether the model is an encoder-decoder, or the encoder of one."""
-    return model.config.model_type in SEQ2SEQ
+from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 
 
 def encoder_of(model: PreTrainedModel) -> PreTrainedModel:

@@ -19,10 +19,11 @@ from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.gguf_file import read_file
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.adapters import Adapters
-from gerund.models.architectures import SEQ2SEQ, is_bidirectional, is_body, state_width
+from gerund.models.architectures import is_bidirectional, is_body, state_width
 from gerund.models.folder_files import hub_name
 from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
+from gerund.models.kinds import SEQ2SEQ
 from gerund.models.known_encoders import known_encoder
 from gerund.models.reranker_folder import is_reranker, read_reranker
 from gerund.models.sources import Source

@@ -4,6 +4,8 @@ A tokenizer's errors have no common class: a plain ``Exception`` for a text that
 panic, which is not even an ``Exception``, for a defect.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
@@ -11,12 +13,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
+from typing import TYPE_CHECKING, Any
 
 from gerund.errors import GerundError, ModelError, TextError, is_panic, one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _lock = threading.Lock()
 _depth = 0
@@ -26,6 +28,8 @@ _before = (logging.WARNING, logging.WARNING, True)
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' bars and chatter until the block ends, whatever other threads do meanwhile."""
+    from transformers.utils import logging as hf_logging
+
     global _depth, _before  # noqa: PLW0603
     noisy, hub = logging.getLogger("transformers"), logging.getLogger("huggingface_hub")
     with _lock:

@@ -34,12 +34,10 @@ from gerund.gguf_file import read_file
 from gerund.models import gguf_architectures
 from gerund.models.adapters import Adapters, merge_adapter
 from gerund.models.architectures import (
-    SEQ2SEQ,
     NoHead,
     classifies,
     is_bidirectional,
     is_body,
-    is_encoder_decoder,
     listed_architectures,
     refuse_by_name,
     restore,
@@ -50,6 +48,7 @@ from gerund.models.encoder_settings import read_adapters, stored_settings
 from gerund.models.folder_files import demand_readable
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
+from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
 from gerund.models.lora_stack import stacked
 from gerund.models.packed_checkpoints import packing_of

@@ -18,7 +18,8 @@ from gerund.inference.encode.classifier import TextClassifier
 from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Tokens, token_batches
-from gerund.models.architectures import encoder_of, is_encoder_decoder
+from gerund.models.architectures import encoder_of
+from gerund.models.kinds import is_encoder_decoder
 from gerund.papers.linear_probes import accuracy, by_label
 from gerund.progress import progress
 

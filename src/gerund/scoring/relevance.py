@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.models.architectures import NoHead, is_encoder_decoder
+from gerund.models.architectures import NoHead
+from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import compared
 from gerund.settings.ranking import DEFAULT_WEIGHT, QUERY_MEASURES, RelevanceMeasure
 from gerund.types import Ranking, Scorer, TextModel

@@ -19,7 +19,8 @@ from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.inference.tokens import context_length
 from gerund.language_model import LanguageModel
-from gerund.models.architectures import NoHead, is_encoder_decoder
+from gerund.models.architectures import NoHead
+from gerund.models.kinds import is_encoder_decoder
 from gerund.server.config import ServerConfig
 from gerund.server.encoder_queue import EncoderQueue
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model

@@ -18,9 +18,9 @@ from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
-from gerund.models.architectures import SEQ2SEQ, is_encoder_decoder
 from gerund.models.encoder_settings import default_encoder_config, stored_settings
 from gerund.models.heads import ProjectionHead
+from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.sources import Source, find
 from gerund.models.two_layer_check import verify_on_two_layers
 from gerund.progress import say_once

@@ -10,9 +10,8 @@ from gerund.inference.generate import batch_decoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.reproducibility import check_batching
-from gerund.inference.generate.sequence import Piece
+from gerund.inference.generate.sequence import Cancelled, Piece
 from gerund.inference.generate.slots import Slots
-from gerund.inference.generate.transformers_loop import Cancelled
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

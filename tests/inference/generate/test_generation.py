@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, ModelError, Rerank, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.sampling import filters_of, sample_seed
+from gerund.inference.generate.sampling import Draws, filters_of, sample_seed
 from gerund.inference.generate.sequence import RequestSettings, SequenceState, Vocabulary, advance
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
@@ -145,10 +145,10 @@ def test_samples_follow_the_filtered_distribution(sampling):
     n = 6000
     scores = logits
     for filter_ in filters_of(sampling):
-        scores = filter_(None, scores)
+        scores = filter_(scores)
     expected = scores.softmax(-1)[0].numpy()
     writing = RequestSettings(Vocabulary(byte_tokenizer(), 6, ()), GenerationConfig(2, sampling))
-    rows = [SequenceState(writing, [], 2, torch.Generator().manual_seed(seed)) for seed in range(n)]
+    rows = [SequenceState(writing, [], 2, Draws(seed)) for seed in range(n)]
     chosen = np.array(advance(rows, logits.expand(n, -1)))
     share = np.bincount(chosen, minlength=6) / n
     assert np.abs(share - expected).max() < 4 * np.sqrt(0.25 / n)

@@ -13,7 +13,7 @@ from gerund.inference.generate import reranking
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.reranking import BranchPass, can_branch, search, stream_search
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, sample_seed
+from gerund.inference.generate.sampling import Draws, chosen_tokens, draws_for, filters_of, sample_seed
 from gerund.inference.generate.transformers_loop import end_ids
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
@@ -43,22 +43,22 @@ def slow(lm, prompts, rerank, judge, max_new_tokens, sampling):
     ends, found = set(end_ids(lm.model, lm.tokenizer)), []
     for number, prompt in enumerate(prompts):
         ids = prompt_ids(lm.model, lm.tokenizer, prompt, "prompt")
-        begin = torch.Generator().manual_seed(sample_seed(sampling.seed, 0))
+        begin = Draws(sample_seed(sampling.seed, 0))
         beams, turn = [([], False, begin, None)], 0
         while any(not ended and len(tokens) < max_new_tokens for tokens, ended, _, _ in beams):
             going = [beam for beam in beams if not beam[1] and len(beam[0]) < max_new_tokens]
             pool = [beam for beam in beams if beam not in going]
             for rank, (tokens, _, draw, _) in enumerate(going):
                 for sample in range(rerank.samples * (1 if turn else rerank.beams)):
-                    own = generator_for(sampling.seed, 0, turn, rank, sample)
+                    own = draws_for(sampling.seed, 0, turn, rank, sample)
                     if sample == 0:
-                        own.set_state(draw.get_state())
+                        own = draw.copy()
                     new, ended = list(tokens), False
                     for _ in range(rerank.every or max_new_tokens):
                         with torch.no_grad():
                             scores = lm.model(torch.tensor([ids + new])).logits[0, -1].float().log_softmax(-1)[None]
                         for filter_ in filters_of(sampling):
-                            scores = filter_(None, scores)
+                            scores = filter_(scores)
                         token = int(chosen_tokens(scores, None if sampling.is_greedy else [own]))
                         ended = token in ends
                         if ended:

@@ -90,13 +90,13 @@ def test_min_p_is_that_of_transformers(min_p):
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 3
     scores = logits
     for filter_ in filters_of(Sampling(temperature=0.7, top_p=0.95, min_p=min_p)):
-        scores = filter_(None, scores)
+        scores = filter_(scores)
     probabilities = (logits / 0.7).softmax(-1)
     kept = probabilities >= min_p * probabilities.max(-1, keepdim=True).values
     assert torch.equal(scores > -torch.inf, kept & (scores > -torch.inf))
     expected = MinPLogitsWarper(min_p)(None, logits / 0.7)
     alone = filters_of(Sampling(temperature=0.7, min_p=min_p))
-    assert torch.equal(alone[1](None, alone[0](None, logits)), expected)
+    assert torch.equal(alone[1](alone[0](logits)), expected)
 
 
 def test_logprobs_and_the_best_ones_are_those_of_a_full_forward(lm):

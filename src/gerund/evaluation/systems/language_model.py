@@ -16,8 +16,8 @@ from gerund.inference.encode.texts import encode_word_tokens, text_tokens
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
-from gerund.models.architectures import is_encoder_decoder
 from gerund.models.encoder_settings import read_saved
+from gerund.models.kinds import is_encoder_decoder
 from gerund.scoring.registry import find_scorer
 from gerund.settings.plan import AttentionPlan
 from gerund.types import Scorer

@@ -36,9 +36,10 @@ from gerund.inference.tokens import (
 )
 from gerund.jobs.checkpoints import EncodingPass
 from gerund.models.adapters import active_adapter
-from gerund.models.architectures import encoder_of, is_encoder_decoder, state_width
+from gerund.models.architectures import encoder_of, state_width
 from gerund.models.heads import ProjectionHead
 from gerund.models.int8_matmul import int8_matmul, make_ready
+from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import Transform
 from gerund.poolings import pool, pooling_parts
 from gerund.progress import progress

@@ -17,9 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.ragged_batch import BLOCK
 from gerund.inference.generate.reproducibility import LEAST_READ, check_batching
-from gerund.inference.generate.sequence import Fail, SequenceState, advance
+from gerund.inference.generate.sequence import CancelFlag, Cancelled, Fail, SequenceState, advance
 from gerund.inference.generate.slots import KeyValues, Slots, unsupported_reason
-from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled
 from gerund.inference.tokens import context_length, rotary_limit
 
 HALF = (torch.bfloat16, torch.float16)

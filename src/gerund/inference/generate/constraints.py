@@ -3,29 +3,31 @@
 Token limits apply to each token on its own, so sampling, greedy search, schemas and batches need not know of them.
 """
 
+from __future__ import annotations
+
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import accumulate
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.inference.generate.config import Constraint, GenerationConfig
 from gerund.inference.generate.detokenizing import vocabulary_bytes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 # In llguidance's error for a rule that leads to itself without a letter in between, such as {"$ref": "#"}.
 _ENDLESS = "NoExtensionBias"
 _lock = Lock()
 _grammar_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, Any]] = WeakKeyDictionary()
-_spelled_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, "SpelledVocabulary"] = WeakKeyDictionary()
+_spelled_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, SpelledVocabulary] = WeakKeyDictionary()
 
 
 class CompiledConstraint:
@@ -62,7 +64,7 @@ class CompiledConstraint:
         if matcher.get_error():
             raise ConfigError(_reason(constraint.kind, matcher))
 
-    def start(self) -> "ConstraintState":
+    def start(self) -> ConstraintState:
         """Return the state of a new sequence."""
         return ConstraintState(self._matcher(), self._kind)
 
@@ -78,14 +80,14 @@ class ConstraintState:
         """Whether no further token can follow."""
         return bool(self._matcher.is_stopped())
 
-    def allowed(self, size: int) -> Tensor:
+    def allowed(self, size: int) -> np.ndarray:
         """Return which of the model's ``size`` tokens may come next ``(V,)`` bool."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         allowed = np.unpackbits(bits, bitorder="little")[:size].astype(bool)
         if not allowed.any():
             raise ModelError(f"This model has no token that continues a text of this `{self._kind}`.")
-        return torch.from_numpy(np.pad(allowed, (0, size - len(allowed))))
+        return np.pad(allowed, (0, size - len(allowed)))
 
     def put(self, token: int) -> None:
         """Append the chosen token."""
@@ -132,15 +134,16 @@ class TokenLimits:
         self.vocabulary = _spelled_vocabulary(tokenizer, size) if self.words else None
         # By the prefix of a bad word that a text may end with: what must not follow it.
         self.rests: dict[bytes, list[bytes]] = {}
-        self.always_V = torch.ones(size, dtype=torch.bool)
+        self.always_V = np.ones(size, bool)
         if settings.allowed_token_ids is not None:
-            self.always_V.zero_()[list(settings.allowed_token_ids)] = True
+            self.always_V[:] = False
+            self.always_V[list(settings.allowed_token_ids)] = True
         for word in self.words:
             assert self.vocabulary is not None
             self.always_V[self.vocabulary.containing(word)] = False
             for length in range(1, len(word)):
                 self.rests.setdefault(word[:length], []).append(word[length:])
-        self.early_V = self.always_V.clone()
+        self.early_V = self.always_V.copy()
         self.early_V[list(ends)] = False
         self._names = [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(settings, name)]
         if not (self.early_V if self.least else self.always_V).any():
@@ -149,7 +152,7 @@ class TokenLimits:
     @classmethod
     def of(
         cls, settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase, size: int, ends: Collection[int]
-    ) -> "TokenLimits | None":
+    ) -> TokenLimits | None:
         """Return the limits of a request; None where it has none."""
         if not (settings.min_tokens or settings.bad_words or settings.allowed_token_ids):
             return None
@@ -169,14 +172,14 @@ class TokenLimitState:
         # As much of the end of the text as may be the beginning of a bad word.
         self._longest = max((len(word) for word in limits.words), default=1) - 1
 
-    def allowed(self, constraint_V: Tensor | None) -> Tensor:
+    def allowed(self, constraint_V: np.ndarray | None) -> np.ndarray:
         """Return which tokens may come next ``(V,)`` bool, of those that the constraint allows."""
         limits = self._limits
         is_early = self._count < limits.least
         allowed_V = limits.early_V if is_early else limits.always_V
         banned = self._banned()
         if banned:
-            allowed_V = allowed_V.clone()
+            allowed_V = allowed_V.copy()
             allowed_V[banned] = False
         if constraint_V is not None:
             allowed_V = allowed_V & constraint_V

@@ -1,15 +1,19 @@
 """Incremental detokenization with stop strings: never half a character, never part of a stop string."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from threading import Lock
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from transformers import AddedToken, PreTrainedTokenizerBase
-
 from gerund.models.library_calls import without_panics
+
+if TYPE_CHECKING:
+    from transformers import AddedToken, PreTrainedTokenizerBase
 
 # Enough tokens of the prompt to decode what follows them as it reads there.
 TAIL = 6

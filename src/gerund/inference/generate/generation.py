@@ -20,12 +20,20 @@ from gerund.errors import ConfigError
 from gerund.inference.generate.batch_decoder import decode_continuously
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.sampling import request_seeds, sample_seed
-from gerund.inference.generate.sequence import Emit, RequestSettings, SequenceState, Vocabulary, advance
-from gerund.inference.generate.transformers_loop import CancelFlag, Cancelled, end_ids, transformers_loop
+from gerund.inference.generate.sampling import Draws, request_seeds, sample_seed
+from gerund.inference.generate.sequence import (
+    CancelFlag,
+    Cancelled,
+    Emit,
+    RequestSettings,
+    SequenceState,
+    Vocabulary,
+    advance,
+)
+from gerund.inference.generate.transformers_loop import end_ids, transformers_loop
 from gerund.inference.text_ids import text_ids
 from gerund.inference.tokens import context_length, keep_end, rotary_limit, rotary_side
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.kinds import is_encoder_decoder
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation
 
@@ -120,10 +128,10 @@ def new_sequences(
     decodes_prompt = not is_encoder_decoder(model)
     limit = context_length(model.config, request.vocabulary.tokenizer) if decodes_prompt else None
     room = room_after(len(ids), request.settings.max_new_tokens, limit)
-    generators = (torch.Generator().manual_seed(sample_seed(seed, sample)) for sample in range(request.settings.n))
+    draws = (Draws(sample_seed(seed, sample)) for sample in range(request.settings.n))
     return [
-        SequenceState(request, ids, room, generator, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
-        for sample, generator in enumerate(generators)
+        SequenceState(request, ids, room, own, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
+        for sample, own in enumerate(draws)
     ]
 
 

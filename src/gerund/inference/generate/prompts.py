@@ -7,23 +7,27 @@ the text. Where a template cuts a text, so that its marks no longer pair, the co
 go through the template as private-use characters.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from jinja2 import TemplateError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.checks import demand_unicode, is_listing
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode, context_length
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.kinds import is_encoder_decoder
 from gerund.types import Rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Private-use characters that are never printed: the marks, and one per control token.
 _PRIVATE = range(0x10_0000, 0x10_FFFD)

@@ -20,22 +20,23 @@ from gerund.attention.interface import FUSED
 from gerund.attention.ragged_batch import Branches, Trunk
 from gerund.errors import ConfigError, GerundError, ModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
+from gerund.inference.generate.arrays import counts_of
 from gerund.inference.generate.config import require_new_tokens
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.generation import room_after
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import (
+    Draws,
     chosen_tokens,
-    counts_of,
+    draws_for,
     filters_of,
-    generator_for,
     penalised,
     request_seeds,
     sample_seed,
 )
-from gerund.inference.generate.sequence import Piece
-from gerund.inference.generate.transformers_loop import Cancelled, end_ids
+from gerund.inference.generate.sequence import Cancelled, Piece
+from gerund.inference.generate.transformers_loop import end_ids
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
 from gerund.inference.tokens import context_length, rotary_limit, rotary_side
@@ -120,8 +121,8 @@ def _without_padding(layer: Any, row: int, length: int) -> Trunk:
 _known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
-# Replaces the random generator of a finished continuation, which takes 5 kB.
-SPENT = torch.Generator()
+# Replaces the random numbers of a finished continuation, which take 5 kB.
+SPENT = Draws()
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Hypothesis:
     logprob: float  # the sum under the base model, that of the end token included
     ended: bool  # by the model
     full: bool  # no room for more tokens
-    generator: torch.Generator
+    draws: Draws
     text: str = ""
     score: float = 0.0
 
@@ -171,17 +172,13 @@ class SearchedPrompt:
 
 
 def nothing(seed: int) -> Hypothesis:
-    """Return the empty continuation of a prompt, with the random generator of plain generation."""
-    return Hypothesis((), 0.0, False, False, torch.Generator().manual_seed(sample_seed(seed, 0)))
+    """Return the empty continuation of a prompt, with the random numbers of plain generation."""
+    return Hypothesis((), 0.0, False, False, Draws(sample_seed(seed, 0)))
 
 
-def generator_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> torch.Generator:
-    """Return the random generator of a sample; the first sample has that of the beam itself."""
-    if key[-1]:
-        return generator_for(seed, 0, *key)
-    generator = torch.Generator()
-    generator.set_state(beam.generator.get_state())
-    return generator
+def draws_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> Draws:
+    """Return the random numbers of a sample; the first sample has those of the beam itself."""
+    return draws_for(seed, 0, *key) if key[-1] else beam.draws.copy()
 
 
 # Sequences per pass; the continuations of one prompt always stay together.
@@ -366,7 +363,7 @@ class _Search:
         for place, beam, row, key in part:
             growing.append((place, len(written[place])))
             parents.append(row)
-            written[place].append(replace(beam, generator=generator_of(self.prompts[place].seed, beam, key)))
+            written[place].append(replace(beam, draws=draws_of(self.prompts[place].seed, beam, key)))
             last_row[place].append(None)
         for step in range(self.rerank.every or max(prompt.room for prompt in self.prompts)):
             if step:
@@ -396,11 +393,11 @@ class _Search:
             own = zip(logprobs_PV, texts, strict=True)
             scores_PV = torch.stack([penalised(self.sampling, one_V, counts_of(text, one_V)) for one_V, text in own])
         for filter_ in self.filters:
-            scores_PV = filter_(None, scores_PV)
-        generators = None
+            scores_PV = filter_(scores_PV)
+        draws = None
         if not self.sampling.is_greedy:
-            generators = [written[place][index].generator for place, index in growing]
-        token_P = chosen_tokens(scores_PV, generators)
+            draws = [written[place][index].draws for place, index in growing]
+        token_P = chosen_tokens(scores_PV, draws)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
             before = written[place][index]
@@ -408,8 +405,8 @@ class _Search:
             ended = token in self.ends
             tokens = before.tokens if ended else (*before.tokens, token)
             full = not ended and len(tokens) >= self.prompts[place].room
-            generator, logprob = SPENT if ended or full else before.generator, before.logprob + own
-            written[place][index] = Hypothesis(tokens, logprob, ended, full, generator)
+            own_draws, logprob = SPENT if ended or full else before.draws, before.logprob + own
+            written[place][index] = Hypothesis(tokens, logprob, ended, full, own_draws)
 
     def _score(self, written: list[list[Hypothesis]]) -> None:
         """Give the new hypotheses their texts and scores, in place."""

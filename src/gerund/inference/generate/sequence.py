@@ -4,20 +4,34 @@ Sequences are independent, and a token depends on its sequence's logits and sett
 forward pass: those of one call or, in a server, those of different requests.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+import numpy as np
 
 from gerund.errors import ConfigError, ModelError
+from gerund.inference.generate.arrays import (
+    Array,
+    as_float32,
+    as_like,
+    copy_of,
+    largest,
+    library_of,
+    log_softmax,
+    masked,
+)
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import CompiledConstraint, ConstraintState, TokenLimits, TokenLimitState
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, penalised
+from gerund.inference.generate.sampling import Draws, chosen_tokens, filters_of, penalised
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,17 @@ class Piece:
 
 
 Emit = Callable[[Piece], None]
+
+
+class CancelFlag(Protocol):
+    """Tells after each token whether to stop, as a ``threading.Event`` does."""
+
+    def is_set(self) -> bool:
+        """Return whether to stop."""
+
+
+class Cancelled(Exception):  # noqa: N818 - nothing went wrong
+    """The caller no longer waits for the text."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +123,13 @@ class SequenceState:
         request: RequestSettings,
         ids: list[int],
         room: int,
-        generator: torch.Generator,
+        draws: Draws,
         *,
         decodes_prompt: bool = True,
         index: int = 0,
         emit: Emit | None = None,
     ) -> None:
-        self.request, self.generator, self.index = request, generator, index
+        self.request, self.draws, self.index = request, draws, index
         self.ids, self.room, self.is_done = ids, room, False
         self._prompt, self._emit = ids if decodes_prompt else [], emit
         self._tokens: list[int] = []
@@ -123,8 +148,8 @@ class SequenceState:
                 includes_stop=includes,
                 spelled=request.spelled,
             )
-        self._counts_V: Tensor | None = None
-        self._seen_V: Tensor | None = None
+        self._counts_V: Array | None = None
+        self._seen_V: Array | None = None
 
     @property
     def adjusts_logits(self) -> bool:
@@ -132,20 +157,21 @@ class SequenceState:
         limited = self._constraint is not None or self._limits is not None
         return limited or self.request.settings.sampling.has_penalties
 
-    def adjusted_logits(self, logits_V: Tensor) -> Tensor:
+    def adjusted_logits(self, logits_V: Array) -> Array:
         """Apply bias and penalties, and mask the tokens that a constraint or limit forbids."""
         sampling, scores_V = self.request.settings.sampling, logits_V
         if sampling.has_penalties:
             if self._counts_V is None or self._seen_V is None:
-                self._counts_V = torch.zeros_like(logits_V)
-                self._seen_V = torch.zeros_like(logits_V, dtype=torch.bool)
+                library = library_of(logits_V)
+                self._counts_V = library.zeros_like(logits_V)
+                self._seen_V = library.zeros_like(logits_V, dtype=library.bool)
                 self._seen_V[self._prompt] = True
             scores_V = penalised(sampling, logits_V, self._counts_V, self._seen_V)
         allowed_V = None if self._constraint is None else self._constraint.allowed(len(scores_V))
         if self._limits is not None:
             allowed_V = self._limits.allowed(allowed_V)
         if allowed_V is not None:
-            scores_V = scores_V.masked_fill(~allowed_V.to(scores_V.device), float("-inf"))
+            scores_V = masked(scores_V, as_like(~allowed_V, scores_V))
         return scores_V
 
     def put(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> None:
@@ -222,14 +248,14 @@ class SequenceState:
 Fail = Callable[[SequenceState, Exception], None]
 
 
-def advance(sequences: Sequence[SequenceState], logits_BV: Tensor, fail: Fail | None = None) -> list[int]:
+def advance(sequences: Sequence[SequenceState], logits_BV: Array, fail: Fail | None = None) -> list[int]:
     """Choose and append the next token of each sequence that is not done; return the tokens.
 
     ``fail`` is called with a sequence that cannot continue, and why: its constraint allows no token, or its ``emit``
     raised an exception. The others continue, and its token means nothing. None raises the first exception.
     """
-    logits_BV = logits_BV.float()
-    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+    logits_BV = as_float32(logits_BV)
+    logprobs_BV = log_softmax(logits_BV)
     failed: set[int] = set()
 
     def report(index: int, error: Exception) -> None:
@@ -239,13 +265,12 @@ def advance(sequences: Sequence[SequenceState], logits_BV: Tensor, fail: Fail | 
         fail(sequences[index], error)
 
     # One NaN or infinite logit makes all log-probabilities of its sequence NaN.
-    for index in logprobs_BV[:, 0].isnan().nonzero()[:, 0].tolist():
+    for index in np.flatnonzero(library_of(logprobs_BV).isnan(logprobs_BV[:, 0]).tolist()).tolist():
         report(index, ModelError("This model's logits are NaN or infinite in its dtype. Load it with another `dtype`."))
-        logits_BV = logits_BV.clone()
+        logits_BV = copy_of(logits_BV)
         logits_BV[index] = logprobs_BV[index] = 0.0
     tokens = _chosen(sequences, _adjusted(sequences, logits_BV, report))
-    token_B1 = torch.tensor(tokens, device=logprobs_BV.device)[:, None]
-    logprobs = logprobs_BV.gather(1, token_B1)[:, 0].tolist()
+    logprobs = logprobs_BV[list(range(len(tokens))), tokens].tolist()
     for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
         if index in failed:
             continue
@@ -257,9 +282,7 @@ def advance(sequences: Sequence[SequenceState], logits_BV: Tensor, fail: Fail | 
     return tokens
 
 
-def _adjusted(
-    sequences: Sequence[SequenceState], logits_BV: Tensor, report: Callable[[int, Exception], None]
-) -> Tensor:
+def _adjusted(sequences: Sequence[SequenceState], logits_BV: Array, report: Callable[[int, Exception], None]) -> Array:
     if not any(sequence.adjusts_logits for sequence in sequences):
         return logits_BV
     scores = list(logits_BV)
@@ -269,10 +292,10 @@ def _adjusted(
                 scores[index] = sequence.adjusted_logits(scores[index])
         except Exception as error:
             report(index, error)
-    return torch.stack(scores)
+    return library_of(logits_BV).stack(scores)
 
 
-def _chosen(sequences: Sequence[SequenceState], scores_BV: Tensor) -> list[int]:
+def _chosen(sequences: Sequence[SequenceState], scores_BV: Array) -> list[int]:
     groups: dict[Sampling, list[int]] = {}
     for index, sequence in enumerate(sequences):
         groups.setdefault(sequence.request.sampling, []).append(index)
@@ -280,16 +303,16 @@ def _chosen(sequences: Sequence[SequenceState], scores_BV: Tensor) -> list[int]:
     for sampling, indices in groups.items():
         group_BV = scores_BV if len(groups) == 1 else scores_BV[indices]
         for filter_ in sequences[indices[0]].request.filters:
-            group_BV = filter_(None, group_BV)
-        generators = None if sampling.is_greedy else [sequences[index].generator for index in indices]
-        for index, token in zip(indices, chosen_tokens(group_BV, generators).tolist(), strict=True):
+            group_BV = filter_(group_BV)
+        draws = None if sampling.is_greedy else [sequences[index].draws for index in indices]
+        for index, token in zip(indices, chosen_tokens(group_BV, draws).tolist(), strict=True):
             chosen[index] = token
     return chosen
 
 
-def _most_likely(logprobs_V: Tensor, count: int) -> list[tuple[int, float]]:
-    best = logprobs_V.topk(min(count, len(logprobs_V)))
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+def _most_likely(logprobs_V: Array, count: int) -> list[tuple[int, float]]:
+    [values], [places] = largest(logprobs_V[None], count)
+    return list(zip(places.tolist(), values.tolist(), strict=True))
 
 
 def _stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> dict[str, int]:

@@ -42,9 +42,8 @@ from gerund.inference.generate.config import GenerationConfig, GenerationKeyword
 from gerund.inference.generate.detokenizing import text_behind
 from gerund.inference.generate.kv_cache import copy_on_write, key_rotations
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
-from gerund.inference.generate.sequence import Emit
+from gerund.inference.generate.sequence import CancelFlag, Emit
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
-from gerund.inference.generate.transformers_loop import CancelFlag
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.files import atomic_folder
 from gerund.models.vectors import unit

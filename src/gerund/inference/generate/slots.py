@@ -26,7 +26,7 @@ from gerund.inference.encode.runtime import takes_positions
 from gerund.inference.generate import compiled_step
 from gerund.inference.generate.compiled_step import without_hooks
 from gerund.inference.generate.kv_cache import plain_layers
-from gerund.models.architectures import is_encoder_decoder
+from gerund.models.kinds import is_encoder_decoder
 
 # Steps are padded to a multiple of at most so many rows.
 MOST_ROWS_MORE = 8

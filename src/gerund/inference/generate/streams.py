@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from gerund.inference.generate.sequence import Emit, Piece
-from gerund.inference.generate.transformers_loop import Cancelled
+from gerund.inference.generate.sequence import Cancelled, Emit, Piece
 from gerund.types import Generation
 
 # Emits pieces until it is done or the event is set.

@@ -8,11 +8,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, ValidationError, create_model
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from gerund.checks import flag, is_listing, one_of
 from gerund.errors import ConfigError, ModelError, unknown_name
@@ -38,6 +36,9 @@ from gerund.inference.generate.tool_formats import FORMATS, HERMES, SMOLLM2, Too
 from gerund.inference.generate.tool_reading import CallReader, with_calls
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MOST_TOOLS = 1024
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]{0,127}"
@@ -91,7 +92,7 @@ class ToolUse:
 
     @classmethod
     def of(
-        cls, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], options: ToolKeywords
+        cls, tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]], options: ToolKeywords
     ) -> "ToolUse | None":
         """Return the tools of a chat; None if it neither offers any nor has earlier calls.
 
@@ -198,7 +199,7 @@ def chat_settings(
 
 
 def chat_prompt(
-    tokenizer: PreTrainedTokenizerBase, given: Prompt, settings: GenerationConfig, options: ToolKeywords
+    tokenizer: "PreTrainedTokenizerBase", given: Prompt, settings: GenerationConfig, options: ToolKeywords
 ) -> tuple[Prompt, GenerationConfig, ToolUse | None]:
     """Return a conversation as a prompt, with the settings for its answer, and its tools; other prompts unchanged.
 
@@ -281,7 +282,7 @@ def _choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
     return choice
 
 
-def _own_format(tokenizer: PreTrainedTokenizerBase, *, requires_calls: bool) -> ToolFormat:
+def _own_format(tokenizer: "PreTrainedTokenizerBase", *, requires_calls: bool) -> ToolFormat:
     """Return the format that the model's own chat template has."""
     form = format_of(require_tools_in_template(tokenizer))
     if form is None:
@@ -386,6 +387,8 @@ def function_tool(function: Callable[..., Any]) -> dict[str, Any]:
     >>> function_tool(weather)["function"]["parameters"]["required"]
     ['city']
     """
+    from transformers.utils.chat_template_utils import parse_google_format_docstring
+
     name = getattr(function, "__name__", "")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a tool is a function with a name of letters, digits and _, not {function!r}")

@@ -6,7 +6,7 @@ folder. Here the caller decides which token comes next.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,17 +32,6 @@ _USED = (
 )
 # What transformers caches on a model between calls: a compiled pass, for caches of a fixed size on a GPU.
 _CACHED = ("_compiled_call", "_last_compile_config", "_previous_max_cache_length")
-
-
-class CancelFlag(Protocol):
-    """Tells after each token whether to stop, as a ``threading.Event`` does."""
-
-    def is_set(self) -> bool:
-        """Return whether to stop."""
-
-
-class Cancelled(Exception):  # noqa: N818 - nothing went wrong
-    """The caller no longer waits for the text."""
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from gerund.attention.recurrent import keeps_states
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
 from gerund.inference.generate.kv_cache import preallocated_cache
-from gerund.inference.generate.sampling import chosen_tokens, filters_of, generator_for, request_seeds
+from gerund.inference.generate.sampling import Draws, chosen_tokens, draws_for, filters_of, request_seeds
 from gerund.inference.lm_head import TokenHead
 from gerund.models.adapters import active_adapter
 from gerund.settings.sampling import Sampling
@@ -176,19 +176,19 @@ def sampled(sampling: Sampling, banned: Sequence[int], place: int, *, not_first:
     """
     filters = filters_of(sampling)
     [seed] = request_seeds(sampling, 1)
-    generators: dict[tuple[int, int], torch.Generator] = {}
+    draws: dict[tuple[int, int], Draws] = {}
 
     def choose(paths: Sequence[Path], logprobs_PV: Tensor) -> list[tuple[int, Path]]:
         scores_PV = _without(logprobs_PV, banned, () if paths[0].tokens else not_first)
         for filter_ in filters:
-            scores_PV = filter_(None, scores_PV)
+            scores_PV = filter_(scores_PV)
         of_path = None
         if not sampling.is_greedy:
             keys = [(path.length, path.sample) for path in paths]
             for key in keys:
-                if key not in generators:
-                    generators[key] = generator_for(seed, place, *key)
-            of_path = [generators[key] for key in keys]
+                if key not in draws:
+                    draws[key] = draws_for(seed, place, *key)
+            of_path = [draws[key] for key in keys]
         token_P = chosen_tokens(scores_PV, of_path)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         grown = zip(paths, token_P.tolist(), own_P.tolist(), strict=True)

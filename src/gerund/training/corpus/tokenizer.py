@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
 from gerund.jobs.files import atomic_folder
-from gerund.models.architectures import SEQ2SEQ
 from gerund.models.folder_files import demand_readable_files
+from gerund.models.kinds import SEQ2SEQ
 from gerund.models.sources import find
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.training.corpus.texts import cache_folder, existing
