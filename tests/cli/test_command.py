@@ -41,12 +41,12 @@ def test_options_for_settings_are_made_from_their_declarations():
         name: command for name, command in COMMANDS.items() if any(one.name == "device" for one in command.params)
     }
     names = (
-        "adapt ask chat demo doctor embed eval generate index infill inspect negatives rerank score search serve tune"
+        "adapt ask chat demo doctor embed eval generate index infill inspect mcp negatives rerank score search serve"
     )
-    assert " ".join(with_model) == names
+    assert " ".join(with_model) == f"{names} tune"
     others = {("generate", "prompt"), ("demo", "prompt"), ("embed", "prompt"), ("tune", "pooling"), ("score", "scorer")}
     others |= {("negatives", "scorer"), ("inspect", "layers"), ("ask", "k"), ("search", "k")}
-    others |= {(name, "model") for name in ("ask", "search", "index", "negatives")}
+    others |= {(name, "model") for name in ("ask", "search", "index", "mcp", "negatives")}
     others |= {("index", "transform"), ("infill", "adapter"), ("export", "dtype"), ("adapt", "dtype")}
     others |= {("adapt", "device")}
     for name, command in COMMANDS.items():

@@ -62,7 +62,7 @@ def test_chunks_are_read_once(index, lm, tmp_path, passes, history):
 def test_the_prompt_has_the_same_tokens_as_without_it(index, lm, tmp_path):
     asked = Question.of(QUESTION, 3, {**ASKED, "approximate_cache": tmp_path / "cache"})
     exact = Question.of(QUESTION, 3, ASKED)
-    assert index._prepare(asked).prompt.ids == index._prepare(exact).prompt.ids
+    assert index.prepare(asked).prompt.ids == index.prepare(exact).prompt.ids
 
 
 def test_sources_that_do_not_fit_are_left_out(index, tmp_path):

@@ -79,7 +79,7 @@ class Script:
 def scripted(index, monkeypatch, text, quote=None, sources=None, **more):
     script = Script(text, **more)
     answer_prompt = AnswerPrompt([1], sources or SOURCES[:3], 50)
-    monkeypatch.setattr(index, "_prepare", lambda asked: PendingAnswer(asked, script, answer_prompt, quote=quote))
+    monkeypatch.setattr(index, "prepare", lambda asked: PendingAnswer(asked, script, answer_prompt, quote=quote))
     return script
 
 

@@ -35,6 +35,7 @@ COMMANDS: dict[str, type[CheckedCommand] | None] = {
     "index": LongCommand,
     "infill": WholeFileCommand,
     "inspect": CheckedCommand,
+    "mcp": CheckedCommand,
     "mine": LongCommand,
     "models": None,
     "negatives": LongCommand,

@@ -25,7 +25,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-QUICK = frozenset(["ask", "chat", "embed", "generate", "index", "infill", "inspect", "rerank", "score", "search"])
+QUICK = frozenset(
+    ["ask", "chat", "embed", "generate", "index", "infill", "inspect", "mcp", "rerank", "score", "search"]
+)
 """The commands that neither train nor measure, and load a model for what may be a second's work."""
 
 # How many containers are made before Python looks for cycles: imports make a million, and few cycles.

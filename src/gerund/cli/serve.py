@@ -21,7 +21,7 @@ def _server_options() -> options.Group:
         kind, help_ = options.cli_type(field.annotation), (field.description or "").replace("``", "")
         if field.default is False:
             flags.append(name)
-            made.append(options.option(name, bool, help_, f"--{name}", default=False))
+            made.append(options.option(name, bool, help_, f"--{name.replace('_', '-')}", default=False))
             continue
         if field.default not in (None, ()) and field.default is not True:
             help_ += f" [default: {field.default}]"
@@ -66,15 +66,18 @@ def command(
 
         gerund serve --config serve.yaml
     """
-    from gerund.models.sources import SENTENCE_TRANSFORMERS, find
-
     of_model, of_server = ({}, {}) if config is None else read_config(config)
     settings = settings_of({**of_server, **typed})
-    if config is not None:
-        spec = _with_file(spec, of_model)
+    start(spec if config is None else _with_file(spec, of_model), settings)
+
+
+def start(spec: "ModelSpec", settings: "ServerConfig") -> None:
+    """Check what a server needs, and run it until a signal ends it."""
+    from gerund.models.sources import SENTENCE_TRANSFORMERS, find
+
     keys = read_keys(settings.api_key_file)
     settings.check_keys(keys)
-    _require_libraries()
+    _require_libraries(mcp=settings.mcp)
     if settings.encoder is not None and not settings.encoder.startswith(SENTENCE_TRANSFORMERS):
         find(settings.encoder).demand_reachable()
     if settings.index is not None and settings.encoder is None:
@@ -108,7 +111,9 @@ def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     return own_model(about, where, spec) or about.model_spec(where)
 
 
-def _require_libraries() -> None:
+def _require_libraries(*, mcp: bool) -> None:
+    if mcp:
+        import gerund.integrations.mcp  # noqa: F401 - raises an error if the SDK is missing
     missing = [one for one in ("fastapi", "uvicorn", "prometheus_client") if find_spec(one) is None]
     if missing:
         raise MissingDependencyError(f"the server needs {' and '.join(missing)}: pip install 'gerund[serve]'")
@@ -125,7 +130,7 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
         typer.echo(f"gerund: listening on {where}; loading the model{compiling} ...")
 
         def announce(card: dict[str, Any]) -> None:
-            typer.echo(welcome(where, card, has_key=bool(keys), workers=settings.workers))
+            typer.echo(welcome(where, card, has_key=bool(keys), workers=settings.workers, mcp=settings.mcp))
 
         if settings.workers == 1:
             from gerund.server.running import serve
@@ -142,7 +147,7 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
         end_while_loading()
 
 
-def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) -> str:
+def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int, mcp: bool = False) -> str:
     """Return the message of a server that is ready: its model, what each route needs, and a line to try."""
     name = card["id"]
     encoder = f"; by {card['encoder']}, a second model in memory" if card["encoder"] else ""
@@ -162,6 +167,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int) ->
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
         "  /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/show /api/version: those of Ollama",
         "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",
+        *(["  /mcp                  the index, for programs that speak the Model Context Protocol"] if mcp else []),
         f"  {where}/ is a page to try all of it in a browser",
         f"  key: {'needed on every route' if has_key else 'none; this machine alone may ask'}",
         "Try:",

@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.models.sources import SENTENCE_TRANSFORMERS, with_absolute_paths
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
-from gerund.retrieval.documents import Chunk, Chunking, Document
+from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
 from gerund.retrieval.filters import check_filter
 from gerund.retrieval.hybrid_search import MODES, Mode, check_query, rankings, reranked, to_hits
 from gerund.retrieval.indexing import (
@@ -159,6 +159,14 @@ class Index(QuestionAnswering):
     def sources(self) -> list[str]:
         """Return the names of all documents, sorted."""
         return sorted(self.store.documents())
+
+    def document(self, source: str) -> Document | None:
+        """Return a document as it was indexed; None where there is none of this name.
+
+        White space between its chunks is returned as line ends; all offsets are those of the hits.
+        """
+        chunks = self.store.chunks_of([source])
+        return rebuilt(chunks) if chunks else None
 
     def add(
         self,
@@ -356,7 +364,8 @@ class Index(QuestionAnswering):
             hits = [reranked(query, of_query, self.lm, second) for query, of_query in zip(checked, hits, strict=True)]
         return [of_query[:k] for of_query in hits]
 
-    def _prepare(self, question: Question) -> Answer | PendingAnswer:
+    def prepare(self, question: Question) -> Answer | PendingAnswer:
+        """Return the answer to a checked question, or what a model generates it from."""
         settings = {"filter": question.filter, "weight": question.weight, **question.second.keywords}
         hits = self.search(question.search_query, question.k, **settings)  # type: ignore[arg-type]
         assert self._about is not None

@@ -109,9 +109,10 @@ class OpenDocument(QuestionAnswering):
         """How the document is split for extractive answers, and its language."""
         return self._chunking
 
-    def _prepare(self, question: Question) -> Answer | PendingAnswer:
+    def prepare(self, question: Question) -> Answer | PendingAnswer:
+        """Return the answer to a checked question, or what a model generates it from."""
         if question.method_for(self.lm) != GENERATE:
-            return self._index._prepare(question)
+            return self._index.prepare(question)
         if question.filter is not None or question.weight is not None or question.second.rerank:
             raise ConfigError("a single document is read completely, without a search; remove filter, weight, rerank")
         if question.approximate_cache is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from gerund.checks import flag, one_of, place
 from gerund.data.passages import sentence_bounds
 from gerund.errors import unknown_name
-from gerund.inference.generate.config import require_new_tokens
+from gerund.inference.generate.config import GenerationConfig, require_new_tokens
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.answer_checking import AnswerChecker
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
@@ -26,7 +26,7 @@ from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from gerund.settings.aliases import TopK, names_of, takes_aliases
 from gerund.settings.ranking import ONE_STAGE, RerankKeywords, SecondStage
-from gerund.settings.sampling import Sampling
+from gerund.settings.sampling import GREEDY, Sampling
 from gerund.text_analysis import Analyzer
 from gerund.types import Answer, Hit, Source
 
@@ -225,6 +225,15 @@ class PendingAnswer:
         """Checks sentences against the sources."""
         return AnswerChecker(self.question.question, self.prompt.sources, self.language)
 
+    @property
+    def settings(self) -> GenerationConfig:
+        """How the text is generated."""
+        return GenerationConfig(
+            max_new_tokens=self.prompt.max_new_tokens,
+            sampling=self.question.sampling or GREEDY,
+            stop=self.prompt.stop,
+        )
+
     def stream(self) -> Any:
         """Return the text piece by piece."""
         model, prompt, settings = self._continuation()
@@ -407,8 +416,8 @@ class QuestionAnswering(ABC):
         """How documents are split, and their language."""
 
     @abstractmethod
-    def _prepare(self, question: Question) -> Answer | PendingAnswer:
-        """Return the answer, or what a model generates it from."""
+    def prepare(self, question: Question) -> Answer | PendingAnswer:
+        """Return the answer to a checked question, or what a model generates it from."""
 
     @takes_aliases
     def ask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
@@ -452,7 +461,7 @@ class QuestionAnswering(ABC):
         True
         """
         asked = Question.of(question, k, options)
-        return AnswerStream(lambda: self._prepare(asked))
+        return AnswerStream(lambda: self.prepare(asked))
 
     @takes_aliases
     async def aask(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> Answer:
@@ -470,7 +479,7 @@ class QuestionAnswering(ABC):
     def astream(self, question: str, k: int = ANSWER_HITS, **options: Unpack[AskKeywords]) -> AsyncAnswerStream:
         """Answer a question as ``stream`` does, for ``async for``; canceling the task stops the model."""
         asked = Question.of(question, k, options)
-        return AsyncAnswerStream(lambda: self._prepare(asked))
+        return AsyncAnswerStream(lambda: self.prepare(asked))
 
 
 def sources_of(hits: Sequence[Hit]) -> list[Source]:

@@ -27,6 +27,10 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> GuardMiddleware:
     app.state.service = service
     for routes in (info, generation, embeddings, ollama, responses):
         app.include_router(routes.router)
+    if service.settings.mcp:
+        from gerund.server.routes.mcp import route  # which needs the protocol's SDK
+
+        app.router.routes.append(route(service))
     described = app.openapi
 
     def openapi() -> dict[str, Any]:

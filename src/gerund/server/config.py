@@ -101,6 +101,10 @@ class ServerConfig(BaseModel):
     encoder: str | None = None
     """Another model for embeddings, similarities and the index: a folder, GGUF file, short name or hub id, or st: and
     one that sentence-transformers runs. It takes memory of its own."""
+    mcp: bool = False
+    """Offer the index at /mcp to programs that speak the Model Context Protocol (streamable HTTP)."""
+    allow_add: bool = False
+    """Let programs store texts in the index, through /mcp."""
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1
     """Processes behind the one address, each with a copy of the model."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -142,6 +146,10 @@ class ServerConfig(BaseModel):
     def _is_possible(self) -> Self:
         if not self.host or any(letter.isspace() for letter in self.host):
             raise ValueError(f"host={self.host!r} is no address; 127.0.0.1 is this machine alone")
+        if self.mcp and self.index is None:
+            raise ValueError("--mcp offers an index, so name one with --index")
+        if self.allow_add and not self.mcp:
+            raise ValueError("--allow-add is for programs at /mcp, so it needs --mcp")
         _ = self.engine  # so that contradictory options fail before a model is loaded
         return self
 

@@ -21,16 +21,17 @@ from gerund.inference.tokens import context_length
 from gerund.language_model import LanguageModel
 from gerund.models.architectures import NoHead
 from gerund.models.kinds import is_encoder_decoder
+from gerund.retrieval.question_answering import Question
 from gerund.server.config import ServerConfig
 from gerund.server.encoder_queue import EncoderQueue
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
 from gerund.server.logs import note
 from gerund.server.metrics import Metrics
 from gerund.settings.model_spec import ModelSpec
+from gerund.types import Answer
 
 if TYPE_CHECKING:
     from gerund.retrieval.index import Index
-    from gerund.types import Hit
 
 T = TypeVar("T")
 
@@ -76,6 +77,18 @@ class RequestContext:
         """Run a function in the engine's thread."""
         engine = self._service.engine
         return await self.result(self.hold(engine.submit_call(function, tokens=tokens, deadline=self.deadline)))
+
+    async def ask(self, question: Question) -> Answer:
+        """Answer a question from the index; the model generates between other requests."""
+        engine, tokens = self._service.engine, len(question.search_query) // 4 + 1
+        prepared = await self.call(
+            lambda: self._service.with_index(lambda index: index.prepare(question)), tokens=tokens
+        )
+        if isinstance(prepared, Answer):
+            return prepared
+        future = engine.submit_generate(prepared.prompt.ids, prepared.settings, deadline=self.deadline)
+        [generation] = await self.result(self.hold(future))
+        return await self.call(lambda: prepared.answer(generation), tokens=tokens)
 
     async def result(self, future: EngineFuture[T]) -> T:
         """Wait for a result of the engine."""
@@ -257,18 +270,18 @@ class Service:
         self._fingerprints[None] = (encoder or lm).fingerprint()
         self._lm, self._engine, self.phase = lm, engine, "ready"
 
-    def search(self, query: str, k: int, **how: Any) -> "list[Hit]":
-        """Return the chunks of the index that match a query best; runs in the engine's thread.
+    def with_index(self, work: "Callable[[Index], T]") -> T:
+        """Return a result of the index; runs in the engine's thread.
 
         An index that was migrated or rebuilt since it was opened is opened again.
         """
         assert self.index is not None
         try:
-            return self.index.search(query, k, **how)
+            return work(self.index)
         except (StaleIndexError, DataError) as error:
             self.index = self._reopened(error)
         try:
-            return self.index.search(query, k, **how)
+            return work(self.index)
         except DataError as error:
             raise ApiError(error, 503, code="index_unavailable", retry_after=60) from error
 

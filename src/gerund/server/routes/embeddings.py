@@ -183,7 +183,7 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
 
     async with service.context(request) as context:
         with errors_about(param_of):
-            work = partial(service.search, body.query, body.k or 10, **how)
+            work = partial(service.with_index, lambda index: index.search(body.query, body.k or 10, **how))
             hits = await context.call(work, tokens=len(body.query) // 4 + 1 + (body.rerank or 0) * _CHUNK)
     return {
         "object": "list",

@@ -1,0 +1,97 @@
+"""The served index at /mcp, with the SDK's own client over HTTP: the same keys and limits as on every other route."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+pytest.importorskip("mcp", reason="needs gerund[mcp]")
+pytest.importorskip("lancedb", reason="needs gerund[index]")
+
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from gerund.entry import load
+from gerund.errors import ConfigError
+from gerund.retrieval import question_answering
+from gerund.retrieval.documents import Document
+from gerund.retrieval.index import open_index
+from gerund.server.config import ServerConfig, settings_of
+from tests.server.conftest import DOCUMENTS, Running, save_served
+
+CALL = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
+    "params": {"name": "search", "arguments": {"query": "bread"}},
+}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server that offers its index at /mcp, with a key, and room for an answer's instructions."""
+    folder = tmp_path_factory.mktemp("offered")
+    lm, where = load(save_served(folder / "tiny", context=2048)), folder / "my.index"
+    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
+    settings = ServerConfig(index=str(where), mcp=True, allow_add=True, body_limit=100_000)
+    running = Running(lm, settings, ["secret"])
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_client_of_the_sdk(offered: Running, mode: str) -> None:
+    async def run() -> None:
+        headers = {"Authorization": "Bearer secret"}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=30) as with_key,
+            Client(streamable_http_client(f"{offered.url}/mcp", http_client=with_key), mode=mode) as client,
+        ):
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["search", "ask", "read", "add"]
+            found = await client.call_tool("search", {"query": "flour for bread", "k": 1})
+            assert found.structured_content["results"][0]["text"] == DOCUMENTS["bread"]
+            assert len((await client.list_resources()).resources) >= len(DOCUMENTS)
+            assert (await client.call_tool("read", {"source": "/etc/passwd"})).is_error
+            added = await client.call_tool("add", {"source": mode, "text": f"Otters of {mode} swim."})
+            assert added.structured_content["documents"] == 1
+
+    anyio.run(run)
+    answer = offered.client.post("/v1/search", json={"query": f"otters of {mode}", "k": 1}).json()
+    assert answer["data"][0]["source"] == mode
+
+
+@pytest.mark.slow
+def test_an_answer_is_generated_by_the_engine(offered: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question_answering, "ANSWERS_FROM", 0)
+    question = "What is bread made of?"
+    body = {**CALL, "params": {"name": "ask", "arguments": {"question": question}}}
+    found = offered.client.post("/mcp", json=body, headers=ACCEPT).json()["result"]["structuredContent"]
+    index = offered.service.index
+    assert index is not None
+    expected = offered.service.engine.submit_call(lambda: index.ask(question), tokens=1).result()
+    assert (found["answer"], found["method"]) == (expected.text, expected.method)
+    assert [check["support"] for check in found["checks"]] == [check.support for check in expected.checks]
+    assert expected.checks
+
+
+def test_keys_and_limits_are_those_of_the_server(offered: Running) -> None:
+    assert httpx.post(f"{offered.url}/mcp", json=CALL, headers=ACCEPT).status_code == 401
+    assert offered.client.get("/mcp").status_code == 405
+    assert offered.client.post("/mcp", content=b'{"a": "' + b"a" * 200_000).status_code == 415
+    large = {"headers": {**ACCEPT, "Content-Type": "application/json"}}
+    assert offered.client.post("/mcp", content=b'{"a": "' + b"a" * 200_000, **large).status_code == 413
+    host: dict[str, Any] = {"headers": {**ACCEPT, "Host": "evil.example"}}
+    assert offered.client.post("/mcp", json=CALL, **host).status_code == 403
+    for body in ({}, [], {"jsonrpc": "2.0", "id": 1, "method": "no/such"}, {**CALL, "params": {"name": 3}}):
+        assert offered.client.post("/mcp", json=body, headers=ACCEPT).status_code < 500
+
+
+def test_there_is_no_route_unless_it_is_asked_for(live: Running) -> None:
+    assert live.post("/mcp", **CALL).status_code == 404
+    for given, message in (({"mcp": True}, "--index"), ({"allow_add": True, "index": "a"}, "--mcp")):
+        with pytest.raises(ConfigError, match=message):
+            settings_of(given)
