@@ -77,7 +77,7 @@ from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.rerankers import NO_RERANKER
 from gerund.settings.sampling import Rerank, Sampling
-from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText, layer_numbers, rerouted_layers
+from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, PromptText
 from gerund.types import EncodeResult, Generation, Infill, Scorer
 
 if TYPE_CHECKING:
@@ -166,12 +166,11 @@ class LanguageModel(Ranks):
         self.head = head
         self._spec = spec
         self.n_layers = self._attach()
-        plan = self.encoder.attention.resolve(self.n_layers)
+        plan = self.encoder.resolved(self.n_layers)
         if self.adapters.folders:
             load_adapters(model, self.adapters.by_name)
         self._weights = CachedWeightsHash(self._hashed_part(), stamp)
         self._verify(plan)
-        _check_layers(self.encoder, self.n_layers)
         runtime = encoding.EncoderRuntime(
             model,
             tokenizer,
@@ -215,7 +214,7 @@ class LanguageModel(Ranks):
     @staticmethod
     def _sends_plan(plan: ResolvedPlan, encoder: EncoderConfig) -> bool:
         # A causal pass needs no plan, so architectures without support for plans still encode causally.
-        return not plan.is_causal or encoder.reads_beside
+        return not plan.is_causal or encoder.reads_beside or encoder.exit_layer is not None
 
     def _hashed_part(self) -> PreTrainedModel:
         """Return the part of the model that the vectors depend on."""
@@ -227,7 +226,7 @@ class LanguageModel(Ranks):
         return cls.loader(model, **settings)
 
     def __repr__(self) -> str:
-        plan = self.encoder.attention.label(self.n_layers)
+        plan = self.encoder.plan_label(self.n_layers)
         return f"<{type(self).__name__} {self.name}: {plan}, {self.encoder.pooling}, {self.dimensions} dimensions>"
 
     def __reduce__(self) -> tuple[Callable[[ModelSpec], Any], tuple[ModelSpec]]:
@@ -306,9 +305,8 @@ class LanguageModel(Ranks):
             raise ConfigError(
                 f"encoder must be an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}"
             )
-        plan = encoder.attention.resolve(self.n_layers)
+        plan = encoder.resolved(self.n_layers)
         self._verify(plan)
-        _check_layers(encoder, self.n_layers)
         other = copy(self)
         other.encoder = encoder
         same_vectors = vectors_alike(encoder, self.encoder)
@@ -1306,14 +1304,6 @@ def _truncating(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:
     if runtime.transform is not None:
         return runtime
     return replace(runtime, transform=truncation(runtime.config.transform, runtime.width))
-
-
-def _check_layers(encoder: EncoderConfig, n_layers: int) -> None:
-    """Refuse layers that a model of ``n_layers`` layers does not have."""
-    layer_numbers(encoder.layers, n_layers)
-    rerouted_layers(encoder.reroute, n_layers)
-    if encoder.prepend > n_layers:
-        raise ConfigError(f"prepend={encoder.prepend}: the model has {n_layers} layers")
 
 
 def _too_coarse(transform: str) -> ConfigError:

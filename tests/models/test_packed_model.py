@@ -98,6 +98,19 @@ def test_vectors_under_each_plan(packed: gerund.LanguageModel, torch_: gerund.La
     np.testing.assert_allclose(vectors, np.concatenate([own.encode([text]) for text in TEXTS]), atol=1e-6)
 
 
+@pytest.mark.parametrize("settings", [{"exit_layer": 2}, {"exit_layer": 3, "layers": "1+3"}, {"layers": "1+2"}])
+@pytest.mark.parametrize("name", ["causal", "mask0-all"])
+def test_vectors_of_the_lower_layers(
+    packed: gerund.LanguageModel, torch_: gerund.LanguageModel, name: str, settings: dict
+):
+    own, other = planned(packed, name, **settings), planned(torch_, name, **settings)
+    np.testing.assert_allclose(own.encode(TEXTS), other.encode(TEXTS), atol=1e-4)
+    maps, others = (attention_maps(lm.model, [1, 5, 9], lm.runtime.pass_plan) for lm in (own, other))
+    assert len(maps) == len(others) == len(own.runtime.pass_plan.views)
+    for one, two in zip(maps, others, strict=True):
+        np.testing.assert_allclose(one.weights, two.weights, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", TWICE)
 def test_plans_that_run_layers_twice_are_refused(packed: gerund.LanguageModel, name: str):
     with pytest.raises(ConfigError, match="runtime='torch'"):

@@ -5,11 +5,12 @@ the preemption point. Layers with recurrent modules also get the hooks of ``atte
 layer calls ``layer.forward`` again with another mask type: no parameter is copied, and the state dict stays the same.
 """
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.cache_names import cache_in
@@ -57,6 +58,53 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
     return found
 
 
+def lower_layers(model: PreTrainedModel, n_layers: int) -> PreTrainedModel:
+    """Return a model of the lower ``n_layers`` layers of another, which end in its final norm and head.
+
+    All weights and layers are the other's own: only the modules that hold the layers are new, so this costs next to
+    nothing.
+    """
+    layers = decoder_layers(model)
+    if n_layers == len(layers):
+        return model
+    found = _holding(model, layers, nn.ModuleList(list(layers)[:n_layers]))
+    assert isinstance(found, PreTrainedModel)
+    return found
+
+
+def _holding(module: nn.Module, layers: nn.ModuleList, lower: nn.ModuleList) -> nn.Module | None:
+    """Return a module with ``lower`` in the place of ``layers``; None where it does not hold these."""
+    if module is layers:
+        return lower
+    for name, child in module._modules.items():
+        if child is None or (part := _holding(child, layers, lower)) is None:
+            continue
+        if "forward" in vars(module):
+            raise UnsupportedModelError("exit_layer is not for models whose forward was replaced, as accelerate does")
+        own = copy.copy(module)
+        own._modules = {**module._modules, name: part}
+        if isinstance(own, PreTrainedModel):
+            own.config = _of_lower_layers(own.config, len(lower))
+        return own
+    return None
+
+
+def _of_lower_layers(config: PreTrainedConfig, n_layers: int) -> PreTrainedConfig:
+    """Return a config with another number of decoder layers."""
+    text = config.get_text_config(decoder=True)
+    own = copy.copy(text)
+    for name in _COUNTS:
+        if hasattr(own, name):
+            setattr(own, name, n_layers)
+    if text is config:
+        return own
+    outer = copy.copy(config)
+    for name, value in vars(config).items():
+        if value is text:
+            setattr(outer, name, own)
+    return outer
+
+
 def _is_stack(layers: nn.ModuleList) -> bool:
     """Decoder layers are of one class and hold an attention module that knows its layer."""
     return all(any(getattr(part, "layer_idx", None) == i for part in layer.modules()) for i, layer in enumerate(layers))
@@ -92,7 +140,7 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
             if plan.skips:
                 changed = _with_skip(plan, index, args, kwargs, output)
             elif plan.stream is not None:
-                changed = _after_layer(plan, plan.stream, index, layer, args, kwargs, output, len(layers))
+                changed = _after_layer(plan, plan.stream, index, layer, args, kwargs, output)
             if plan.beside is None or plan.is_second_stream:
                 return changed
             return plan.beside(index, args, kwargs, output if changed is None else changed)
@@ -115,7 +163,6 @@ def _after_layer(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     output: Any,
-    n_layers: int,
 ) -> Any:
     if cache_in(kwargs) is not None:
         raise ConfigError("plans that run layers twice (inter, extra, extend) cannot fill a KV cache")
@@ -136,7 +183,7 @@ def _after_layer(
             # Keyed by layer, never popped: gradient checkpointing runs this hook again in the backward pass.
             source_BTD = input_of(args, kwargs) if first else plan.states[index - 1]
             plan.states[index] = run_again(layer, source_BTD, args, kwargs)
-        if index == n_layers - 1:
+        if index == len(plan.plan.views) - 1:
             hidden_BTD = combine(hidden_BTD, plan.states[stream.layers[-1]], stream)
     return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
 

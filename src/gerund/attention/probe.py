@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan, module_window, unreached
-from gerund.attention.layouts import decoder_layers, is_one_graph
+from gerund.attention.layouts import decoder_layers, is_one_graph, lower_layers
 from gerund.attention.masks import Near, visible
 from gerund.attention.recurrent import kind_of, recurrent_view, refuse_unfit
 from gerund.attention.shared_layer_state import refuse_shared
@@ -79,6 +79,7 @@ class ProbeReport:
 
 def probe(model: PreTrainedModel, plan: ResolvedPlan | None, *, padded: bool = True) -> ProbeReport:
     """Measure what each decoder layer of ``model`` sees, and what ``plan`` says it should."""
+    model = model if plan is None else lower_layers(model, len(plan.views))
     with _to_hook(model) as free:
         return _probe_graph(free, plan) if is_one_graph(model) else _probe(free, plan, padded=padded)
 
@@ -183,7 +184,8 @@ def _probe_graph(model: PreTrainedModel, plan: ResolvedPlan | None) -> ProbeRepo
 
 
 def verify(model: PreTrainedModel, plan: ResolvedPlan) -> ProbeReport:
-    """Run the probe and refuse the model unless every layer does what the plan says."""
+    """Run the probe and refuse the model unless every layer that a text is read by does what the plan says."""
+    model = lower_layers(model, len(plan.views))
     name = model.config.model_type
     with _to_hook(model) as free:
         look = _probe_graph if is_one_graph(model) else _probe

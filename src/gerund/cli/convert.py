@@ -10,7 +10,7 @@ import typer
 from gerund.cli import options
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError
-from gerund.settings.plan import AttentionPlan
+from gerund.settings.encoder import EncoderConfig
 from gerund.settings.templates import NO_TRANSFORM
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
     saved = None if settings is None else read_saved(settings)
     if saved is None or lm.runtime.adapter is None:
         return
-    own = saved.plan(AttentionPlan()).with_defaults(lm.n_layers)
-    if own != lm.encoder.attention.with_defaults(lm.n_layers):
+    own = saved.applied_to(EncoderConfig()).with_defaults(lm.n_layers).attention
+    if own != lm.encoder.with_defaults(lm.n_layers).attention:
         tell(f"warning: the adapter was trained under {own.name}; --adapter none leaves it aside")
 
 
@@ -157,7 +157,7 @@ def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
 
 
 def _tell(lm: "LanguageModel", output: Path, identity: str, as_json: bool) -> None:
-    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    plan = lm.encoder.with_defaults(lm.n_layers).attention
     numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0, "skips": plan.skips}
     given = {name: value for name, value in numbers.items() if value is not None}
     if as_json:

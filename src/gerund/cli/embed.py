@@ -238,7 +238,7 @@ def _about(lm: "LanguageModel", prompt: str, dimensions: int | None, normalize: 
         **declared,
         "model": lm.name,
         "dimensions": dimensions or lm.dimensions,
-        "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
+        "attention": lm.encoder.with_defaults(lm.n_layers).attention.to_dict(),
         "pooling": lm.encoder.pooling,
         "prompt": str(prompt),
         "normalize": normalize,

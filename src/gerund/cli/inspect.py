@@ -83,7 +83,7 @@ def _of_another_plan(lm: "LanguageModel") -> str:
     from gerund.reporting.comparison import trained_under
 
     facts = adapter_facts(lm)
-    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    plan = lm.encoder.with_defaults(lm.n_layers).attention
     if facts.get("adapter_plan", plan.to_dict()) == plan.to_dict():
         return ""
     return f"{trained_under(facts)}, and is read under another plan; --adapter none leaves it out"
@@ -149,7 +149,7 @@ def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | 
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
-    title = f"{Path(lm.name).name}, {lm.encoder.attention.label(lm.n_layers)}, {lm.n_layers} layers"
+    title = f"{Path(lm.name).name}, {lm.encoder.plan_label(lm.n_layers)}, {lm.n_layers} layers"
     if len(found.ids) > 1:
         title += f"; mean of {len(found.ids)} texts"
     figure = attention_figure(
@@ -170,7 +170,7 @@ def _report(lm: "LanguageModel", found: "AttentionInspection", output: Path | No
     return {
         "model": lm.name,
         "architecture": lm.model.config.model_type,
-        "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
+        "attention": lm.encoder.with_defaults(lm.n_layers).attention.to_dict(),
         "texts": len(found.ids),
         "tokens": sum(map(len, found.ids)),
         "picture": None if output is None else str(output),

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers
+from gerund.attention.layouts import attach_streams, decoder_layers, lower_layers
 from gerund.attention.masks import Chunk, Near, visible
 from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.recurrent import kind_of, recurrent_modules
@@ -132,7 +132,7 @@ class _Diagnostics:
     """One model on the table. It is ours alone, so its tokenizer's padding side may be turned."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: EncoderConfig) -> None:
-        self.model = model
+        self.model = model = lower_layers(model, encoder.depth(len(decoder_layers(model))))
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.layers = decoder_layers(model)

@@ -174,7 +174,7 @@ def tune(
         done.recurrent = "both"
     search = _Search(_measurer(lm, tasks, config, done, folder, reporter), configs, done)
     search.reserve(methods, lm.dimensions)
-    search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.attention.with_defaults(lm.n_layers))
+    search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.with_defaults(lm.n_layers).attention)
     if done.refused and all(trial.plan.name in BASELINES for trial in done.trials):
         raise next(iter(done.refused.values()))
     search.try_methods(methods, lm.dimensions)

@@ -176,7 +176,7 @@ def _settings(runtime: EncoderRuntime, adapters: Sequence[str]) -> str:
     config = runtime.config
     prompts, default = prompt_settings(config)
     rows = {
-        "attention plan": f"`{config.attention.label(runtime.n_layers)}`",
+        "attention plan": f"`{config.plan_label(runtime.n_layers)}`",
         "pooling": f"`{config.pooling}`",
         "dimensions": runtime.width,
         "normalized": "yes" if config.normalize else "no",

@@ -203,7 +203,7 @@ def settings(prepared: Prepared) -> dict[str, Any]:
     by_name = {"": begins[""], **{name: begins[text] for name, text in prompts.items()}}
     return {
         "format": _FORMAT,
-        "attention": runtime.config.attention.with_defaults(runtime.n_layers).name,
+        "attention": runtime.config.with_defaults(runtime.n_layers).attention.name,
         "dimensions": runtime.width,
         "max_length": runtime.max_length,
         "normalized": runtime.config.normalize,
@@ -227,7 +227,7 @@ def readme(
     ``asked`` is the line that runs the graph, with ``...`` for its inputs.
     """
     runtime = prepared.runtime
-    plan = runtime.config.attention.label(runtime.n_layers)
+    plan = runtime.config.plan_label(runtime.n_layers)
     cut = "" if runtime.max_length is None else f"tokenizer.enable_truncation({runtime.max_length})\n"
     pad = prepared.tokenizer
     prompts, _ = prompt_settings(runtime.config)

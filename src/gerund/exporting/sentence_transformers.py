@@ -234,7 +234,7 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
 
 def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
     config = runtime.config
-    plan = config.attention.label(runtime.n_layers)
+    plan = config.plan_label(runtime.n_layers)
     pooling = f"{config.pooling} pooling"
     about = f"{runtime.model.config.model_type}, {runtime.n_layers} layers, {runtime.width} dimensions"
     if why_custom:

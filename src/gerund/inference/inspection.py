@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan, Record
-from gerund.attention.layouts import decoder_layers
+from gerund.attention.layouts import decoder_layers, lower_layers
 from gerund.attention.recurrent import kind_of
 from gerund.errors import ModelError, TextError, UnsupportedModelError
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -186,6 +186,7 @@ def _recorded(
     adapter: str | None,
     keep: Callable[[Tensor], Tensor],
 ) -> list[AttentionMap]:
+    model = lower_layers(model, len(plan.views))
     maps: list[AttentionMap] = []
     runs = [0] * len(plan.views)
 

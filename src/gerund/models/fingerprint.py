@@ -63,7 +63,7 @@ def fingerprint(
     and dimensions; k and k0 that were left out count as what they came to.
     """
     settings = config.to_dict()
-    settings["attention"] = config.attention.with_defaults(n_layers).to_dict()
+    settings["attention"] = config.with_defaults(n_layers).attention.to_dict()
     settings.pop("normalize")
     for name in (*RANKING, "similarity"):
         settings.pop(name, None)

@@ -636,8 +636,10 @@ def _adapter_in(where: str | Path, job: Job) -> Path:
 
 def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | Path | None]) -> None:
     """Refuse what belongs to decoder-only models."""
-    if encoder.reads_beside:
-        raise ConfigError(f"{name} has an encoder of its own; layers, prepend and reroute are for decoder-only models")
+    if encoder.reads_beside or encoder.exit_layer is not None:
+        raise ConfigError(
+            f"{name} has an encoder of its own; layers, exit_layer, prepend and reroute are for decoder-only models"
+        )
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has a bidirectional encoder of its own: attention must be bidir")
     if any(where not in (None, NO_ADAPTER) for where in adapters):

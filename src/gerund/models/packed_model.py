@@ -185,10 +185,12 @@ class PackedBody(PreTrainedModel):
     def moved_by_layer(self, ids_1T: Tensor, plan: BoundPlan) -> Tensor:
         """Return how far each token is moved in each layer by another token, ``(L, T, T)`` (moved token, other token).
 
+        The layers are those that the plan has views for.
+
         While one layer is looked at, each token sees but itself in the others. Movements are those of the last states,
         as parts of how far a token moves when it is disturbed itself.
         """
-        T, L = ids_1T.shape[1], self.network.shape.n_layers
+        T, L = ids_1T.shape[1], len(plan.plan.views)
         masks, layers = _Pass(self.network, plan, None, None).masks(1, T, T, 0)
         assert masks is not None
         assert layers is not None
@@ -208,6 +210,7 @@ class PackedBody(PreTrainedModel):
                 embedded_BTD=rows_RTD,
                 masks_PB1TS=np.repeat(masks_P1TT[:, None], T + 1, axis=1),
                 mask_of_layer_L=chosen,
+                depth=L,
             ).states
             assert states is not None
             change_KQ = np.sqrt(np.square(states[1:] - states[:1]).mean(axis=-1))
@@ -222,6 +225,7 @@ class _Pass:
         self, network: PackedNetwork, plan: BoundPlan | None, mask_BS: Tensor | None, cache: Cache | None
     ) -> None:
         self.network, self.plan, self.cache = network, plan, cache
+        self.depth = network.shape.n_layers if plan is None else len(plan.plan.views)
         self.mask_BS = None if plan is not None or mask_BS is None or bool(mask_BS.all()) else mask_BS.bool()
         if plan is None:
             return
@@ -327,6 +331,7 @@ class _Pass:
             cache=None if memory is None else memory.both,
             write_B=None if memory is None else memory.begin_B,
             outputs=tuple(wanted),
+            depth=self.depth,
         )
         if plan is not None and plan.record is not None and found.attention is not None:
             for layer, weights_BHTS in enumerate(found.attention):
@@ -340,7 +345,7 @@ class _Pass:
 
     def masks(self, B: int, T: int, S: int, past: int) -> tuple[np.ndarray | None, list[int] | None]:
         """Return the different masks ``(P, B, 1, T, S)`` and which of them each layer takes; None for causal ones."""
-        windows = self.network.shape.windows
+        windows = self.network.shape.windows[: self.depth]
         if self.plan is None:
             if self.mask_BS is None:
                 return None, None

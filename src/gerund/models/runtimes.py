@@ -93,7 +93,7 @@ def _unread(source: Source, encoder: EncoderConfig) -> str | None:
         shape = read_shape(read_file(source.gguf))
     except GerundError as error:
         return str(error)
-    return not_packed(encoder.attention.resolve(shape.n_layers), encoder)
+    return not_packed(encoder.resolved(shape.n_layers), encoder)
 
 
 def not_packed(plan: ResolvedPlan, encoder: EncoderConfig | None = None) -> str | None:

@@ -11,6 +11,7 @@ The head reads ``rows`` (1, N, D), the states where logits are wanted, and gives
 Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV heads of keys and values, V vocabulary.
 """
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -225,6 +226,25 @@ def build_head(shape: NetworkShape, weights: Weights, *, accuracy: int = 4) -> G
     graph.node("Identity", [y], "logits")
     graph.output("logits", [1, "N", shape.vocabulary])
     return graph
+
+
+def keep_outputs(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Take everything out of a model that these outputs do not need."""
+    graph, wanted, nodes = model.graph, set(names), []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            nodes.append(node)
+    for field_, kept in (
+        (graph.node, nodes[::-1]),
+        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in wanted]),
+        (graph.input, [value for value in graph.input if value.name in wanted]),
+        (graph.output, [value for value in graph.output if value.name in set(names)]),
+        (graph.value_info, []),
+    ):
+        found = copy.deepcopy(kept)
+        del field_[:]
+        field_.extend(found)
 
 
 def _norm(graph: GraphBuilder, shape: NetworkShape, x: str, weight: np.ndarray | None, name: str) -> str:

@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from gerund.errors import GerundError, ModelError, ResourceError
 from gerund.jobs.disk_cache import DiskCache
-from gerund.jobs.files import write_atomic
+from gerund.jobs.files import atomic_file, write_atomic
 
 if TYPE_CHECKING:  # onnx is imported only to build: it takes 20 MB
     from gerund.packed.graph import GraphBuilder
@@ -35,7 +35,12 @@ _REFUSED: tuple[type[Exception], ...] = (RuntimeError, *(value for value in _CLA
 
 
 def open_session(
-    sources: Sequence[Path], variant: str, build: Callable[[], "GraphBuilder"], threads: int | None, folder: Path
+    sources: Sequence[Path],
+    variant: str,
+    build: Callable[[], "GraphBuilder"],
+    threads: int | None,
+    folder: Path,
+    ends: Sequence[str] | None = None,
 ) -> ort.InferenceSession:
     """Return the session of a graph, from the cache or built and cached.
 
@@ -45,6 +50,7 @@ def open_session(
         build: builds it.
         threads: how many threads a run uses; None for one per core.
         folder: the cache's.
+        ends: the outputs that are wanted, where the graph is to compute no others; its weights stay in one file.
 
     Raises:
         ModelError: ONNX Runtime refuses the graph, because its weights do not fit together.
@@ -56,14 +62,13 @@ def open_session(
             entry = store.get(key)
             if entry is not None and _intact(entry):
                 with suppress(*_REFUSED):
-                    return ort.InferenceSession(
-                        str(entry / _GRAPH), _options(threads, built=True), providers=_PROVIDERS
-                    )
+                    graph = entry / _GRAPH if ends is None else _part_of(entry, ends)
+                    return ort.InferenceSession(str(graph), _options(threads, built=True), providers=_PROVIDERS)
             store.put(key, lambda work: _write(build(), work, sources[0]))
         raise ResourceError(f"{folder} did not keep it")
     except (ResourceError, OSError) as error:
         warnings.warn(f"could not cache the graph of {sources[0].name}, which stays in memory: {error}", stacklevel=2)
-    return _in_memory(build(), threads, sources[0])
+    return _in_memory(build(), threads, sources[0], ends)
 
 
 def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
@@ -102,11 +107,41 @@ def _write(builder: "GraphBuilder", work: Path, source: Path) -> None:
     (work / _CONTENT).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _in_memory(builder: "GraphBuilder", threads: int | None, source: Path) -> ort.InferenceSession:
+def _part_of(entry: Path, ends: Sequence[str]) -> Path:
+    """Return the graph of an entry that computes some of its outputs alone, with the same file of weights.
+
+    It is written once, since ``onnx`` takes time and memory, and its digest beside it.
+    """
+    path = entry / f"part-{_key(*ends)}.onnx"
+    digest = path.with_suffix(".sha256")
+    with suppress(OSError):
+        if digest.read_text(encoding="ascii") == _sha256(path):
+            return path
+    import onnx
+
+    from gerund.packed.graph import keep_outputs
+
+    model = onnx.load(str(entry / _GRAPH), load_external_data=False)
+    keep_outputs(model, ends)
+    with atomic_file(path) as file:
+        file.write(model.SerializeToString())
+    write_atomic(digest, _sha256(path))
+    return path
+
+
+def _in_memory(
+    builder: "GraphBuilder", threads: int | None, source: Path, ends: Sequence[str] | None
+) -> ort.InferenceSession:
+    from gerund.packed.graph import keep_outputs
+
     model, arrays = builder.model("memory")
     names = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
+    if ends is not None:
+        keep_outputs(model, ends)
+    left = {tensor.name for tensor in model.graph.initializer}
+    weights = {name: array for name, array in zip(names, arrays, strict=True) if name in left}
     options = _options(threads)
-    options.add_external_initializers(names, [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays])
+    options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
     try:
         return ort.InferenceSession(model.SerializeToString(), options, providers=_PROVIDERS)
     except _REFUSED as error:

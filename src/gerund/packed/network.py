@@ -76,9 +76,9 @@ class KeyValues:
             other[:, :, : self.capacity] = mine
         return larger
 
-    def bind(self, binding: Any) -> None:
-        """Make these the cache of a run: read and written in the same memory."""
-        for layer in range(self.shape.n_layers):
+    def bind(self, binding: Any, depth: int | None = None) -> None:
+        """Make these the cache of a run of ``depth`` layers, all by default: read and written in the same memory."""
+        for layer in range(self.shape.n_layers if depth is None else depth):
             pair = self._bound[layer if len(self._bound) > 1 else 0]
             for part, memory in zip(("keys", "values"), pair, strict=True):
                 binding.bind_ortvalue_input(f"{part}_{layer}", memory)
@@ -100,20 +100,23 @@ class _Binding:
         sizes: Mapping[str, tuple[int, ...]],
         of_layer: list[int],
         factors: Mapping[str, Any],
+        depth: int | None,
     ) -> None:
         self.io = session.io_binding()
         self.inputs: dict[str, np.ndarray] = {}
+        taken = {given.name for given in session.get_inputs()}  # lower layers alone take fewer
         for name, size in sizes.items():
             array = np.zeros(size, np.int64 if name in _INTEGERS else np.float32)
             self.inputs[name], value = array, _shared(array)
             if name.startswith("masks_"):
                 for layer in (layer for layer, which in enumerate(of_layer) if name == f"masks_{which}"):
                     self.io.bind_ortvalue_input(f"mask_{layer}", value)
-            else:
+            elif name in taken:
                 self.io.bind_ortvalue_input(name, value)
         for name, value in factors.items():
-            self.io.bind_ortvalue_input(name, value)
-        cache.bind(self.io)
+            if name in taken:
+                self.io.bind_ortvalue_input(name, value)
+        cache.bind(self.io, depth)
 
 
 def _shared(array: np.ndarray) -> Any:
@@ -169,7 +172,8 @@ class PackedNetwork:
         }
         self._session = self._open_session("body")
         self._head = self._open_session("head")
-        self._attention_session: ort.InferenceSession | None = None
+        # Opened when they are used: those that give attention away, and those of lower layers alone.
+        self._more_sessions: dict[tuple[str, int | None], ort.InferenceSession] = {}
 
     @classmethod
     def open(
@@ -213,7 +217,7 @@ class PackedNetwork:
             shape, source, files, variant=variant, threads=threads, cache=cache, adapter=factors, accuracy=accuracy
         )
 
-    def _open_session(self, part: str) -> ort.InferenceSession:
+    def _open_session(self, part: str, depth: int | None = None) -> ort.InferenceSession:
         adapted = () if self.adapter is None else self.adapter.places
 
         def built() -> "GraphBuilder":
@@ -226,7 +230,9 @@ class PackedNetwork:
             return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
         variant = f"{self._variant}, {part}"
-        return open_session(self._sources, variant, built, self._threads, self._cache)
+        kinds = ["hidden", "new_keys", "new_values", *(["attention"] if part == "body with attention" else [])]
+        ends = None if depth is None else [f"{kind}_{layer}" for kind in kinds for layer in range(depth)]
+        return open_session(self._sources, variant, built, self._threads, self._cache, ends)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""
@@ -264,6 +270,7 @@ class PackedNetwork:
         logits_at: np.ndarray | None = None,
         outputs: Sequence[str] = ("states",),
         adapted: bool = False,
+        depth: int | None = None,
     ) -> Outputs:
         """Run the network on some tokens of each text.
 
@@ -279,6 +286,9 @@ class PackedNetwork:
             logits_at: (B, n), where logits are wanted among the T tokens of each text; every token by default.
             outputs: of ``OUTPUTS``. Logits take most of the time of a short text: ask only for those needed.
             adapted: whether the adapter is used.
+            depth: the number of layers to compute, from the bottom; ``states`` are then those of the last of them after
+                the final norm, and ``hidden_states`` have one more array than there are layers, none of them normed.
+                The cache is not for a later run.
 
         Raises:
             ConfigError: shapes that do not fit together.
@@ -298,6 +308,7 @@ class PackedNetwork:
             raise ConfigError("this network was opened without an adapter")
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
+        of_layer = of_layer[:depth]
         group = self.shape.n_heads // self.shape.n_kv_heads
         if tokens > _MOST_GROUPED or "attention" in outputs:
             group = 1
@@ -310,13 +321,21 @@ class PackedNetwork:
             inputs[f"cos_{index}"], inputs[f"sin_{index}"] = rope.angles(position_BT)
         for index, mask_B1TS in enumerate(masks_PB1TS):
             inputs[f"masks_{index}"] = mask_B1TS if group == 1 else np.tile(mask_B1TS, (1, 1, group, 1))
-        result = self._run(inputs, cache, of_layer, outputs, adapted=adapted)
+        depth = None if depth == self.shape.n_layers else depth
+        result = self._run(inputs, cache, of_layer, outputs, adapted=adapted, depth=depth)
         if "logits" in outputs:
             at_Bn = np.arange(tokens)[None] if logits_at is None else np.asarray(logits_at) % tokens
             picked_BnD = result["states"][np.arange(rows)[:, None], at_Bn]
             logits_NV = self.head(picked_BnD.reshape(-1, self.shape.width))
             result["logits"] = logits_NV.reshape(*picked_BnD.shape[:2], -1)
-        return self._outputs(outputs, result, embedded_BTD)
+        return self._outputs(outputs, result, embedded_BTD, depth)
+
+    def _normed(self, states_BTD: np.ndarray) -> np.ndarray:
+        """Return states after the final norm."""
+        weights_D = self._weights.vector("final_norm")
+        assert weights_D is not None
+        mean_BT1 = np.square(states_BTD).mean(axis=-1, keepdims=True)
+        return states_BTD / np.sqrt(mean_BT1 + np.float32(self.shape.epsilon)) * weights_D
 
     def _run(
         self,
@@ -326,50 +345,58 @@ class PackedNetwork:
         outputs: Sequence[str],
         *,
         adapted: bool,
+        depth: int | None,
     ) -> dict[str, np.ndarray]:
         """Run the graph, and return its outputs by name."""
-        session = self._session_for(outputs)
+        session = self._session_for(outputs, depth)
         sizes = {name: array.shape for name, array in inputs.items()}
         # A binding belongs to one run at a time; the cache keeps those that are idle.
-        key = (id(session), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted)
+        key = (id(session), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted, depth)
         idle = cache._bindings.setdefault(key, [])
         if not idle and len(cache._bindings) > _MOST_BINDINGS:
             cache._bindings.pop(next(iter(cache._bindings)))
-        binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer, self._factors[adapted])
+        binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer, self._factors[adapted], depth)
         for name, array in inputs.items():
             binding.inputs[name][...] = array
-        results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape)
+        results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape, depth)
         session.run_with_iobinding(binding.io)
         if "attention" in outputs:
-            attention = binding.io.get_outputs()[-self.shape.n_layers :]
+            attention = binding.io.get_outputs()[-(depth or self.shape.n_layers) :]
             results |= {f"attention_{layer}": value.numpy() for layer, value in enumerate(attention)}
         else:
             idle.append(binding)
+        if depth is not None:
+            results["states"] = self._normed(results[f"hidden_{depth - 1}"])
         return results
 
-    def _session_for(self, outputs: Sequence[str]) -> ort.InferenceSession:
+    def _session_for(self, outputs: Sequence[str], depth: int | None) -> ort.InferenceSession:
         unknown = set(outputs) - set(OUTPUTS)
         if unknown:
             raise ConfigError(f"outputs are among {', '.join(OUTPUTS)}, not {', '.join(sorted(unknown))}")
-        if "attention" not in outputs:
+        key = "body with attention" if "attention" in outputs else "body", depth
+        if key == ("body", None):
             return self._session
-        if self._attention_session is None:
-            self._attention_session = self._open_session("body with attention")
-        return self._attention_session
+        if key not in self._more_sessions:
+            self._more_sessions[key] = self._open_session(*key)
+        return self._more_sessions[key]
 
-    def _bind_outputs(self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def _bind_outputs(
+        self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...], depth: int | None
+    ) -> dict[str, np.ndarray]:
         """Allocate what is wanted, and return it by its name in the graph."""
         wanted: dict[str, tuple[int, ...]] = {}
-        if set(outputs) & {"states", "hidden_states", "logits"}:
+        if depth is not None:
+            wanted[f"hidden_{depth - 1}"] = embedded
+        elif set(outputs) & {"states", "hidden_states", "logits"}:
             wanted["states"] = embedded
         if "hidden_states" in outputs:
-            wanted |= {f"hidden_{layer}": embedded for layer in range(self.shape.n_layers - 1)}
+            wanted |= {f"hidden_{layer}": embedded for layer in range((depth or self.shape.n_layers) - 1)}
         results = {name: np.empty(size, np.float32) for name, size in wanted.items()}
         for name, array in results.items():
             io.bind_ortvalue_output(name, _shared(array))
         if "attention" in outputs:
             # ONNX infers a wrong last dimension for these, so that memory of the right size is refused.
-            for layer in range(self.shape.n_layers):
+            for layer in range(depth or self.shape.n_layers):
                 io.bind_output(f"attention_{layer}", "cpu")
         return results
 
@@ -378,13 +405,15 @@ class PackedNetwork:
         outputs: Sequence[str],
         results: dict[str, np.ndarray],
         embedded_BTD: np.ndarray,
+        depth: int | None,
     ) -> Outputs:
         hidden = attention = None
         if "hidden_states" in outputs:
-            layers = range(self.shape.n_layers - 1)
-            hidden = (embedded_BTD, *(results[f"hidden_{layer}"] for layer in layers), results["states"])
+            layers = range(self.shape.n_layers - 1 if depth is None else depth)
+            last = (results["states"],) if depth is None else ()
+            hidden = (embedded_BTD, *(results[f"hidden_{layer}"] for layer in layers), *last)
         if "attention" in outputs:
-            attention = tuple(results[f"attention_{layer}"] for layer in range(self.shape.n_layers))
+            attention = tuple(results[f"attention_{layer}"] for layer in range(depth or self.shape.n_layers))
         states = results["states"] if "states" in outputs else None
         return Outputs(results.get("logits"), states, hidden, attention)
 

@@ -126,7 +126,7 @@ def _trial_dict(trial: Trial, n_layers: int) -> dict[str, Any]:
         "label": trial.label,
         "mean": trial.mean,
         "scores": dict(trial.scores),
-        "attention": trial.plan.with_defaults(n_layers).to_dict(),
+        "attention": trial.config.with_defaults(n_layers).attention.to_dict(),
         "pooling": trial.config.pooling,
         **{name: getattr(trial.config, name) for name in trial.config.methods},
     }

@@ -379,7 +379,7 @@ def describe_encoder(lm: "LanguageModel | SentenceEncoder") -> str:
 
     if isinstance(lm, SentenceEncoder):
         return "sentence-transformers"
-    plan = lm.encoder.attention.with_defaults(lm.n_layers)
+    plan = lm.encoder.with_defaults(lm.n_layers).attention
     numbers = "".join(f" {name}={value}" for name in ("k", "k0") if (value := getattr(plan, name)) is not None)
     return f"{plan.name}{numbers}, {lm.encoder.pooling}"
 

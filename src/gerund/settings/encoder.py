@@ -3,6 +3,7 @@
 Knows: names, ranges, JSON. Does not know: torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Never, TypeVar, get_args
@@ -25,7 +26,7 @@ from gerund.settings.fields import (
     named,
     setting,
 )
-from gerund.settings.plan import AttentionPlan
+from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.ranking import TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.settings.templates import (
     LAST_LAYER,
@@ -38,6 +39,8 @@ from gerund.settings.templates import (
     check_reroute,
     choose_prompt,
     is_template,
+    layer_numbers,
+    rerouted_layers,
     templates_around,
     templates_of,
     transform_parts,
@@ -105,6 +108,11 @@ class EncoderSettings(Generic[Auto, Unset]):
         LAST_LAYER,
         "Layers whose states are averaged before pooling: last, all, 6, -2 (from the end), 4-8 or 1+8.",
     )
+    exit_layer: Count | Auto | Unset = setting(
+        None,
+        "Early exit: texts are read by the first so many layers alone, then by the final norm; those above are not "
+        "computed. The plan's k counts from the top of the layers that are read. Default: all layers.",
+    )
     prepend: Layers | Unset = setting(
         0, "Token Prepending: below this layer the last token's state replaces a token of the template; 0 for none."
     )
@@ -161,11 +169,13 @@ class EncoderSettings(Generic[Auto, Unset]):
 _DEFAULTS = {one.name: one.default for one in fields(EncoderSettings)}
 # Settings that came later than the others: at their default they are neither saved nor hashed, so that fingerprints
 # stay what they were.
-_METHODS = ("template", "layers", "prepend", "reroute", "transform", "pool_bos", "text_normalization")
+_METHODS = ("template", "layers", "exit_layer", "prepend", "reroute", "transform", "pool_bos", "text_normalization")
 METHODS = {name: _DEFAULTS[name] for name in _METHODS}
 """Defaults of the settings of methods without training."""
 RANKING = ("fusion", "rerank_by", "rerank_weight")
 """Settings of searches, which no vector depends on."""
+MAY_BE_AUTO = ("max_length", "exit_layer", *RANKING)
+"""Settings whose default is None in a config, and "auto" where None means that they were left out."""
 READING = {name: _DEFAULTS[name] for name in ("conventions", "similarity")}
 """Defaults of settings that a ready-made encoder brings along."""
 
@@ -231,16 +241,46 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
         """Whether a pass does more than its plan: mixes layers, prepends or reroutes."""
         return self.layers != LAST_LAYER or bool(self.prepend) or self.reroute != NO_REROUTE
 
-    def refuse_methods(self, what: str) -> None:
-        """Refuse methods that training and exports don't support."""
-        found = [name for name in self.methods if name not in ("pool_bos", "text_normalization")]
+    def refuse_methods(self, what: str, takes: Sequence[str] = ()) -> None:
+        """Refuse methods that training and exports don't support, but for those that it ``takes``."""
+        found = [name for name in self.methods if name not in ("pool_bos", "text_normalization", *takes)]
         found += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
         if found:
             raise ConfigError(f"{what} takes no {' and no '.join(found)}")
 
+    def depth(self, n_layers: int) -> int:
+        """Return how many layers of a model of ``n_layers`` read a text.
+
+        Raises:
+            ConfigError: ``exit_layer`` is more than the model has.
+
+        >>> EncoderConfig().depth(30), EncoderConfig(exit_layer=20).depth(30)
+        (30, 20)
+        """
+        if self.exit_layer is not None and self.exit_layer > n_layers:
+            raise ConfigError(f"exit_layer={self.exit_layer}: the model has {n_layers} layers")
+        return self.exit_layer or n_layers
+
     def with_defaults(self, n_layers: int) -> "EncoderConfig":
-        """Return the same config with the plan's k (and k0) worked out for ``n_layers`` layers."""
-        return replace(self, attention=self.attention.with_defaults(n_layers))
+        """Return the same config with the plan's k (and k0) worked out for a model of ``n_layers`` layers."""
+        return replace(self, attention=self.attention.with_defaults(self.depth(n_layers)))
+
+    def resolved(self, n_layers: int) -> ResolvedPlan:
+        """Return what the plan means in the layers of a model of ``n_layers`` layers that read a text.
+
+        Raises:
+            ConfigError: a setting names a layer that these do not have.
+        """
+        depth = self.depth(n_layers)
+        layer_numbers(self.layers, depth)
+        rerouted_layers(self.reroute, depth)
+        if self.prepend > depth:
+            raise ConfigError(f"prepend={self.prepend}: the model has {depth} layers")
+        return self.attention.resolve(depth)
+
+    def plan_label(self, n_layers: int) -> str:
+        """Return what tables call the plan for a model of ``n_layers`` layers."""
+        return self.attention.label(self.depth(n_layers))
 
     def prompt_text(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the prompt to use: the text given, that of a name from ``prompts``, or the default.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Never, Param
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from gerund.errors import ConfigError, unknown_name
-from gerund.settings.encoder import DEFAULT_MODEL, RANKING, EncoderConfig, EncoderSettings, Job, PlanChoice
+from gerund.settings.encoder import DEFAULT_MODEL, MAY_BE_AUTO, EncoderConfig, EncoderSettings, Job, PlanChoice
 from gerund.settings.fields import (
     NO_ADAPTER,
     AdapterName,
@@ -181,7 +181,7 @@ class EncoderSpec(_EncoderFields, frozen=True):
             ConfigError: a setting that the plan has no use for, or an impossible value.
         """
         said = self.model_dump(exclude_none=True, include=set(_CONFIG_FIELDS))
-        said |= {name: None for name in ("max_length", *RANKING) if said.get(name) == "auto"}
+        said |= {name: None for name in MAY_BE_AUTO if said.get(name) == "auto"}
         brought = settings_of_template(said.get("template", ""))
         if said.get("template", own.template) != own.template or "prompts" in brought:
             # The prompts that a template has brought go with it.
@@ -199,9 +199,9 @@ class EncoderSpec(_EncoderFields, frozen=True):
         True
         """
         fields: dict[str, Any] = {name: getattr(config, name) for name in _CONFIG_FIELDS}
-        fields |= {name: "auto" for name in ("max_length", *RANKING) if fields[name] is None}
+        fields |= {name: "auto" for name in MAY_BE_AUTO if fields[name] is None}
         fields["prompts"] = dict(config.prompts)
-        plan = config.attention if n_layers is None else config.attention.with_defaults(n_layers)
+        plan = config.attention if n_layers is None else config.with_defaults(n_layers).attention
         return EncoderSpec.model_validate({"attention": plan, **fields})
 
     def said(self) -> dict[str, Any]:

@@ -100,6 +100,23 @@ class ResolvedPlan:
         plain = self.stream is None and not self.repeats_text and not self.skips
         return plain and set(self.views) == {View(Direction.BIDIRECTIONAL)}
 
+    def lower(self, n_layers: int) -> "ResolvedPlan":
+        """Return what is left of the plan in the lower ``n_layers`` layers, where these do as they do in all of them.
+
+        Otherwise the plan itself: a tower or further passes end in the top layer, and skips add to what it gives.
+
+        >>> plan = AttentionPlan("inter-back", k=4).resolve(6).lower(3)
+        >>> len(plan.views), plan.stream.layers, AttentionPlan("extra-back").resolve(6).lower(3).stream.layers
+        (3, range(2, 3), range(0, 3))
+        """
+        stream = self.stream
+        if self.skips or (stream is not None and stream.kind != "parallel"):
+            return self
+        if stream is not None:
+            layers = range(stream.layers.start, min(stream.layers.stop, n_layers))
+            stream = replace(stream, layers=layers) if layers else None
+        return replace(self, views=self.views[:n_layers], stream=stream)
+
     def with_recurrent_turned(self) -> "ResolvedPlan":
         """Return the plan with recurrent layers in the place of attention doing likewise where it looks to the right.
 

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,8 @@ class TrainableModel:
     @property
     def runtime(self) -> EncoderRuntime:
         """What the encoder's plan makes of the model."""
-        plan = self.encoder.attention.resolve(self.n_layers)
-        sends_plan = not plan.is_causal and not self.is_encoder_decoder
+        plan = self.encoder.resolved(self.n_layers)
+        sends_plan = (not plan.is_causal or self.encoder.exit_layer is not None) and not self.is_encoder_decoder
         return EncoderRuntime(self.model, self.tokenizer, self.encoder, plan, sends_plan=sends_plan)
 
     @property
@@ -105,12 +106,14 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
         attach(prepared.model)
         attach_streams(decoder_layers(prepared.model))
         plans = [plan for objective in recipe.objectives for plan in objective.plans(prepared.encoder)]
+        own = prepared.encoder.attention
         for plan in dict.fromkeys(plans):
             check = verify if weights else verify_on_two_layers
-            check(prepared.model, plan.resolve(prepared.n_layers))
+            depth = prepared.encoder.depth(prepared.n_layers) if plan == own else prepared.n_layers
+            check(prepared.model, plan.resolve(depth))
     adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _stored_adapter(prepared.source)
     if recipe.model.lora is not None or adapter_folder is not None:
-        prepared.adapter = _with_adapter(prepared.model, recipe, adapter_folder)
+        prepared.adapter = _with_adapter(prepared.model, recipe, adapter_folder, _unread_layers(recipe, prepared))
     else:
         prepared.model.float()
         prepared.model.requires_grad_(True)
@@ -166,7 +169,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
 
 def _checked_encoder(encoder: EncoderConfig) -> EncoderConfig:
     """Return an encoder config, unless training knows nothing of what it says."""
-    encoder.refuse_methods("training")
+    encoder.refuse_methods("training", takes=("exit_layer",))
     return encoder
 
 
@@ -198,7 +201,18 @@ def _stored_adapter(source: Source | None) -> Path | None:
     return None if source is None else loading.own_adapters(source, loading.settings_folder(source)).get("encode")
 
 
-def _with_adapter(model: "PreTrainedModel", recipe: Recipe, folder: Path | None) -> "PeftModel":
+def _unread_layers(recipe: Recipe, model: TrainableModel) -> list[str]:
+    """Return the linear layers above ``exit_layer``, which an adapter of vectors alone would never train."""
+    if model.encoder.exit_layer is None or not all(objective.trains_vectors for objective in recipe.objectives):
+        return []
+    above = {id(part) for layer in model.layers[model.encoder.exit_layer :] for part in layer.modules()}
+    named = model.model.named_modules()
+    return [name for name, part in named if isinstance(part, torch.nn.Linear) and id(part) in above]
+
+
+def _with_adapter(
+    model: "PreTrainedModel", recipe: Recipe, folder: Path | None, unread: Sequence[str] = ()
+) -> "PeftModel":
     """Put a new adapter into the model, or the base's own to be trained further."""
     from peft import LoraConfig as PeftLora
     from peft import PeftModel, get_peft_model
@@ -215,12 +229,13 @@ def _with_adapter(model: "PreTrainedModel", recipe: Recipe, folder: Path | None)
                 _check_same_shape(model, adapter, lora, folder)
             return adapter
         assert lora is not None
+        excluded = _excluded_layers(model) or [] if lora.target_modules == "all-linear" else []
         config = PeftLora(
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=lora.target_modules,
-            exclude_modules=_excluded_layers(model) if lora.target_modules == "all-linear" else None,
+            exclude_modules=[*excluded, *unread] or None,
             task_type="CAUSAL_LM",
         )
         unseen = set(read_by_weight(model))

@@ -360,3 +360,24 @@ def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monke
     ran = run_cli("train", recipe, "--teacher", "vectors.parquet", f"output={tmp_path / 'out'}")
     assert "vectors.parquet: no such file" in ran.mistake
     assert "learns from no teacher" in run_cli("train", "unimae-default", "--teacher", "x").mistake
+
+
+def test_an_early_exit_is_trained_and_kept(run, settings, write_recipe):
+    settings["encoder"] |= {"exit_layer": 1}
+    adapter = prepare_model(load_recipe(write_recipe(settings)), write=False).adapter
+    adapted = {name.partition("layers.")[2][0] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
+    assert adapted == {"0"}
+    losses = losses_of(folder := run("out", "steps=12"))
+    assert losses[-1] < losses[0]
+    lm = gerund.load(folder)
+    assert lm.encoder.exit_layer == 1 < lm.n_layers
+    settings["objectives"].append({"kind": "causal", "length": 32})
+    whole = prepare_model(load_recipe(write_recipe(settings)), write=False).adapter
+    assert {name.partition("layers.")[2][0] for name, part in whole.named_modules() if hasattr(part, "lora_A")} > {"0"}
+
+
+def test_further_layers_are_those_that_read(run, settings):
+    settings["encoder"] |= {"exit_layer": 1}
+    settings["objectives"][0] |= {"layers": [2]}
+    with pytest.raises(ConfigError, match="layers 2, and texts are read by 1"):
+        run("out")

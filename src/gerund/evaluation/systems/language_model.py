@@ -19,6 +19,7 @@ from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.models.encoder_settings import read_saved
 from gerund.models.kinds import is_encoder_decoder
 from gerund.scoring.registry import find_scorer
+from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.types import Scorer
 from gerund.worker_model import WorkerModel
@@ -105,7 +106,7 @@ class LanguageModelSystem(Encoder):
         lm = self.lm
         return {
             "model": lm.name,
-            "attention": lm.encoder.attention.with_defaults(lm.n_layers).to_dict(),
+            "attention": lm.encoder.with_defaults(lm.n_layers).attention.to_dict(),
             "pooling": lm.encoder.pooling,
             "prompt": lm.encoder.prompt,
             **{name: getattr(lm.encoder, name) for name in lm.encoder.methods},
@@ -209,7 +210,7 @@ def trained_plan(folder: Path, n_layers: int) -> AttentionPlan | None:
     for path in (folder, folder.parent):
         saved = read_saved(path)
         if saved is not None:
-            return saved.plan(AttentionPlan()).with_defaults(n_layers)
+            return saved.applied_to(EncoderConfig()).with_defaults(n_layers).attention
     return None
 
 

@@ -33,7 +33,7 @@ def label_of(config: EncoderConfig, n_layers: int) -> str:
     >>> label_of(EncoderConfig(pooling="last"), 8)
     'mask0-bidir k=4, last'
     """
-    parts = [config.attention.label(n_layers)]
+    parts = [config.plan_label(n_layers)]
     if config.pooling != "mean":
         parts.append(config.pooling)
     if config.append_eos:

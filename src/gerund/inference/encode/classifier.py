@@ -17,7 +17,7 @@ class TextClassifier(nn.Module):
         super().__init__()
         if type(num_labels) is not int or num_labels < 2:
             raise ConfigError(f"num_labels={num_labels!r}: there is nothing to tell apart")
-        runtime.config.refuse_methods("a classifier that is trained with its encoder")
+        runtime.config.refuse_methods("a classifier that is trained with its encoder", takes=("exit_layer",))
         self.model, self.head = runtime.model, runtime.head
         self.plan = runtime.plan if runtime.sends_plan else None
         self.adapter = runtime.adapter

@@ -142,7 +142,7 @@ class IncrementalEncoder:
 
 def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
     """Whether a runtime can encode incrementally: its plan is causal, and a trial gives the same vectors."""
-    if runtime.config.reads_beside:
+    if runtime.config.reads_beside or runtime.config.exit_layer is not None:
         return False
     if not runtime.plan.is_causal or runtime.plan.repeats_text or not takes_positions(runtime.model):
         return False

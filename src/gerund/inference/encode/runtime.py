@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan, Rerouting
-from gerund.attention.layouts import hidden_of, input_of, is_one_graph
+from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one_graph, lower_layers
 from gerund.attention.shared_layer_state import counts_rows
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
@@ -194,10 +194,21 @@ class EncoderRuntime:
             return self.transform.dimensions
         return self.state_width * self.config.poolings if self.head is None else self.head.settings.dimensions
 
-    @property
+    @cached_property
     def n_layers(self) -> int:
-        """Number of decoder layers."""
-        return len(self.plan.views)
+        """Number of decoder layers; to encode, ``plan`` has a view for each of them up to ``config.exit_layer``."""
+        return len(self.plan.views) if self.config.exit_layer is None else len(decoder_layers(self.model))
+
+    @cached_property
+    def pass_plan(self) -> ResolvedPlan:
+        """The plan of the layers that a text is read by: layers above the highest one that is mixed change nothing."""
+        depth = len(self.plan.views)
+        return self.plan.lower(max(layer_numbers(self.config.layers, depth)))
+
+    @cached_property
+    def lower_model(self) -> PreTrainedModel:
+        """The model with the layers of ``pass_plan`` alone."""
+        return lower_layers(self.model, len(self.pass_plan.views))
 
     @property
     def max_length(self) -> int | None:
@@ -229,15 +240,17 @@ class EncoderRuntime:
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         """Run one batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``."""
         batch = self.batch(texts)
-        plan = BoundPlan(self.plan, batch.real_BT) if self.sends_plan else None
+        plan = BoundPlan(self.pass_plan, batch.real_BT) if self.sends_plan else None
         if not self.config.reads_beside:
             return self.run(batch, plan), batch.begin
         if plan is None:
             raise ConfigError("layers, prepend and reroute are for decoder-only models")
-        if rerouted := rerouted_layers(self.config.reroute, self.n_layers):
+        depth = len(self.plan.views)
+        if rerouted := rerouted_layers(self.config.reroute, depth):
             last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
-            plan.rerouting = Rerouting(frozenset(number - 1 for number in rerouted), last_B)
-        beside = LayerMixing(self.n_layers, self.config)
+            read = frozenset(number - 1 for number in rerouted if number <= len(self.pass_plan.views))
+            plan.rerouting = Rerouting(read, last_B)
+        beside = LayerMixing(depth, self.config)
         if self.config.prepend:
             inputs = beside.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
             batch = replace(batch, inputs=inputs)
@@ -291,22 +304,32 @@ class EncoderRuntime:
             if is_encoder_decoder(self.model):
                 output = encoder_of(self.model)(**batch.inputs)
             else:
-                output = self.model.base_model(**batch.inputs, use_cache=False, **extra)
+                output = self._reader(plan).base_model(**batch.inputs, use_cache=False, **extra)
         if plan is not None:
             plan.check_all_asked(self.model.config.model_type)
         hidden_BTD: Tensor = output.last_hidden_state
         return hidden_BTD
 
+    def _reader(self, plan: BoundPlan | None) -> PreTrainedModel:
+        """Return the model of the layers that a plan has views for."""
+        depth = self.n_layers if plan is None else len(plan.plan.views)
+        if depth == self.n_layers:
+            return self.model
+        return self.lower_model if depth == len(self.pass_plan.views) else lower_layers(self.model, depth)
+
 
 def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
     """Return last hidden states ``(B, T, D)`` with gradients, of texts padded on the right.
 
-    ``plan`` None uses the causal mask, which right padding does not change, or the model's own encoder.
+    Layers above those that ``plan`` has views for are not computed. ``plan`` None uses the causal mask, which right
+    padding does not change, or the model's own encoder.
     """
     if is_encoder_decoder(model):
         states_BTD: Tensor = encoder_of(model)(input_ids=input_ids_BT, attention_mask=real_BT.long()).last_hidden_state
         return states_BTD
-    extra = {} if plan is None else {"attention_plan": BoundPlan(plan, real_BT)}
+    extra: dict[str, Any] = {}
+    if plan is not None:
+        model, extra = lower_layers(model, len(plan.views)), {"attention_plan": BoundPlan(plan, real_BT)}
     own_BTD: Tensor = model.base_model(input_ids=input_ids_BT, use_cache=False, **extra).last_hidden_state
     return own_BTD
 

@@ -71,8 +71,8 @@ def _sweep(
     own_done = done or [frozenset[int]()] * len(runtimes)
     if any(runtime.model is not first.model for runtime in runtimes):
         raise ConfigError("A sweep compares plans of one model, not several models.")
-    if hands_on(decoder_layers(first.model)):
-        # The state that its layers share belongs to one plan.
+    if hands_on(decoder_layers(first.model)) or len({len(runtime.plan.views) for runtime in runtimes}) > 1:
+        # The state that layers share belongs to one plan; and a pass has one number of layers.
         for place, runtime in enumerate(runtimes):
             in_batches(runtime, texts, runtime.states, partial(keep, place), show=show, done=own_done[place])
         return

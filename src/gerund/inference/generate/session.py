@@ -473,7 +473,7 @@ def encode_and_prefill(
 
 
 def _require_causal_plan(runtime: EncoderRuntime) -> None:
-    name = runtime.config.attention.label(runtime.n_layers)
+    name = runtime.config.plan_label(runtime.n_layers)
     runtime.config.refuse_methods("a pass that generation goes on from")
     if runtime.plan.repeats_text:
         raise ConfigError(f"The plan {name!r} reads the text twice. Load the model with attention='causal'.")

@@ -429,7 +429,7 @@ def _with_plan(lm: LanguageModel, body: AttentionRequest) -> LanguageModel:
 
 
 def _attention(encoder: LanguageModel, inspection: AttentionInspection) -> dict[str, Any]:
-    plan = encoder.encoder.attention.with_defaults(encoder.n_layers)
+    plan = encoder.encoder.with_defaults(encoder.n_layers).attention
     defaults = AttentionPlan(plan.name)
     settings = [
         f"{name}={value}"

@@ -83,7 +83,7 @@ async def about(service: Served) -> dict[str, Any]:
     service.require_ready()
     lm = service.lm
     is_decoder = not isinstance(lm, Seq2SeqModel)
-    plan = lm.encoder.attention.with_defaults(lm.n_layers).name if is_decoder else ""
+    plan = lm.encoder.with_defaults(lm.n_layers).attention.name if is_decoder else ""
     trained = [MODEL] if lm.scorer is not None else []
     return {
         "model": service.names[0],

@@ -59,11 +59,11 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
         teacher: Teacher | KnownVectors = read_known(path)
     else:
         teacher = open_teacher(config.teacher, config.teacher_prompt)
-    dimensions, layers = teacher.dimensions, context.model.n_layers
+    dimensions, layers = teacher.dimensions, context.model.encoder.depth(context.model.n_layers)
     if max(config.matryoshka, default=0) > dimensions:
         raise ConfigError(f"distill: matryoshka {max(config.matryoshka)}, and the teacher has {dimensions} dimensions")
     if max(config.layers, default=0) > layers:
-        raise ConfigError(f"distill: layers {max(config.layers)}, and the model has {layers}")
+        raise ConfigError(f"distill: layers {max(config.layers)}, and texts are read by {layers}")
     head = _head(context, config, teacher.space, dimensions)
     losses = DistillLosses(DistillEncoder(context.model.runtime, head, dimensions, config.layers), config)
     group = TextGroup.of(context)
