@@ -15,6 +15,7 @@ from gerund.models.adapters import Adapters
 from gerund.models.encoder_settings import default_encoder_config, read_adapters, read_saved
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
+from gerund.models.late_head import read_late
 from gerund.models.loading import LoadedModel, open_model
 from gerund.models.peft_folders import ADAPTER_FILES
 from gerund.models.sources import find, find_spec
@@ -76,6 +77,8 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
         lm.scorer = DualScorer.of_folder(lm, loading.settings_folder(find(spec.scorer)), is_other=True)
     elif spec.scorer is None and opened.settings is not None and _keeps_scorer(lm, spec, opened.settings):
         lm.scorer = DualScorer.of_folder(lm, opened.settings)
+    if opened.settings is not None and _keeps_late(lm, spec, opened.settings):
+        lm.late = read_late(opened.settings, lm.runtime.state_width)
     if texts is None:
         return lm
     if lm.encoder.transform == NO_TRANSFORM:
@@ -111,6 +114,16 @@ def _keeps_scorer(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
         return True
     saved = _saved_config(lm, folder)
     return saved is not None and saved.with_defaults(lm.n_layers) == lm.encoder.with_defaults(lm.n_layers)
+
+
+def _keeps_late(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
+    """Whether the projection of token vectors in a model's folder goes with what is asked for: its adapter and plan."""
+    if spec.adapter is not None and (spec.adapter != NO_ADAPTER or read_adapters(folder)):
+        return False
+    saved = _saved_config(lm, folder)
+    return saved is not None and saved.attention.with_defaults(lm.n_layers) == lm.encoder.attention.with_defaults(
+        lm.n_layers
+    )
 
 
 def _saved_config(lm: LanguageModel, folder: Path) -> EncoderConfig | None:

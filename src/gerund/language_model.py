@@ -61,6 +61,7 @@ from gerund.models.fingerprint import fingerprint
 from gerund.models.hash_cache import CachedWeightsHash, cache_passed_probe, probe_key, probe_passed
 from gerund.models.heads import ProjectionHead
 from gerund.models.kinds import is_encoder_decoder
+from gerund.models.late_head import LateHead
 from gerund.models.origin import origin_of
 from gerund.models.sources import Source
 from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, truncation, unit
@@ -112,6 +113,8 @@ class LanguageModel(Ranks):
     """Whose adapter is active in ``encode``."""
     scorer: DualScorer | None = None
     """The model's own scorer of continuations, where it was trained to be one."""
+    late: LateHead | None = None
+    """What its token vectors were trained with."""
     reranker: Reranker | None = None
     """Scores a query and a document together, where the model was trained for that."""
     fills_gaps: bool | None = None
@@ -327,6 +330,8 @@ class LanguageModel(Ranks):
             other._spec = None if self._spec is None else ModelSpec.of(self._spec, reranker=NO_RERANKER)
         if not same_vectors and self.scorer is not None and not self.scorer.has_own_config:
             other.scorer = None
+        if encoder.attention.with_defaults(self.n_layers) != self.encoder.attention.with_defaults(self.n_layers):
+            other.late = None
         return other
 
     def fitted(self, texts: Sequence[str], prompt: str | None = None, *, prompt_name: str | None = None) -> Self:
@@ -1292,7 +1297,7 @@ def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) 
     lm = with_weights(lm)
     loading.save_model(lm.model, lm.tokenizer, base_state(lm.model), folder)
     write_settings(folder, lm.encoder, lm.n_layers, lm.fingerprint(), adapters=lm.adapters)
-    for part in (lm.scorer, lm.reranker, lm.head, lm.transform):
+    for part in (lm.scorer, lm.late, lm.reranker, lm.head, lm.transform):
         if part is not None:
             part.save(folder)
     origin = origin_of_spec(lm._spec) if source is None else origin_of(source)

@@ -443,6 +443,14 @@ class TextModel(Protocol):
         """Its adapters by job."""
 
     @property
+    def late(self) -> Any:
+        """What its token vectors were trained with; None where they were not."""
+
+    @property
+    def token_reader(self) -> Callable[[], Any]:
+        """Returns what reads texts for their token vectors."""
+
+    @property
     def was_trained_to_embed(self) -> bool:
         """Whether the record of a training in its folder says so."""
 

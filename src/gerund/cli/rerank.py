@@ -32,8 +32,9 @@ def command(
         str | None,
         typer.Option(
             help="lift (how much likelier the document makes the query), mixed, likelihood (of the query after the "
-            "document), vectors or model (a reranker, or the model's own scorer). [default: model for a reranker, lift "
-            "for a language model, vectors for one that was trained to embed]"
+            "document), maxsim (late interaction of token vectors), vectors or model (a reranker, or the model's own "
+            "scorer). [default: model for a reranker, maxsim where token vectors were trained, lift for a language "
+            "model, vectors for one that was trained to embed]"
         ),
     ] = None,
     scores: Annotated[

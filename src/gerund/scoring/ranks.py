@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gerund.checks import flag
-from gerund.scoring import relevance
+from gerund.checks import check_texts, flag, flag_or_none
+from gerund.inference.encode.multi import TokenReader, rounded
+from gerund.scoring import late_interaction, relevance
 from gerund.scoring.names import MODEL, check_first_stage, check_relevance
+from gerund.settings.late import TokenPrecision, check_multi
 from gerund.settings.ranking import DEFAULT_DEPTH, TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.types import Ranking
 
@@ -33,11 +35,12 @@ class Ranks:
             top_k: return only the ``top_k`` most relevant ones.
             by: ``lift``, how much likelier the document makes each token of the query, where it helps at all;
                 ``mixed``, the log-probability under the mean of the predictions with the document and without it;
-                ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``vectors``,
-                the similarity of the embeddings; or ``model``, the model's own scorer, if it is a reranker or was
-                trained to score. None is ``model`` for a reranker, else the model's tuned measure (``gerund tune
-                --rerank``), else ``lift`` for a language model, and ``vectors`` for one that was trained to embed or
-                does not generate.
+                ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``maxsim``,
+                late interaction of token vectors (``encode_multi``), each token of the query weighted by how few of the
+                documents have it; ``vectors``, the similarity of the embeddings; or ``model``, the model's own scorer,
+                if it is a reranker or was trained to score. None is ``model`` for a reranker, else the model's tuned
+                measure (``gerund tune --rerank``), else ``maxsim`` where token vectors were trained, ``lift`` for a
+                language model, and ``vectors`` for one that was trained to embed or does not generate.
             scores: the score of each document in a first stage, such as a keyword search, which is fused with the
                 measure: both as z-scores. None ranks by the measure alone, which is worse wherever there are scores.
             weight: what the measure counts beside ``scores``, from 0 to 1; None for the tuned weight, else 0.5.
@@ -72,6 +75,57 @@ class Ranks:
             depth=depth or DEFAULT_DEPTH,
             deadline=deadline,
         )
+
+    def token_reader(self) -> TokenReader:
+        """Return what reads texts for their token vectors, as ``encode_multi`` does."""
+        lm: Any = self
+        config = late_interaction.default_late(lm) if lm.late is None else lm.late.config
+        return TokenReader(lm.runtime, config, lm.late)
+
+    def encode_multi(
+        self,
+        texts: str | Sequence[str],
+        *,
+        is_query: bool = False,
+        precision: TokenPrecision = "float32",
+        pool_factor: int = 1,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+    ) -> Any:
+        """Return a vector for each token of a text, for late interaction (``rerank(by="maxsim")``).
+
+        The states of the text's own tokens, under the encoder's attention plan and with its adapter: of the last layer
+        for a model that was trained to embed, of one at a third of the depth for any other; where token vectors were
+        trained (the objective ``late``), as they were, and projected.
+
+        Args:
+            texts: one text or many.
+            is_query: whether they are queries, which are read after another marker than documents.
+            precision: ``float32``, ``float16``, or ``int8``, where each vector is divided by its largest number, since
+                only its direction counts.
+            pool_factor: replace so many neighboring tokens by their mean.
+            batch_tokens: as in ``encode``.
+            show_progress: None shows a bar on a terminal.
+
+        Returns:
+            ``(tokens, dimensions)`` for each text, of length 1 but for rounding; one array for a single string.
+
+        Raises:
+            TextError: a text is empty or not a string.
+            ConfigError: an unknown precision, a ``pool_factor`` below 1, or a model that encodes no texts.
+
+        >>> lm = gerund.load()
+        >>> vectors = lm.encode_multi("Bread is baked of flour.", precision="int8", pool_factor=2)
+        >>> vectors.dtype.name, vectors.shape[1] == lm.model.config.hidden_size
+        ('int8', True)
+        """
+        check_multi(precision, pool_factor)
+        reader = self.token_reader()
+        tokens = reader.tokens(check_texts(texts), is_query=flag("is_query", is_query))
+        show = flag_or_none("show_progress", show_progress)
+        found = reader.vectors(tokens, pool_factor=pool_factor, batch_tokens=batch_tokens, show=show)
+        vectors = [rounded(own_TE, precision) for own_TE in found]
+        return vectors[0] if isinstance(texts, str) else vectors
 
     @property
     def fusion_weight(self) -> float:

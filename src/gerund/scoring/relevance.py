@@ -14,7 +14,7 @@ from gerund.errors import ConfigError
 from gerund.models.architectures import NoHead
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import compared
-from gerund.settings.ranking import DEFAULT_WEIGHT, QUERY_MEASURES, RelevanceMeasure
+from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, QUERY_MEASURES, RelevanceMeasure
 from gerund.types import Ranking, Scorer, TextModel
 
 # Documents that are read between two looks at the clock, at most.
@@ -25,7 +25,7 @@ Score = Callable[[Sequence[str]], np.ndarray]
 
 
 def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = False) -> RelevanceMeasure:
-    """Return what ranks where nothing is said: what the model was tuned to, else the lift where it writes.
+    """Return what ranks where nothing is said: what the model was tuned or trained to, else the lift where it writes.
 
     A model that was trained to embed compares vectors, unless it is the second stage of a search (``is_second``), whose
     first stage has compared them.
@@ -33,6 +33,8 @@ def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = F
     if lm.encoder.rerank_by is not None:
         tuned: RelevanceMeasure = lm.encoder.rerank_by
         return tuned
+    if lm.late is not None:
+        return MAXSIM
     return "lift" if writes(lm) and (is_second or not (scorer is not None or is_trained_to_embed(lm))) else "vectors"
 
 
@@ -67,8 +69,8 @@ def rank(
     first_N = None if scores is None else np.asarray(scores, dtype=np.float64)
     order = np.arange(len(documents)) if first_N is None else np.argsort(-first_N, kind="stable")
     offered = order[: len(order) if first_N is None else depth]
-    score = _scorer(lm, query, by, scorer)
-    own = _read(score, [documents[index] for index in offered], end)
+    texts = [documents[index] for index in offered]
+    own = _read(_scorer(lm, query, by, scorer, texts), texts, end)
     read, rest = offered[: len(own)], order[len(own) :]
     value = None
     if first_N is not None:
@@ -118,8 +120,14 @@ def _read(score: Callable[[], Score], texts: Sequence[str], end: float | None) -
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _scorer(lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | None) -> Callable[[], Score]:
-    """Return what makes the function that scores documents for a query: the query itself is read then."""
+def _scorer(
+    lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | None, texts: Sequence[str]
+) -> Callable[[], Score]:
+    """Return what makes the function that scores some of the texts for a query: the query itself is read then."""
+    if by == MAXSIM:
+        from gerund.scoring.late_interaction import LateInteraction
+
+        return lambda: LateInteraction(lm, query, texts)
     if by in QUERY_MEASURES:
         from gerund.scoring.query_likelihood import QueryLikelihood
 

@@ -144,8 +144,8 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
     rerank_by: RelevanceMeasure | Auto | Unset = setting(
         None,
-        "How rerank and searches measure relevance: lift, mixed, likelihood, vectors or model. Default: lift for a "
-        "language model, vectors for an encoder. No vector depends on it.",
+        "How rerank and searches measure relevance: lift, mixed, likelihood, maxsim, vectors or model. Default: lift "
+        "for a language model, vectors for an encoder. No vector depends on it.",
     )
     rerank_weight: Fraction | Auto | Unset = setting(
         None,

@@ -1,0 +1,117 @@
+"""Token vectors for late interaction: the states of a text's own tokens, projected, pooled and of length 1.
+
+Pooling takes the mean of neighboring tokens (Clavié et al. 2024, "Reducing the Footprint of Multi-Vector Retrieval
+with Minimal Performance Impact via Token Pooling", sequential pooling). In 8 bits each vector is divided by its
+largest number: its direction is all that counts.
+
+Shapes: T tokens, D dimensions of a state, E of a token vector.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from gerund.attention.layouts import is_one_graph
+from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.encode.texts import text_tokens
+from gerund.inference.tokens import Empty, Overflow, Tokens
+from gerund.models.late_head import LateHead
+from gerund.models.vectors import unit
+from gerund.settings.late import LateConfig, TokenPrecision
+from gerund.settings.templates import LAST_LAYER, NO_REROUTE, NO_TEMPLATE, NO_TRANSFORM, PromptText
+
+_STEPS = 127
+
+
+class TokenReader:
+    """Reads queries and documents for their token vectors.
+
+    Args:
+        runtime: the model and how it is read; its plan and adapter are kept.
+        config: markers and layers.
+        head: the projection; None leaves states as they are.
+    """
+
+    def __init__(self, runtime: EncoderRuntime, config: LateConfig, head: LateHead | None = None) -> None:
+        once = {"template": NO_TEMPLATE, "prepend": 0, "reroute": NO_REROUTE, "transform": NO_TRANSFORM}
+        layers = LAST_LAYER if is_one_graph(runtime.model) else config.layers
+        own = replace(runtime.config, layers=layers, **once)  # type: ignore[arg-type]
+        self.runtime = replace(runtime, config=own, head=None, transform=None)
+        if layers != LAST_LAYER:
+            self.runtime = replace(self.runtime, sends_plan=True)
+        self.config, self._head = config, head
+        self._special = set(runtime.tokenizer.all_special_ids)
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of a token vector."""
+        return self.runtime.state_width if self._head is None else self._head.dimensions
+
+    def tokens(
+        self, texts: Sequence[str], *, is_query: bool, empty: Empty = "error", overflow: Overflow = "truncate"
+    ) -> list[Tokens | None]:
+        """Return texts as they are read; None for an empty one."""
+        marker = PromptText(self.config.query if is_query else self.config.document)
+        return text_tokens(self.runtime, texts, marker, empty, overflow)
+
+    def own_places(self, text: Tokens) -> list[int]:
+        """Return where a text's own tokens stand: none of its marker, and no special token."""
+        end = len(text) if text.behind is None else text.behind[0]
+        return [place for place in range(text.text_from, end) if text.ids[place] not in self._special]
+
+    def ids(self, text: Tokens | None) -> list[int]:
+        """Return a text's own tokens."""
+        return [] if text is None else [text.ids[place] for place in self.own_places(text)]
+
+    def vectors(
+        self,
+        texts: Sequence[Tokens | None],
+        *,
+        pool_factor: int = 1,
+        batch_tokens: int | None = None,
+        show: bool | None = False,
+    ) -> list[np.ndarray]:
+        """Return the token vectors ``(T, E)`` float32 of each text, of length 1; none for None."""
+        found = [np.zeros((0, self.dimensions), dtype=np.float32) for _ in texts]
+
+        def keep(rows: list[int], batch: list[Tokens], hidden_BTD: torch.Tensor, begin: torch.Tensor) -> None:
+            for row, text, hidden_TD, start in zip(rows, batch, hidden_BTD, begin.tolist(), strict=True):
+                places = [start + place for place in self.own_places(text)]
+                found[row] = self._projected(hidden_TD[places].float().cpu().numpy(), pool_factor)
+
+        in_batches(self.runtime, texts, self.runtime.states, keep, batch_tokens=batch_tokens, show=show)
+        return found
+
+    def _projected(self, states_TD: np.ndarray, pool_factor: int) -> np.ndarray:
+        vectors_TE = states_TD if self._head is None else states_TD @ self._head.projection_ED.T
+        vectors_TE = unit(vectors_TE)
+        return vectors_TE if pool_factor == 1 else unit(pooled(vectors_TE, pool_factor))
+
+
+def pooled(vectors_TE: np.ndarray, factor: int) -> np.ndarray:
+    """Return the means of ``factor`` neighbors each; the last one may be of fewer.
+
+    >>> pooled(np.array([[2.0], [4.0], [5.0]]), 2).tolist()
+    [[3.0], [5.0]]
+    """
+    if not len(vectors_TE):
+        return vectors_TE
+    starts = np.arange(0, len(vectors_TE), factor)
+    counts = np.diff([*starts, len(vectors_TE)])
+    means_SE: np.ndarray = np.add.reduceat(vectors_TE, starts, axis=0) / counts[:, None]
+    return means_SE.astype(vectors_TE.dtype)
+
+
+def rounded(vectors_TE: np.ndarray, precision: TokenPrecision) -> np.ndarray:
+    """Return vectors in fewer bits; in 8 bits each one is divided by its largest number first.
+
+    >>> rounded(np.array([[0.5, -0.25], [0.0, 0.0]], dtype=np.float32), "int8").tolist()
+    [[127, -64], [0, 0]]
+    """
+    if precision != "int8":
+        return vectors_TE.astype(precision)
+    largest_T1 = np.abs(vectors_TE).max(axis=1, keepdims=True, initial=0)
+    scaled_TE = vectors_TE * (_STEPS / np.where(largest_T1 > 0, largest_T1, 1))
+    return np.rint(scaled_TE).astype(np.int8)

@@ -1,0 +1,67 @@
+"""What a model's token vectors were trained with: their settings and projection, as files in its folder.
+
+Shapes: D dimensions of a state, E of a token vector.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from gerund.errors import DataError
+from gerund.settings.encoder import FORMAT, read_settings
+from gerund.settings.late import LATE_FILE, LateConfig
+
+WEIGHTS_FILE = "late.safetensors"
+_PROJECTION = "projection.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class LateHead:
+    """How token vectors are made of states: the settings, and a linear map without bias."""
+
+    config: LateConfig
+    projection_ED: np.ndarray  # float32
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of a token vector."""
+        return int(self.projection_ED.shape[0])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of settings and values."""
+        settings = json.dumps(self.config.to_dict(), sort_keys=True).encode()
+        values = np.ascontiguousarray(self.projection_ED).tobytes()
+        return hashlib.blake2b(settings + values, digest_size=8).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the files into a model's folder."""
+        save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(self.projection_ED))}, folder / WEIGHTS_FILE)
+        data = {"format": FORMAT, "late": self.config.to_dict()}
+        (folder / LATE_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_late(folder: Path | None, width: int) -> LateHead | None:
+    """Return what a folder has of it; None without ``late.json``. ``width`` is that of the model's states.
+
+    Raises:
+        DataError: the weights cannot be read, or are for other states.
+    """
+    if folder is None or not (folder / LATE_FILE).is_file():
+        return None
+    config = LateConfig.from_dict(read_settings(folder / LATE_FILE, "late")["late"])
+    weights = folder / WEIGHTS_FILE
+    try:
+        tensors: Mapping[str, torch.Tensor] = load_file(weights)
+        projection_ED = tensors[_PROJECTION].float().numpy()
+    except Exception as error:  # safetensors has an exception outside the built-in ones
+        raise DataError(f"{weights} cannot be read: {error}") from error
+    if projection_ED.ndim != 2 or projection_ED.shape[1] != width:
+        raise DataError(f"{weights} is for other states than this model's, of {width} numbers")
+    return LateHead(config, projection_ED)
