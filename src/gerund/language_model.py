@@ -34,7 +34,7 @@ from gerund.inference.encode.texts import (
     word_states,
 )
 from gerund.inference.generate import generation
-from gerund.inference.generate.config import NUCLEUS, GenerationConfig, GenerationKeywords, generation_config
+from gerund.inference.generate.config import NUCLEUS, GenerationConfig, RankedKeywords, generation_config
 from gerund.inference.generate.prompts import (
     Prompt,
     check_conversation,
@@ -70,7 +70,7 @@ from gerund.quantization import Precision, check_precision, quantize
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.ranks import Ranks
-from gerund.scoring.registry import find_scorer
+from gerund.scoring.registry import find_scorer, score_samples
 from gerund.scoring.reranker import Reranker
 from gerund.settings.aliases import EncodeAliases, TokenAliases, VectorAliases, same_keywords, takes_aliases
 from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, vectors_alike
@@ -748,7 +748,7 @@ class LanguageModel(Ranks):
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
-        **options: Unpack[GenerationKeywords],
+        **options: Unpack[RankedKeywords],
     ) -> list[Generation]:
         """Continue each prompt with the base model; an encoder-decoder generates a text of its own for it.
 
@@ -760,15 +760,15 @@ class LanguageModel(Ranks):
             sampling: how tokens are chosen; None is greedy, or with ``rerank`` nucleus sampling with p 0.9. A
                 completion depends on its prompt and its seed, and on no other prompt of the call.
             rerank: generate several completions and return what a scorer ranks highest (RankGen, section 2.3).
+                ``best_of=8, rank="consensus"``, say, is short for ``Rerank(samples=8, scorer="consensus")``.
             batch_size: completions per batch; with ``rerank`` it is chosen by how many there are per prompt.
             options: ``n``, the number of completions per prompt, above 1 sampled ones; ``stop`` and
                 ``stop_token_ids``, which end the text; ``min_tokens``, ``ignore_eos``, ``bad_words`` and
                 ``allowed_token_ids``, which restrict the next tokens; ``logprobs``, to return log-probabilities, and
                 how many alternatives; ``schema``, ``regex`` or ``choice``, which constrain the text and need
-                llguidance. See
-                ``gerund.inference.generate.config.GenerationKeywords``. None of them can be combined with ``rerank``.
-                Also the fields of ``Sampling`` instead of ``sampling``: ``temperature``, ``top_p``, ``top_k``,
-                ``min_p``, ``seed``, ...; ``do_sample``; ``max_tokens`` for ``max_new_tokens``; and
+                llguidance (``gerund.inference.generate.config.GenerationKeywords``). None can be combined with
+                ``rerank``. Also the fields of ``Sampling`` instead of ``sampling``: ``temperature``, ``top_p``,
+                ``top_k``, ``min_p``, ``seed``, ...; ``do_sample``; ``max_tokens`` for ``max_new_tokens``; and
                 ``response_format``, OpenAI's form of ``schema``.
 
         Returns:
@@ -790,7 +790,7 @@ class LanguageModel(Ranks):
         >>> len(answer.logprobs) == len(answer.token_ids), " " in answer.text
         (True, False)
         """
-        settings = generation_config(max_new_tokens, sampling, rerank, options)
+        settings, rerank = generation_config(max_new_tokens, sampling, rerank, options)
         return self._generate(check_prompts(prompts), settings, rerank, batch_size, Event())
 
     @takes_aliases
@@ -816,7 +816,7 @@ class LanguageModel(Ranks):
             TextError: a message is malformed, or the template doesn't accept the conversation.
             ConfigError: a setting is impossible.
         """
-        settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
+        settings, rerank, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
         prompt, settings, tools = chat_prompt(self.tokenizer, check_conversation(messages), settings, of_tools)
         answers = self._generate([prompt], settings, rerank, 16, Event())
         return answers if tools is None else list(map(tools.read, answers))
@@ -852,10 +852,10 @@ class LanguageModel(Ranks):
         *,
         rerank: Rerank | None = None,
         batch_size: int = 16,
-        **options: Unpack[GenerationKeywords],
+        **options: Unpack[RankedKeywords],
     ) -> list[Generation]:
         """``generate`` without blocking the event loop; canceling it stops the model."""
-        settings = generation_config(max_new_tokens, sampling, rerank, options)
+        settings, rerank = generation_config(max_new_tokens, sampling, rerank, options)
         checked = check_prompts(prompts)
         return await in_thread(lambda stop: self._generate(checked, settings, rerank, batch_size, stop))
 
@@ -870,7 +870,7 @@ class LanguageModel(Ranks):
         **options: Unpack[ChatKeywords],
     ) -> list[Generation]:
         """``chat`` without blocking the event loop."""
-        settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
+        settings, rerank, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
         prompt, settings, tools = chat_prompt(self.tokenizer, check_conversation(messages), settings, of_tools)
         answers = await in_thread(lambda stop: self._generate([prompt], settings, rerank, 16, stop))
         return answers if tools is None else list(map(tools.read, answers))
@@ -906,7 +906,7 @@ class LanguageModel(Ranks):
         options: ChatKeywords,
     ) -> Work:
         """Return what generates a stream."""
-        settings, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
+        settings, rerank, of_tools = chat_settings(max_new_tokens, sampling, rerank, options)
         if settings.n != 1:
             raise ConfigError(f"n={settings.n}: a stream is one text; use generate, or several streams")
         [given] = check_prompts([prompt])
@@ -945,7 +945,7 @@ class LanguageModel(Ranks):
         prefixes = [as_text(self.tokenizer, prompt) for prompt in prompts]
         if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
             scorer = scorer.incremental()
-        return lambda numbers, texts: scorer.score([prefixes[number] for number in numbers], texts)
+        return lambda numbers, texts: score_samples(scorer, [prefixes[number] for number in numbers], texts)
 
     @takes_aliases
     def infill(
@@ -1106,8 +1106,8 @@ class LanguageModel(Ranks):
         Args:
             prefixes: any number of texts.
             continuations: for each prefix its candidates, with the space that they start with.
-            scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``random``;
-                ``model``, this model's, if it was trained to be one; ``default``, the bundled model's; a scorer's
+            scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``consensus``,
+                ``random``; ``model``, this model's trained scorer; ``default``, the bundled model's; a scorer's
                 folder or hub id; or an object with a ``score`` method. None is its own if it has one, else ``pmi``.
 
         Returns:

@@ -171,7 +171,7 @@ class TestGenerate:
         ("arguments", "words"),
         [
             (["--logprobs", 1], "are for JSON"), (["-n", 2, "--temperature", 1], "are for JSON"),
-            (["--candidates", "--json"], "belongs to --rerank"), (["--logit-bias", "a=b"], "ID=NUMBER"),
+            (["--candidates", "--json"], "belongs to --best-of"), (["--logit-bias", "a=b"], "ID=NUMBER"),
             (["--schema", "@nowhere.json"], "cannot be read"), (["--schema", "{"], "not valid JSON"),
             (["--rerank", "overlap", "--stop", "a"], "`stop` can't be combined with `rerank`"),
             (["--expand", 2, "--stop", "a"], "no use with --expand"),

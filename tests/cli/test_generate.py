@@ -220,7 +220,7 @@ class TestExpanding:
             (["a", "--keep", "a"], "--keep belongs to --expand N"),
             (["a", "--fraction", "0.5"], "--fraction belongs to --expand N"),
             (["a", "--expand", "0"], "--expand 0 is not at least 1"),
-            (["a", "--expand", "1", "--rerank", "pmi"], "--rerank is of no use with --expand"),
+            (["a", "--expand", "1", "--rerank", "pmi"], "--best-of is of no use with --expand"),
             (["a", "--expand", "1", "--batch-size", "4"], "--batch-size is of no use with --expand"),
             (["", "--expand", "1"], "the query is empty"),
             (["a cat", "--expand", "1", "--keep", "dog"], "'dog' is to be kept and is not in the query 'a cat'"),

@@ -119,11 +119,20 @@ class TestGenerate:
             [one.rank_score for one in expected], abs=1e-5
         )
 
+    def test_best_of_by_consensus(self, tiny_folder):
+        lm = gerund.load(tiny_folder)  # with its vectors, not as a model that only generates
+        options = ["--best-of", 4, "--rank", "consensus", "--seed", 1, "--max-new-tokens", 5]
+        ran = run_cli("generate", "the cat", "-m", tiny_folder, *options)
+        [one] = lm.generate("the cat", 5, seed=1, best_of=4, rank="consensus")
+        assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
+        ran = run_cli("generate", "a", "-m", tiny_folder, "--best-of", 2, "--max-new-tokens", 3, "--json")
+        assert "rank_score" in json.loads(ran.out)
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--samples", 3], "--samples belongs to --rerank SCORER"),
-            (["--every", 3], "--every belongs to --rerank SCORER"),
+            (["--beams", 3], "--beams belongs to --rank SCORER"),
+            (["--every", 3], "--every belongs to --rank SCORER"),
             (["--rerank", "pmi", "--samples", 0], "samples must be at least 1, got 0"),
             (["--rerank", "pmy"], "unknown scorer 'pmy'"),
             (["--rerank", "pmi", "--temperature", 0], "nothing to rank. Set a temperature above 0, such as 1"),

@@ -55,7 +55,7 @@ def command(
     asked: "GenerationKeywords",
     ranked: "Rerank | None",
     candidates: Annotated[
-        bool, typer.Option("--candidates", help="With --rerank and JSON: all that competed, with their scores.")
+        bool, typer.Option("--candidates", help="With --best-of and JSON: all that competed, with their scores.")
     ] = False,
     expand: Expand = None,
     keep: Keep = None,
@@ -70,10 +70,11 @@ def command(
     For one prompt the prompt and its continuation are printed as they are generated. With --file, --json or -o, prints
     one JSON object per prompt: prompt, text (the continuation alone), score (mean log-probability per token) and
     finished (whether the text came to its end), with --stop the string that ended it, with --logprobs those of its
-    tokens, with --rerank rank_score; with -n one object per continuation. With --json there is usage too, in tokens.
+    tokens, with --best-of rank_score; with -n one object per continuation. With --json there is usage too, in tokens.
 
-    With --rerank many continuations are sampled and the best one is kept; with --beams and --every the best ones are
-    chosen again and again while they are extended. By default it samples with --top-p 0.9.
+    With --best-of many continuations are sampled and the best one by --rank is kept: with --rank consensus the one
+    that agrees most with the others. With --beams and --every the best ones are chosen again and again while they are
+    extended. By default it samples with --top-p 0.9.
 
     With --expand the prompt is a query, and other ways to ask are printed, one per line, the most likely first:
     some of its words, never those of --keep, are masked and replaced, or, if the query has [blank], these are filled.
@@ -86,7 +87,9 @@ def command(
 
         gerund generate "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1 --json
 
-        gerund generate "Once upon a time" --rerank pmi --samples 10 --beams 2 --every 20 --seed 1
+        gerund generate "The capital of France is" --best-of 8 --rank consensus --seed 1
+
+        gerund generate "Once upon a time" --rank pmi --best-of 10 --beams 2 --every 20 --seed 1
 
         gerund generate --expand 5 "how to dry damp walls" --keep walls --seed 1
 
@@ -95,9 +98,9 @@ def command(
     from gerund.scoring.names import check_scorer
 
     text_io.require_text_or_file(prompt, file, "prompt", column=column, format=format)
-    rerank = None if ranked is None else str(ranked.scorer)
+    rerank = None if ranked is None or ranked.scorer is None else str(ranked.scorer)
     check_scorer(rerank)
-    expansion = _expansion_of(expand, keep, fraction, {"--rerank": rerank, "--batch-size": batch_size})
+    expansion = _expansion_of(expand, keep, fraction, {"--best-of": ranked, "--batch-size": batch_size})
     if (ranked or expansion) is not None and not {"temperature", *options.FILTERS} & sampling.keys():
         sampling["top_p"] = 0.9
     how = options.sampling_of(sampling)
@@ -138,7 +141,7 @@ def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool
     if alone and (asked.get("logprobs") is not None or candidates or asked.get("n", 1) != 1):
         raise ConfigError("-n, --logprobs and --candidates are for JSON; give --json, --file or -o")
     if candidates and not ranked:
-        raise ConfigError("--candidates belongs to --rerank SCORER, such as --rerank pmi")
+        raise ConfigError("--candidates belongs to --best-of N, such as --best-of 8")
     if expands and asked:
         raise ConfigError(f"--{next(iter(asked))} is of no use with --expand, which infills one query at a time")
 

@@ -229,17 +229,25 @@ def rerank() -> Group:
     def make(values: dict[str, Any]) -> Rerank | None:
         given = _given(values)
         scorer = given.pop("rerank", None)
-        if scorer is None and given:
-            raise ConfigError(f"--{next(iter(given))} belongs to --rerank SCORER, such as --rerank pmi")
-        return None if scorer is None else Rerank(**given, scorer=scorer)
+        if scorer is None and given and "samples" not in given:
+            raise ConfigError(f"--{next(iter(given))} belongs to --rank SCORER, such as --rank pmi")
+        return Rerank(**given, scorer=scorer) if given or scorer is not None else None
 
     scorers = (
-        "Generate several continuations and keep the best by this scorer: pmi, avg_cll, cll, avg_ull, self_certainty, "
-        "overlap, content_overlap, random, model (the model's own), default (the bundled model's), or a scorer's "
-        "folder or hub id."
+        "Generate several continuations and keep the best by this scorer: consensus (nearest to the others), pmi, "
+        "avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, model (the model's own), default "
+        "(the bundled model's), or a scorer's folder or hub id. [default with --best-of: the model's own, else pmi]"
     )
-    others = _options_of(Rerank, "samples", "beams", "every", before="With --rerank: ")
-    return Group([option("rerank", str | None, scorers), *others], make)
+    samples = "Continuations that are sampled, of which the best is kept; with --beams this many of each beam."
+    samples += f" [default with --rank: {Rerank.samples}]"
+    return Group(
+        [
+            option("rerank", str | None, scorers, "--rank", "--rerank"),
+            option("samples", int | None, samples, "--best-of", "--samples"),
+            *_options_of(Rerank, "beams", "every", before="With --rank: "),
+        ],
+        make,
+    )
 
 
 def read_limits() -> Group:

@@ -20,15 +20,19 @@ MODEL_NAMES = (MODEL, OWN)
 # Shared words: these need no model.
 WORD_MEASURE_NAMES = ("overlap", "content_overlap")
 MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", *WORD_MEASURE_NAMES, "random")
+CONSENSUS = "consensus"
+"""How much a text agrees with the others, by the model's own vectors."""
+
+SCORER_NAMES = (*MEASURE_NAMES, CONSENSUS)
 
 
 def check_scorer(scorer: str | Scorer | None) -> None:
     """Find a mistake in a scorer's name before the model is loaded."""
-    if isinstance(scorer, str) and scorer not in (*MODEL_NAMES, *MEASURE_NAMES):
+    if isinstance(scorer, str) and scorer not in (*MODEL_NAMES, *SCORER_NAMES):
         source_of(scorer)
 
 
-def source_of(scorer: str | Path, other_names: Sequence[str] = (*MEASURE_NAMES, MODEL)) -> Source:
+def source_of(scorer: str | Path, other_names: Sequence[str] = (*SCORER_NAMES, MODEL)) -> Source:
     """Return where a scorer is loaded from: a folder, a hub id or ``default``; ``other_names`` are for the message."""
     if not place("scorer", scorer).expanduser().is_dir() and "/" not in str(scorer) and str(scorer) != DEFAULT_MODEL:
         raise unknown_name("scorer", str(scorer), [*other_names, DEFAULT_MODEL, "the folder or hub id of one"])

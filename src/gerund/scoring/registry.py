@@ -1,15 +1,24 @@
 """Find a scorer by its name, folder or hub id."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from gerund.errors import ConfigError
 from gerund.models import loading
 from gerund.models.sources import find_spec
+from gerund.scoring.consensus import ConsensusScorer
 from gerund.scoring.dual_encoder import DualScorer, has_scorer
 from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.names import DEFAULT, MEASURE_NAMES, MODEL_NAMES, WORD_MEASURE_NAMES, source_of
+from gerund.scoring.names import (
+    CONSENSUS,
+    DEFAULT,
+    MEASURE_NAMES,
+    MODEL_NAMES,
+    SCORER_NAMES,
+    WORD_MEASURE_NAMES,
+    source_of,
+)
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.word_overlap import OverlapScorer
 from gerund.settings.encoder import DEFAULT_MODEL
@@ -36,7 +45,7 @@ def find_scorer(scorer: str | Path | Scorer | None, lm: ModelWithScorer, *, seed
     """Return the scorer of this name, or the scorer itself.
 
     Args:
-        scorer: a name of ``MEASURE_NAMES``; ``model`` (or ``own``), the model's trained scorer; the folder or hub id of
+        scorer: a name of ``SCORER_NAMES``; ``model`` (or ``own``), the model's trained scorer; the folder or hub id of
             a scorer, or ``default``, that of the bundled model; an object with a ``score`` method; or None for the
             model's trained scorer, else ``pmi``, the best measure of likelihood in RankGen's Table 15.
         lm: the model whose likelihoods a measure reads.
@@ -52,11 +61,32 @@ def find_scorer(scorer: str | Path | Scorer | None, lm: ModelWithScorer, *, seed
         return lm.scorer
     if isinstance(scorer, str) and scorer in MEASURE_NAMES:
         return LikelihoodScorer(lm, scorer, seed=seed)
+    if isinstance(scorer, str) and scorer == CONSENSUS:
+        return ConsensusScorer(lm)
     if isinstance(scorer, str | Path):
         return load_scorer(scorer, lm.loader)
     if not callable(getattr(scorer, "score", None)):
         raise ConfigError(f"`scorer` must be a name or an object with a `score` method, got {scorer!r}")
     return scorer
+
+
+def score_samples(scorer: Scorer, prefixes: Sequence[str], samples: Sequence[Sequence[str]]) -> list[list[float]]:
+    """Score sampled continuations of each prefix, some of which may be equal or blank.
+
+    Equal ones are scored once, unless the scorer has ``counts_repeats``; a blank one is not scored and gets minus
+    infinity.
+    """
+    repeats = getattr(scorer, "counts_repeats", False)
+    filled = [[text for text in own if text.strip()] for own in samples]
+    asked = filled if repeats else [list(dict.fromkeys(own)) for own in filled]
+    numbers = [number for number, own in enumerate(asked) if own]
+    scores = scorer.score([prefixes[number] for number in numbers], [asked[number] for number in numbers])
+    known = {
+        (number, text): float(score)
+        for number, own in zip(numbers, scores, strict=True)
+        for text, score in zip(asked[number], own, strict=True)
+    }
+    return [[known.get((number, text), float("-inf")) for text in own] for number, own in enumerate(samples)]
 
 
 def load_scorer(scorer: str | Path, load: Load) -> Scorer:
@@ -71,7 +101,7 @@ def fixed_scorer(name: str, load: Load) -> Scorer:
     """Return a scorer that is the same for every evaluated model: shared words, or that of a folder or hub id."""
     if name in WORD_MEASURE_NAMES:
         return OverlapScorer(name)
-    if name in MEASURE_NAMES:
+    if name in SCORER_NAMES:
         words = " or ".join(WORD_MEASURE_NAMES)
         raise ConfigError(f"{name} differs from model to model; take {words}, or a scorer's folder or hub id")
     source_of(name, WORD_MEASURE_NAMES)
@@ -81,10 +111,10 @@ def fixed_scorer(name: str, load: Load) -> Scorer:
 def for_scoring(spec: ModelSpec, scorer: str | None) -> ModelSpec:
     """Return a spec for a model that only generates and scores: its plan is causal, which every architecture has.
 
-    The spec is unchanged where the model's trained scorer is needed, which was trained for the model's plan, and for a
-    T5, whose encoder has no other plan.
+    The spec is unchanged where the model's trained scorer is needed, which was trained for the model's plan; for
+    ``consensus``, which takes the model's own vectors; and for a T5, whose encoder has no other plan.
     """
     source = find_spec(spec)
     has_own = spec.model != DEFAULT_MODEL and source.folder is not None and has_scorer(source.folder)
-    needs_own = has_own and scorer in (None, *MODEL_NAMES)
+    needs_own = scorer == CONSENSUS or (has_own and scorer in (None, *MODEL_NAMES))
     return spec if needs_own or loading.is_seq2seq(source) else ModelSpec.of(spec, attention="causal")

@@ -26,7 +26,7 @@ from gerund.inference.generate.tool_reading import CallReader, Event
 from gerund.inference.generate.tools import ToolUse
 from gerund.inference.likelihood import prompt_logprobs
 from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.registry import find_scorer
+from gerund.scoring.registry import find_scorer, score_samples
 from gerund.server.errors import ApiError, api_error, blamed, errors_about
 from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
 from gerund.server.schemas.generation import ChatRequest, CompletionRequest, GenerationBody
@@ -266,18 +266,7 @@ class GenerationWork:
                 prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
             else:
                 prefixes = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
-            texts = [list(dict.fromkeys(item.text for item in items if item.text.strip())) for items in completions]
-            scored = [number for number, items in enumerate(texts) if items]
-            scores = scorer.score([prefixes[number] for number in scored], [texts[number] for number in scored])
-            known = {
-                (number, text): float(value)
-                for number, values in zip(scored, scores, strict=True)
-                for text, value in zip(texts[number], values, strict=True)
-            }
-            return [
-                [known.get((number, item.text), float("-inf")) for item in items]
-                for number, items in enumerate(completions)
-            ]
+            return score_samples(scorer, prefixes, [[item.text for item in items] for items in completions])
 
         with errors_about("best_of"):
             tokens = sum(item.usage.total_tokens for items in completions for item in items)

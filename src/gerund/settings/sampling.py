@@ -117,8 +117,8 @@ class Rerank:
     every: Count | None = setting(None, "Tokens between two rankings; default: rank only at the end.")
     scorer: SkipValidation[str | Scorer | None] = setting(
         None,
-        "What ranks: a name, a scorer's folder, or an object with a score method; default: the model's trained scorer, "
-        "else pmi.",
+        "What ranks: a name, such as consensus; a scorer's folder, or an object with a score method; default: the "
+        "model's trained scorer, else pmi.",
     )
 
     def __post_init__(self) -> None:
@@ -130,6 +130,35 @@ class Rerank:
     def width(self) -> int:
         """How many continuations of one prompt are written at a time."""
         return self.samples * self.beams
+
+
+class RerankKeywords(TypedDict, total=False):
+    """``Rerank`` as keywords of ``generate`` and its like, for whole completions that are ranked once."""
+
+    best_of: int | None
+    """Sample this many completions and return the best: ``Rerank(samples=best_of)``."""
+
+    rank: str | Scorer | None
+    """What ranks them, such as ``consensus`` or ``pmi``: ``Rerank(scorer=rank)``."""
+
+
+_RERANK_FIELDS = {"best_of": "samples", "rank": "scorer"}
+
+
+def take_rerank(given: Rerank | None, keywords: RerankKeywords) -> Rerank | None:
+    """Return how completions are ranked: as ``given``, or as the keywords say, which are removed.
+
+    >>> take_rerank(None, {"best_of": 8, "rank": "consensus"})
+    Rerank(samples=8, beams=1, every=None, scorer='consensus')
+    """
+    taken: Any = {field: keywords.pop(name, None) for name, field in _RERANK_FIELDS.items()}  # type: ignore[misc]
+    passed = {field: value for field, value in taken.items() if value is not None}
+    if not passed:
+        return given
+    if given is not None:
+        name = next(name for name, field in _RERANK_FIELDS.items() if field in passed)
+        raise ConfigError(f"`{name}` is a part of `rerank`; pass one of them, not both")
+    return Rerank(**passed)
 
 
 def sampling_or(given: Sampling | None, default: Sampling = GREEDY) -> Sampling:

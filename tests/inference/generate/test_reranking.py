@@ -31,7 +31,10 @@ def lm(tiny_folder):
 
 def vowels(_numbers, texts):
     """Score texts by something that has nothing to do with likelihood."""
-    return [[sum(text.count(letter) for letter in "aeiou") / len(text) for text in own] for own in texts]
+    return [
+        [sum(text.count(letter) for letter in "aeiou") / len(text) if text.strip() else -math.inf for text in own]
+        for own in texts
+    ]
 
 
 def run(lm, prompts, rerank, judge=vowels, max_new_tokens=12, sampling=SAMPLING):

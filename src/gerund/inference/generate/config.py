@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal, Self
 from gerund.checks import flag, is_listing, whole_number
 from gerund.errors import ConfigError, unknown_name
 from gerund.settings.aliases import Alias, names_of
-from gerund.settings.sampling import GREEDY, MOST_AT_ONCE, Sampling, SamplingKeywords, sampling_from, sampling_or
+from gerund.settings.sampling import (
+    GREEDY,
+    MOST_AT_ONCE,
+    Rerank,
+    RerankKeywords,
+    Sampling,
+    SamplingKeywords,
+    sampling_from,
+    sampling_or,
+    take_rerank,
+)
 
 # Sampling for ranked completions and expansions where you pass none (RankGen, section 3.2).
 NUCLEUS = Sampling(temperature=1.0, top_p=0.9)
@@ -113,6 +123,10 @@ class GenerationKeywords(SamplingKeywords, total=False):
 
 
 _OPTIONS = names_of(GenerationKeywords)
+
+
+class RankedKeywords(GenerationKeywords, RerankKeywords, total=False):
+    """Options of generation where completions may be ranked."""
 
 
 @dataclass(frozen=True)
@@ -256,14 +270,15 @@ class GenerationConfig:
 
 
 def generation_config(
-    max_new_tokens: int, sampling: Sampling | None, rerank: object, options: GenerationKeywords
-) -> GenerationConfig:
-    """Return checked settings; with ``rerank`` those of a search, which samples and ends where it likes."""
+    max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: RankedKeywords
+) -> tuple[GenerationConfig, Rerank | None]:
+    """Return checked settings and how completions are ranked; a search among them samples and ends where it likes."""
+    rerank = take_rerank(rerank, options)
     if rerank is None:
-        return GenerationConfig.of(max_new_tokens, sampling, options)
+        return GenerationConfig.of(max_new_tokens, sampling, options), None
     settings = GenerationConfig.of(max_new_tokens, sampling, options, NUCLEUS)
     settings.refuse_with_rerank()
-    return settings
+    return settings, rerank
 
 
 def require_new_tokens(max_new_tokens: int) -> int:

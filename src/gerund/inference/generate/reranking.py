@@ -191,7 +191,8 @@ _WORTH_SHARING = 4
 # Only the tokens of a finished one are stored, so any number of them fits.
 _PART = 256
 
-# Scores the continuations of some of the prompts: their numbers, and the texts so far of each.
+# Scores the continuations of some of the prompts: their numbers, and the texts so far of each, equal and blank ones
+# included.
 Judge = Callable[[Sequence[int], Sequence[Sequence[str]]], Sequence[Sequence[float]]]
 
 
@@ -216,7 +217,7 @@ def search(
     The first round samples ``samples * beams`` continuations of the prompt, every later round ``samples`` of each beam;
     an ended continuation keeps competing. Equal ones count once. The first sample of a continuation uses its random
     numbers, so that one beam of one sample is plain sampling. Continuations that are ranked only when they are finished
-    are generated in parts of bounded size; others all together. A blank text is not scored and ranks last. A result
+    are generated in parts of bounded size; others all together. A result
     depends on its prompt and seed alone; its usage counts the tokens of all that competed.
     """
     results: dict[int, Ranked] = {}
@@ -414,21 +415,13 @@ class _Search:
             [continuation_text(self.tokenizer, prompt.ids, list(one.tokens)) for one in own]
             for prompt, own in zip(self.prompts, written, strict=True)
         ]
-        # Equal texts are scored once, blank ones not at all.
-        asked = [list(dict.fromkeys(text for text in own if text.strip())) for own in texts]
-        places = [place for place, own in enumerate(asked) if own]
-        scores = self.judge([self.prompts[place].number for place in places], [asked[place] for place in places])
-        known: dict[tuple[int, str], float] = {
-            (place, text): float(score)
-            for place, own in zip(places, scores, strict=True)
-            for text, score in zip(asked[place], own, strict=True)
-        }
-        if any(math.isnan(score) for score in known.values()):
-            raise ModelError("the scorer gave a score that is not a number")
-        for place, own in enumerate(texts):
-            for index, text in enumerate(own):
-                score = known.get((place, text), float("-inf"))
-                written[place][index] = replace(written[place][index], text=text, score=score)
+        places = [place for place, own in enumerate(texts) if own]
+        scores = self.judge([self.prompts[place].number for place in places], [texts[place] for place in places])
+        for place, own in zip(places, scores, strict=True):
+            for index, (text, score) in enumerate(zip(texts[place], own, strict=True)):
+                if math.isnan(score):
+                    raise ModelError("the scorer gave a score that is not a number")
+                written[place][index] = replace(written[place][index], text=text, score=float(score))
 
     def _keep(self, written: list[list[Hypothesis]], rows: list[list[int | None]]) -> list[list[int]]:
         """Choose the beams of each prompt and select the unfinished ones in the cache; return their rows."""

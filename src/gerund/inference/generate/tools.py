@@ -17,7 +17,7 @@ from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.generate.config import (
     Constraint,
     GenerationConfig,
-    GenerationKeywords,
+    RankedKeywords,
     ToolPrompt,
     generation_config,
 )
@@ -34,7 +34,7 @@ from gerund.inference.generate.prompts import (
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.tool_formats import FORMATS, HERMES, SMOLLM2, ToolFormat, format_of
 from gerund.inference.generate.tool_reading import CallReader, with_calls
-from gerund.settings.sampling import Sampling
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Generation, ToolCall
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ToolKeywords(TypedDict, total=False):
     SmolLM2 was trained on. None uses the model's own template, and refuses one that knows no tools."""
 
 
-class ChatKeywords(GenerationKeywords, ToolKeywords, total=False):
+class ChatKeywords(RankedKeywords, ToolKeywords, total=False):
     """Options of a chat."""
 
 
@@ -188,14 +188,15 @@ class ToolUse:
 
 
 def chat_settings(
-    max_new_tokens: int, sampling: Sampling | None, rerank: object, options: ChatKeywords
-) -> tuple[GenerationConfig, ToolKeywords]:
-    """Return the settings of a chat's answer, and the options of its tools."""
+    max_new_tokens: int, sampling: Sampling | None, rerank: Rerank | None, options: ChatKeywords
+) -> tuple[GenerationConfig, Rerank | None, ToolKeywords]:
+    """Return the settings of a chat's answer, how answers are ranked, and the options of its tools."""
     of_tools: Any = {name: value for name, value in options.items() if name in ToolKeywords.__annotations__}
     of_text: Any = {name: value for name, value in options.items() if name not in of_tools}
+    settings, rerank = generation_config(max_new_tokens, sampling, rerank, of_text)
     if rerank is not None and of_tools.get("tools"):
         raise ConfigError("`tools` can't be combined with `rerank`, which ranks texts. Remove one.")
-    return generation_config(max_new_tokens, sampling, rerank, of_text), of_tools
+    return settings, rerank, of_tools
 
 
 def chat_prompt(

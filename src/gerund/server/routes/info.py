@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from gerund.scoring.names import DEFAULT, MEASURE_NAMES, MODEL
+from gerund.scoring.names import DEFAULT, MODEL, SCORER_NAMES
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
@@ -94,6 +94,6 @@ async def about(service: Served) -> dict[str, Any]:
         "stop_words": sorted(stop_words("en" if service.index is None else service.index.chunking.language)),
         "plan": plan,
         "plans": list(PLAN_NAMES) if is_decoder else [],
-        "scorers": [*trained, DEFAULT, *(name for name in MEASURE_NAMES if name != DEFAULT)],
+        "scorers": [*trained, DEFAULT, *(name for name in SCORER_NAMES if name != DEFAULT)],
         "measures": [name for name in RELEVANCE_MEASURES if name != MODEL or trained],
     }

@@ -32,7 +32,17 @@ USUAL_COMPLETION = 16
 # Tokens per blank; all lengths up to the longest are tried.
 MOST_FILLED = 512
 ScorerName = Literal[
-    "model", "own", "pmi", "avg_cll", "cll", "avg_ull", "self_certainty", "overlap", "content_overlap", "random"
+    "model",
+    "own",
+    "pmi",
+    "avg_cll",
+    "cll",
+    "avg_ull",
+    "self_certainty",
+    "overlap",
+    "content_overlap",
+    "random",
+    "consensus",
 ]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
