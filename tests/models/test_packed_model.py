@@ -77,6 +77,8 @@ def test_taken_by_itself_where_it_can_be(
         ({"dtype": "bfloat16"}, "it has no dtype bfloat16"),
         ({"attention": "extra-bidir"}, "plans that run layers twice"),
         ({"attention": "mask0-bidir", "skips": 1}, "plans with skips"),
+        ({"attention": "causal", "states": "values"}, r"the attention's parts \(states=values\) are computed by"),
+        ({"attention": "causal", "generated": 2}, "states of generated tokens"),
         ({"runtime": "onnx"}, "unknown runtime 'onnx'"),
     ],
 )

@@ -6,7 +6,7 @@ Also KV-Embedding, in which the last token's key and value precede the text, and
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,16 @@ Record = Callable[[int, bool, Tensor], None]
 AfterLayer = Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 # The same without the layer, called with what the plan made of its output.
 Beside = Callable[[int, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+class KeepsParts(Protocol):
+    """Is told of the values and the output of each layer's attention; see ``inference.encode.attention_parts``."""
+
+    def keep(self, index: int, module: nn.Module, value: Tensor, output: Tensor) -> None:
+        """Note the values ``(B, heads, T, d)`` and the output ``(B, T, heads, d)`` of a layer, counted from 0."""
+
+    def mixed(self, name: str) -> Tensor:
+        """Return what was noted, ``(B, T, D)``."""
 
 
 class BoundPlan:
@@ -52,6 +62,7 @@ class BoundPlan:
         self.states: dict[int, Tensor] = {}
         self.beside: Beside | None = None
         self.rerouting: Rerouting | None = None
+        self.attention_parts: KeepsParts | None = None
         self._masks: dict[tuple[Any, ...], Tensor | None] = {}
         self._only: View | None = None
         if span_BT is None and any(view.direction is Direction.HYBRID for view in plan.views):

@@ -51,22 +51,38 @@ def fused_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled dot-product attention under a plan; transformers' own without one."""
-    if attention_plan is not None:
-        layer = _layer_of(module, attention_plan, query, key)
-        output = attention_plan.attend(module, layer, query, key, value, kwargs)
-        if output is not None:
-            return output, None
-        if attention_plan.record is None:
-            if _trains_short_texts(module, query):
-                return additive_attention(module, query, key, value, attention_mask, attention_plan, **kwargs)
-            if attention_plan.view(layer).direction is Direction.BIDIRECTIONAL and is_faster(query, key, kwargs):
-                return _products(module, layer, query, key, value, attention_plan, kwargs), None
-        attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
-        kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
-        if attention_plan.record is not None:
-            mask = attention_plan.mask(layer, query, layer_window(module, kwargs), torch.float32)
-            weights = _probabilities(query, key, mask, kwargs.get("scaling"))
-            attention_plan.record(layer, attention_plan.is_second_stream, weights)
+    if attention_plan is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    output = _planned(module, query, key, value, attention_mask, attention_plan, **kwargs)
+    if attention_plan.attention_parts is not None:
+        attention_plan.attention_parts.keep(_layer_of(module, attention_plan, query, key), module, value, output[0])
+    return output
+
+
+def _planned(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    attention_plan: BoundPlan,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    layer = _layer_of(module, attention_plan, query, key)
+    output = attention_plan.attend(module, layer, query, key, value, kwargs)
+    if output is not None:
+        return output, None
+    if attention_plan.record is None:
+        if _trains_short_texts(module, query):
+            return additive_attention(module, query, key, value, attention_mask, attention_plan, **kwargs)
+        if attention_plan.view(layer).direction is Direction.BIDIRECTIONAL and is_faster(query, key, kwargs):
+            return _products(module, layer, query, key, value, attention_plan, kwargs), None
+    attention_mask = attention_plan.mask(layer, query, layer_window(module, kwargs), None)
+    kwargs["is_causal"] = attention_plan.view(layer).direction is Direction.CAUSAL
+    if attention_plan.record is not None:
+        mask = attention_plan.mask(layer, query, layer_window(module, kwargs), torch.float32)
+        weights = _probabilities(query, key, mask, kwargs.get("scaling"))
+        attention_plan.record(layer, attention_plan.is_second_stream, weights)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -115,6 +131,8 @@ def additive_attention(
     output: tuple[Tensor, Tensor | None] = eager(module, query, key, value, attention_mask, **kwargs)
     if attention_plan is not None and attention_plan.record is not None and output[1] is not None:
         attention_plan.record(layer, attention_plan.is_second_stream, output[1])
+    if attention_plan is not None and attention_plan.attention_parts is not None:
+        attention_plan.attention_parts.keep(layer, module, value, output[0])
     return output
 
 

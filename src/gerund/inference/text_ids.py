@@ -26,7 +26,7 @@ from gerund.models.library_calls import without_panics
 from gerund.types import Rendered
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # What a piece is tokenized behind, so that its first token is one that occurs inside a text.
 _ANCHORS = ("a", ".", "1", "\n", ")")
@@ -396,3 +396,11 @@ def _is_local_state(state: dict[str, Any]) -> bool:
         regex = re.sub(r"\(\?!\\S\)|\(\?i:|\(\?:", "", pattern.get("Regex", ""))
         return not re.search(r"\(\?|\\[bBzZAGK]|\$", regex)
     return kind in _LOCAL
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a text."""
+    configured = model.generation_config.eos_token_id
+    ends = list(configured) if isinstance(configured, (list, tuple)) else [configured]
+    ends.append(tokenizer.eos_token_id)
+    return list(dict.fromkeys(end for end in ends if end is not None))

@@ -638,7 +638,8 @@ def _check_seq2seq(encoder: EncoderConfig, name: str, adapters: Sequence[str | P
     """Refuse what belongs to decoder-only models."""
     if encoder.reads_beside or encoder.exit_layer is not None:
         raise ConfigError(
-            f"{name} has an encoder of its own; layers, exit_layer, prepend and reroute are for decoder-only models"
+            f"{name} has an encoder of its own; layers, exit_layer, states, generated, prepend and reroute are "
+            "for decoder-only models"
         )
     if encoder.attention.name != "bidir":
         raise ConfigError(f"{name} has a bidirectional encoder of its own: attention must be bidir")

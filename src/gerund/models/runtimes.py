@@ -23,6 +23,7 @@ from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig, Job
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import ResolvedPlan
+from gerund.settings.templates import HIDDEN
 
 ARITHMETIC = "packed: activations in 8 bits"
 """The arithmetic of a packed network, a part of its fingerprint."""
@@ -105,6 +106,10 @@ def not_packed(plan: ResolvedPlan, encoder: EncoderConfig | None = None) -> str 
         what = "plans with skips"
     elif encoder is not None and encoder.prepend:
         what = "a prepended token (prepend)"
+    elif encoder is not None and encoder.states != HIDDEN:
+        what = f"the attention's parts (states={encoder.states})"
+    elif encoder is not None and encoder.generated:
+        what = "states of generated tokens (generated)"
     return what and f"{what} are computed by runtime torch alone"
 
 

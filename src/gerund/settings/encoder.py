@@ -29,6 +29,7 @@ from gerund.settings.fields import (
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.ranking import TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.settings.templates import (
+    HIDDEN,
     LAST_LAYER,
     NAMED,
     NO_REROUTE,
@@ -113,6 +114,14 @@ class EncoderSettings(Generic[Auto, Unset]):
         "Early exit: texts are read by the first so many layers alone, then by the final norm; those above are not "
         "computed. The plan's k counts from the top of the layers that are read. Default: all layers.",
     )
+    states: Literal["hidden", "values", "attention"] | Unset = setting(
+        "hidden",
+        "What is read of those layers: hidden (states), values (of the attention: value aggregation), or attention "
+        "(its output: AlignedWVA, with a template and pooling last).",
+    )
+    generated: Layers | Unset = setting(
+        0, "Let the model continue a text (in its template) by this many tokens, and pool their states; 0 for none."
+    )
     prepend: Layers | Unset = setting(
         0, "Token Prepending: below this layer the last token's state replaces a token of the template; 0 for none."
     )
@@ -169,7 +178,10 @@ class EncoderSettings(Generic[Auto, Unset]):
 _DEFAULTS = {one.name: one.default for one in fields(EncoderSettings)}
 # Settings that came later than the others: at their default they are neither saved nor hashed, so that fingerprints
 # stay what they were.
-_METHODS = ("template", "layers", "exit_layer", "prepend", "reroute", "transform", "pool_bos", "text_normalization")
+_METHODS = (
+    *("template", "layers", "exit_layer", "states", "generated", "prepend", "reroute", "transform", "pool_bos"),
+    "text_normalization",
+)
 METHODS = {name: _DEFAULTS[name] for name in _METHODS}
 """Defaults of the settings of methods without training."""
 RANKING = ("fusion", "rerank_by", "rerank_weight")
@@ -205,11 +217,30 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
         if self.prepend and not self.templates:
             raise ConfigError("prepend puts a token into a template, such as template='prompteol'; give one")
         once = self.attention.takes_skips and not self.attention.skips
-        for name, used in (("prepend", self.prepend), ("reroute", self.reroute != NO_REROUTE)):
+        by_name = (
+            ("prepend", self.prepend),
+            ("reroute", self.reroute != NO_REROUTE),
+            (f"states={self.states}", self.states != HIDDEN),
+        )
+        for name, used in by_name:
             if used and self.attention.skips:
                 raise ConfigError(f"{name} and skips do not go together")
             if used and not once:
                 raise ConfigError(f"{name} is for plans that run each layer once, not for {self.attention.name!r}")
+        self._check_generated()
+
+    def _check_generated(self) -> None:
+        if not self.generated:
+            return
+        if self.attention.name != "causal" or self.attention.skips:
+            raise ConfigError(f"generated is for attention='causal', as the model generates, not for {self.attention}")
+        others = [
+            name
+            for name in ("layers", "exit_layer", "states", "prepend", "reroute")
+            if getattr(self, name) != METHODS[name]
+        ]
+        if others or self.append_eos:
+            raise ConfigError(f"generated and {' and '.join(others) or 'append_eos'} do not go together")
 
     @property
     def poolings(self) -> int:
@@ -238,8 +269,9 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
 
     @property
     def reads_beside(self) -> bool:
-        """Whether a pass does more than its plan: mixes layers, prepends or reroutes."""
-        return self.layers != LAST_LAYER or bool(self.prepend) or self.reroute != NO_REROUTE
+        """Whether a pass does more than its plan: reads other states than the last hidden ones, or changes some."""
+        usual = (LAST_LAYER, HIDDEN, 0, 0, NO_REROUTE)
+        return (self.layers, self.states, self.generated, self.prepend, self.reroute) != usual
 
     def refuse_methods(self, what: str, takes: Sequence[str] = ()) -> None:
         """Refuse methods that training and exports don't support, but for those that it ``takes``."""
@@ -272,6 +304,8 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
             ConfigError: a setting names a layer that these do not have.
         """
         depth = self.depth(n_layers)
+        if self.states != HIDDEN and 0 in layer_numbers(self.layers, depth):
+            raise ConfigError(f"layers={self.layers}: 0 are the embeddings, which have no {self.states}")
         layer_numbers(self.layers, depth)
         rerouted_layers(self.reroute, depth)
         if self.prepend > depth:

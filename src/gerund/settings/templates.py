@@ -80,6 +80,8 @@ _KV_QUERY = f"Query: {PLACE} Compress the Query in one word:"
 
 LAST_LAYER = "last"
 ALL_LAYERS = "all"
+HIDDEN = "hidden"
+"""The states that are read unless the encoder settings say otherwise: hidden states."""
 NO_REROUTE = "none"
 _FROM_THE_END = re.compile(r"-[1-9][0-9]{0,5}")
 _LAYERS = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(\+[0-9]{1,6}(-[0-9]{1,6})?)*")

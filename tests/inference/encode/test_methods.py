@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gerund
-from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
+from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError, UnsupportedModelError
 from gerund.inference.encode.runtime import placeholder_embedding
 from gerund.inference.encode.texts import text_tokens
 from gerund.language_model import LanguageModel
@@ -344,6 +344,11 @@ def test_a_saved_folder_and_a_spec_keep_the_method(tiny_folder, tmp_path) -> Non
             "for plans that run each layer once, not for",
         ),
         ({"template": "prompteol", "attention": "echo"}, "its templates have {text} twice"),
+        ({"states": "values", "attention": "inter-back"}, "states=values is for plans that run each layer once"),
+        ({"states": "values", "layers": "0+2"}, "0 are the embeddings, which have no values"),
+        ({"states": "keys"}, "unknown states 'keys'"),
+        ({"generated": 4}, "generated is for attention='causal'"),
+        ({"generated": 4, "attention": "causal", "layers": "2"}, "generated and layers do not go together"),
         ({"transform": "bleaching"}, "unknown transform 'bleaching'"),
         ({"pool_bos": "maybe"}, "unknown pool_bos 'maybe'"),
     ],
@@ -365,3 +370,68 @@ def test_what_knows_nothing_of_methods_refuses_them(tiny_folder, tmp_path) -> No
 
 def test_names_are_told(tiny_folder) -> None:
     assert set(NAMED) == {*RELEASED, "metaeol", "kv-embedding", "rewrite"}
+
+
+def by_hand(lm: LanguageModel, text: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values ``(T, D)`` of a Llama's or GPT-2's layer, and its attention's output, from the formula."""
+    config, ids = lm.model.config, lm.tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        before = lm.model(**ids, output_hidden_states=True).hidden_states[layer - 1]
+        output = lm.model(**ids, output_attentions=True)
+        block = lm.model.base_model.layers[layer - 1]
+        values = block.self_attn.v_proj(block.input_layernorm(before))[0]
+        heads, kept = config.num_attention_heads, config.num_key_value_heads
+        own = values.view(len(values), kept, -1).repeat_interleave(heads // kept, dim=1)
+        weighted = torch.einsum("hqk,khd->qhd", output.attentions[layer - 1][0], own)
+        return values, block.self_attn.o_proj(weighted.flatten(1))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_values_and_attention_equal_the_formula(side: str) -> None:
+    lm = build(side=side)
+    eager = LanguageModel(lm.model, lm.tokenizer, lm.encoder)
+    eager.model.set_attn_implementation("eager")
+    slow = [[by_hand(eager, text, layer) for layer in (2, 4)] for text in TEXTS]
+    lm = build(side=side)
+    pooled = lm.with_encoder(replace(lm.encoder, states="values", layers="2+4"))
+    wanted = [torch.stack([values.mean(0) for values, _ in own]).mean(0) for own in slow]
+    np.testing.assert_allclose(pooled.encode(TEXTS, normalize=False), torch.stack(wanted), atol=3e-5, rtol=1e-4)
+    assert pooled.dimensions == len(wanted[0])
+    aligned = lm.with_encoder(replace(lm.encoder, states="attention", layers="4", pooling="last"))
+    wanted = [own[1][1][-1] for own in slow]
+    np.testing.assert_allclose(aligned.encode(TEXTS, normalize=False), torch.stack(wanted), atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt2", "gpt_neox", "opt", "qwen3"])
+@pytest.mark.parametrize("states", ["values", "attention"])
+def test_architectures_give_values_and_attention(model_type: str, states: str) -> None:
+    lm = build(model_type, states=states, layers="all")
+    found = lm.encode(["A dog sat down.", "x"], normalize=False)
+    assert found.shape == (2, lm.dimensions)
+    # Alone and in a batch with padding.
+    np.testing.assert_allclose(lm.encode(["x"], normalize=False)[0], found[1], atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("template", ["none", "prompteol"])
+def test_generated_states_are_those_of_the_greedy_continuation(template: str) -> None:
+    lm = build(template=template, generated=3)
+    ends, slow = {lm.tokenizer.eos_token_id}, []
+    for text in text_tokens(lm.runtime, TEXTS):
+        ids = list(text.ids)
+        with torch.no_grad():
+            for _ in range(3):
+                logits = lm.model(torch.tensor([ids])).logits[0, -1]
+                logits[list(ends)] = -torch.inf
+                ids.append(int(logits.argmax()))
+            output = lm.model(torch.tensor([ids]), output_hidden_states=True)
+        slow.append(output.hidden_states[-1][0, -3:].mean(0))
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow), atol=3e-5, rtol=1e-4)
+
+
+def test_what_reads_no_text_tokens_says_so() -> None:
+    with pytest.raises(ConfigError, match="generated is for vectors of whole texts"):
+        build(generated=2).encode_tokens(["A dog"])
+    with pytest.raises(UnsupportedModelError, match="recurrent layers"):
+        build("mamba", generated=2).encode(["A dog"])
+    with pytest.raises(UnsupportedModelError, match="layer 1, 2, 3, 4 of this mamba model has none that can"):
+        build("mamba", states="values", layers="all").encode(["A dog"])

@@ -14,9 +14,9 @@ from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.generate.reranking import BranchPass, can_branch, search, stream_search
 from gerund.inference.generate.sampling import Draws, chosen_tokens, draws_for, filters_of, sample_seed
-from gerund.inference.generate.transformers_loop import end_ids
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
+from gerund.inference.text_ids import end_ids
 from gerund.settings.sampling import Rerank, Sampling
 from tests.tiny import CONFIGS, GIVEN, LATENT, save_tiny
 

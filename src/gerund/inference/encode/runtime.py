@@ -25,6 +25,8 @@ from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one
 from gerund.attention.shared_layer_state import counts_rows
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
+from gerund.inference.encode.attention_parts import AttentionParts, reads_attention, width_of
+from gerund.inference.encode.generated_states import generated_states
 from gerund.inference.tokens import (
     InputFormat,
     Tokens,
@@ -201,7 +203,7 @@ class EncoderRuntime:
     @cached_property
     def state_width(self) -> int:
         """Size of a hidden state."""
-        return state_width(self.model.config)
+        return width_of(self.config.states, self.model, state_width(self.model.config))
 
     @property
     def width(self) -> int:
@@ -237,7 +239,7 @@ class EncoderRuntime:
 
     def pool_from(self, tokens: Tokens) -> int:
         """Return the first pooled token: without a prompt that is BOS, unless ``pool_bos`` or the plan excludes it."""
-        if self.config.pool_prompt:
+        if self.config.pool_prompt or self.config.generated:
             return 0
         if tokens.text_from > tokens.specials_before or self.config.pool_bos == "never":
             return tokens.text_from
@@ -246,6 +248,8 @@ class EncoderRuntime:
 
     def pool_to(self, tokens: Tokens) -> int:
         """Return the end of the pooled tokens: the end of a template is used for the last token's state only."""
+        if self.config.generated:
+            return self.config.generated
         reads_end = any(one.reads_end for one in pooling_parts(self.config.pooling))
         reads_end = reads_end or self.config.conventions == LLM2VEC_CONVENTIONS
         if tokens.behind is None or self.config.pool_prompt or reads_end:
@@ -255,12 +259,16 @@ class EncoderRuntime:
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         """Run one batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``."""
+        if self.config.generated:
+            return generated_states(self, texts, self.config.generated), torch.zeros(len(texts), dtype=torch.long)
         batch = self.batch(texts)
         plan = BoundPlan(self.pass_plan, batch.real_BT) if self.sends_plan else None
         if not self.config.reads_beside:
             return self.run(batch, plan), batch.begin
         if plan is None:
-            raise ConfigError("layers, prepend and reroute are for decoder-only models")
+            raise ConfigError("layers, states, prepend and reroute are for decoder-only models")
+        if reads_attention(self.config.states):
+            return self._attention_parts(batch, plan), batch.begin
         depth = len(self.plan.views)
         if rerouted := rerouted_layers(self.config.reroute, depth):
             last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
@@ -276,6 +284,16 @@ class EncoderRuntime:
             return beside.mixed(self.run(batch, plan)), batch.begin
         except _LayersDone:
             return beside.mean, batch.begin
+
+    def _attention_parts(self, batch: "Batch", plan: BoundPlan) -> Tensor:
+        """Return what a pass reads of the attention in the place of hidden states ``(B, T, D)``."""
+        if is_one_graph(self.model):
+            raise UnsupportedModelError(f"states={self.config.states!r} needs the layers of a model: runtime='torch'")
+        plan.attention_parts = AttentionParts(
+            self.config.states, layer_numbers(self.config.layers, len(self.plan.views))
+        )
+        self.run(batch, plan)
+        return plan.attention_parts.mixed(self.model.config.model_type)
 
     def batch(self, texts: Sequence[Tokens]) -> "Batch":
         """Put texts into one tensor, padded on the tokenizer's side."""
@@ -398,6 +416,8 @@ def encode_tokens(
     show: bool | None = None,
 ) -> list[np.ndarray]:
     """Return the states ``(n_tokens, D)`` float32 of each text, special tokens included, without prompt and padding."""
+    if runtime.config.generated:
+        raise ConfigError("generated is for vectors of whole texts: the tokens pooled are not the text's")
     states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:

@@ -30,8 +30,8 @@ from gerund.inference.generate.sequence import (
     Vocabulary,
     advance,
 )
-from gerund.inference.generate.transformers_loop import end_ids, transformers_loop
-from gerund.inference.text_ids import text_ids
+from gerund.inference.generate.transformers_loop import transformers_loop
+from gerund.inference.text_ids import end_ids, text_ids
 from gerund.inference.tokens import context_length, keep_end, rotary_limit, rotary_side
 from gerund.models.kinds import is_encoder_decoder
 from gerund.settings.sampling import Sampling

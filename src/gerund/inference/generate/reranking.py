@@ -36,9 +36,9 @@ from gerund.inference.generate.sampling import (
     sample_seed,
 )
 from gerund.inference.generate.sequence import Cancelled, Piece
-from gerund.inference.generate.transformers_loop import end_ids
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
+from gerund.inference.text_ids import end_ids
 from gerund.inference.tokens import context_length, rotary_limit, rotary_side
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Candidate, Ranked, Usage

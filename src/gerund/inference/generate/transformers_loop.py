@@ -23,6 +23,7 @@ from transformers import (
 from gerund.attention.cache_names import CACHE
 from gerund.attention.layouts import is_one_graph
 from gerund.inference.generate.kv_cache import cache_for, preallocated_cache
+from gerund.inference.text_ids import end_ids
 
 # The settings used from a model's own generation config: special tokens, and how its cache works. All others would
 # change logits or end texts: they are transformers' defaults for what a call omits.
@@ -120,11 +121,3 @@ def _plain(model: PreTrainedModel, *, ignore_eos: bool) -> PreTrainedModel:
         if (value := getattr(usual, name, None)) is not None:
             setattr(plain.generation_config, name, value)
     return plain
-
-
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a text."""
-    configured = model.generation_config.eos_token_id
-    ends = list(configured) if isinstance(configured, (list, tuple)) else [configured]
-    ends.append(tokenizer.eos_token_id)
-    return list(dict.fromkeys(end for end in ends if end is not None))
