@@ -167,10 +167,13 @@ def main() -> None:
     rng = random.Random(1)
     words = of_words(options.words, rng)
     lower = [text.lower() if rng.random() < 0.2 else text for text in texts]
+    mixed = [*lower, *words]
+    # So that a recipe may take the first of them.
+    rng.shuffle(mixed)
     with options.output.open("w", encoding="utf-8") as file:
-        for text in [*lower, *words]:
+        for text in mixed:
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-    print(f"{len(lower) + len(words)} texts")
+    print(f"{len(mixed)} texts")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
+from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import read_by_weight
 from gerund.errors import ConfigError, ModelError, unknown_name
@@ -147,8 +148,9 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     settings = loading.settings_folder(source)
     config = loading.read_config(source)
     reading = stored_settings(settings, config, recipe.encoder, source)
-    # On a GPU frozen weights need no more precision than they are computed in.
-    frozen = recipe.model.lora is not None and torch.cuda.is_available() and uses_bf16(recipe)
+    # Frozen weights need no more precision than they are computed in.
+    native = torch.cuda.is_available() or cpu_has_bfloat16()
+    frozen = recipe.model.lora is not None and native and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, config, weights=weights)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
     goes_on = any(objective.trains_head for objective in recipe.objectives)
