@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from gerund.models.heads import HeadConfig, ProjectionHead
 from gerund.training.losses.distillation import (
     StaticFit,
     cosine_loss,
+    fit_projection,
     prefixes,
     similarity_loss,
     squared_loss,
@@ -125,3 +127,18 @@ def test_vectors_of_tokens_are_least_squares(ridge):
     wanted = torch.cat([teacher.double(), torch.zeros(8, 3, dtype=torch.float64)])
     torch.testing.assert_close(found, torch.linalg.lstsq(wide, wanted).solution.float(), atol=1e-5, rtol=1e-5)
     assert not found[7].any()
+
+
+def test_a_fitted_projection_is_the_least_squares_one():
+    states, wanted = vectors(0, 50, 6).float() + 3, vectors(1, 6, 4).float()
+    teacher = states @ wanted
+    head = ProjectionHead(HeadConfig(6, 4, "linear"))
+    fit_projection(head, [(states[:20], teacher[:20]), (states[20:], teacher[20:])], ridge=1e-6)
+    torch.testing.assert_close(head.outer.weight.T, wanted, atol=1e-3, rtol=0)
+    # With a penalty its gradient, computed from the sum of squares, is zero.
+    fit_projection(head, [(states, teacher)], ridge=0.5)
+    weight = head.outer.weight.detach().double().requires_grad_()
+    penalty = 0.5 * len(states) * states.double().var(dim=0, correction=0).mean()
+    loss = (states.double() @ weight.T - teacher.double()).square().sum() + penalty * weight.square().sum()
+    [gradient] = torch.autograd.grad(loss, weight)
+    assert float(gradient.abs().max()) < 1e-3 * loss.item()

@@ -88,6 +88,19 @@ def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
 
 
 @pytest.mark.slow
+def test_a_fitted_head_is_near_before_the_first_step(run, teacher, settings):
+    steps = ["steps=4", "optimizer.learning_rate=1e-6", "optimizer.head_learning_rate=1e-6"]
+    at_random, fitted = run("random", *steps), run("fitted", "objectives.distill.fit_head=64", *steps)
+    assert agreement(fitted, teacher) > agreement(at_random, teacher) + 0.3
+    settings["objectives"][0]["fit_head"] = 64
+    settings["steps"] = 8
+    whole = run("whole")
+    run("cut", "steps=4")
+    (folder := whole.parent.parent / "cut" / "model").rename(folder.parent / "before")
+    assert (run("cut", resume=True) / "head.safetensors").read_bytes() == (whole / "head.safetensors").read_bytes()
+
+
+@pytest.mark.slow
 def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teacher):
     run("out")
     settings["seed"] = 1
@@ -211,6 +224,7 @@ MISTAKES = {
     "nested without": ({"similarity": 0, "matryoshka": [4]}, "by similarity"),
     "layer 0": ({"layers": [0]}, "counted from 1"),
     "twice": ({"layers": [1, 1]}, "named once"),
+    "fitted twice": ({"fit_head": 8, "token_vectors": True}, "without token_vectors"),
     "no dimension": ({"matryoshka": [0]}, "above 0"),
 }
 

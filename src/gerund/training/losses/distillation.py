@@ -123,6 +123,19 @@ def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> N
     head.words.keep(head.words.keys_W.clone(), table_RE[n_tokens:])
 
 
+@torch.no_grad()
+def fit_projection(head: ProjectionHead, batches: Iterable[tuple[Tensor, Tensor]], *, ridge: float = 0.1) -> None:
+    """Fit a linear head to a teacher's vectors ``(B, E)`` by least squares on pooled states ``(B, D)``.
+
+    ``ridge`` is relative to the variance of a state's numbers.
+    """
+    states, vectors = zip(*batches, strict=True)
+    states_ND, teacher_NE = torch.cat(states).double(), torch.cat(vectors).double()
+    penalty = ridge * len(states_ND) * states_ND.var(dim=0, correction=0).mean()
+    gram_DD = states_ND.T @ states_ND + penalty * torch.eye(states_ND.shape[1], dtype=torch.float64)
+    head.outer.weight.copy_(torch.linalg.solve(gram_DD, states_ND.T @ teacher_NE).T)
+
+
 def _commonest(keys_N: Tensor, words: int) -> Tensor:
     """Return the keys ``(W,)`` of the words that are met most often; where there are fewer, keys that no word has."""
     different, counts = keys_N.unique(return_counts=True)

@@ -7,8 +7,9 @@ views of which texts of a batch are similar (Fang et al. 2021, SEED). Further la
 (Romero et al. 2015, FitNets; Jiao et al. 2020, TinyBERT), through heads that are not kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,12 +33,14 @@ from gerund.training.corpus.texts import Mixture
 from gerund.training.losses.distillation import (
     cosine_loss,
     fit_head,
+    fit_projection,
     prefixes,
     similarity_loss,
     squared_loss,
     top1_count,
 )
-from gerund.training.losses.vectors import DistillEncoder
+from gerund.training.losses.vectors import DistillEncoder, VectorEncoder
+from gerund.training.machine import uses_bf16
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.settings import DistillConfig
@@ -47,6 +50,7 @@ from gerund.training.run_folder import announce
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_FIT_TOGETHER = 128
 FITTED = "fitted"
 """The folder, within a run's, of the head as it was fitted."""
 
@@ -64,6 +68,7 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
         raise ConfigError(f"distill: matryoshka {max(config.matryoshka)}, and the teacher has {dimensions} dimensions")
     if max(config.layers, default=0) > layers:
         raise ConfigError(f"distill: layers {max(config.layers)}, and texts are read by {layers}")
+    is_new = context.model.head is None
     head = _head(context, config, teacher.space, dimensions)
     losses = DistillLosses(DistillEncoder(context.model.runtime, head, dimensions, config.layers), config)
     group = TextGroup.of(context)
@@ -77,8 +82,11 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
             return DistillBatches(texts, formatter, group, _vectors(context, texts, teacher))
 
         objective = context.text_objective(config.kind, config, made, losses, overhead=formatter.overhead)
+    batches: Any = objective.batches
     if head.tokens is not None and not bool(head.tokens.weight.any()):
-        _fit(head, objective.batches, context)
+        _fit(head, context, lambda: fit_head(head, batches.every()))
+    elif config.fit_head and is_new:
+        _fit(head, context, lambda: fit_projection(head, _pooled(context, batches, config.fit_head)))
     return objective
 
 
@@ -118,8 +126,21 @@ def _vectors(context: Context, texts: Any, teacher: Teacher) -> "TeacherVectors 
     return teacher_vectors(teacher, read, len(texts), context.source.cache / "teacher", announce)
 
 
-def _fit(head: ProjectionHead, batches: Any, context: Context) -> None:
-    """Fit the vectors of tokens and words to the teacher's vectors of all training texts; not in a dry run.
+@torch.no_grad()
+def _pooled(context: Context, batches: "DistillBatches", texts: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the pooled states ``(B, D)`` of so many texts, and the teacher's vectors ``(B, E)``."""
+    announce(f"fitting the head to the teacher's vectors of {min(texts, len(batches.texts)):,} texts")
+    model = context.model.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    encoder = VectorEncoder(context.model.runtime)
+    for batch in islice(batches.every(_FIT_TOGETHER), -(-texts // _FIT_TOGETHER)):
+        part = {name: value.to(model.device) for name, value in batch.items()}
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bf16(context.recipe)):
+            pooled_BD = encoder(model, part)
+        yield pooled_BD.float().cpu(), batch["teacher"].float()
+
+
+def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> None:
+    """Fit a new head in closed form, as ``fit`` does; not in a dry run.
 
     The first process does so once per run, since it may take minutes: the others are given its weights, and a resumed
     run reads what was fitted, of which a checkpoint has only what is trained further.
@@ -133,7 +154,7 @@ def _fit(head: ProjectionHead, batches: Any, context: Context) -> None:
         return
     if head.words is not None:
         head.words.read_tokens(context.model.tokenizer)
-    fit_head(head, batches.every())
+    fit()
     with atomic_folder(folder, overwrite=True) as partial:
         head.save(partial)
 

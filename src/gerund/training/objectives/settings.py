@@ -672,6 +672,9 @@ class DistillConfig(TextConfig, VectorConfig):
     """How many words at most, the commonest of the texts, have a vector of their own that is added too, whatever their
     case and however many tokens they are made of. They are fitted together with those of the tokens, rounded to 8 bits
     a number, and stay as they are. Needs ``token_vectors``."""
+    fit_head: int = Field(default=0, ge=0)
+    """From how many texts a new head is fitted before the first step, by least squares of the teacher's vectors on the
+    pooled states of the model as it is; 0 begins with a random head. Not with ``token_vectors``."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
@@ -683,6 +686,8 @@ class DistillConfig(TextConfig, VectorConfig):
             raise ValueError("matryoshka trains shortened vectors by similarity, which is 0")
         if self.word_vectors and not self.token_vectors:
             raise ValueError("word_vectors are fitted together with token_vectors, which are off")
+        if self.fit_head and self.token_vectors:
+            raise ValueError("fit_head is for a head without token_vectors, which are fitted themselves")
         if any(size < 1 for size in self.matryoshka):
             raise ValueError(f"matryoshka has numbers of dimensions, above 0, not {self.matryoshka}")
         if len(set(self.layers)) < len(self.layers) or any(layer < 1 for layer in self.layers):
