@@ -37,6 +37,8 @@ class LoraConfig(Section):
     """Dropout before the update."""
     target_modules: str | list[str] = "all-linear"
     """Names of the layers that get an update; ``all-linear`` is every linear layer that text goes through."""
+    lowest_layer: int = Field(default=0, ge=0)
+    """The lowest decoder layer, counted from 0, that gets an update; a step needs no gradients below it."""
 
 
 class ModelConfig(Section):
@@ -54,6 +56,9 @@ class ModelConfig(Section):
     """Train an adapter and leave the weights alone; left out, all weights are trained."""
     gradient_checkpointing: bool = False
     """Keep the states of few layers and compute the others again in the backward pass: less memory, more time."""
+    cache_below: bool = False
+    """Compute the layers below ``lora.lowest_layer`` once for each text that is made into a vector, and keep their
+    states in memory (at most 4 GiB): for training that sees its texts several times."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -61,6 +66,8 @@ class ModelConfig(Section):
             raise ValueError("a model has either a base or a config, the one to start from or the one to build")
         if self.lora is not None and self.base is None:
             raise ValueError("lora adapts a base; a model from scratch trains all its weights")
+        if self.cache_below and self.lora is None:
+            raise ValueError("cache_below is for training an adapter, so it needs lora")
         if self.adapter is not None and self.base is None:
             raise ValueError("adapter says what becomes of a base's own one; a model from scratch has none")
         return self
@@ -225,6 +232,8 @@ class Recipe(Section):
         if self.save_steps % self.log_steps:
             # Otherwise the first loss that is logged after a resume would cover half a window.
             raise ValueError(f"save_steps {self.save_steps} is no multiple of log_steps {self.log_steps}")
+        if self.model.cache_below and (self.compile or self.sharding != "none"):
+            raise ValueError("model.cache_below goes with neither compile nor sharding")
         return self
 
 

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.fields import NO_ADAPTER
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
+from gerund.training.lower_states import LowerStates
 from gerund.training.machine import uses_bf16
 from gerund.training.objectives.settings import DECODER_ONLY, ENCODER_DECODER, OBJECTIVES
 from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
@@ -51,6 +52,7 @@ class TrainableModel:
     encoder: EncoderConfig  # how it is read as an encoder
     source: Source | None = None  # where it was loaded from; None for a model from scratch
     adapter: "PeftModel | None" = None  # the adapter that is trained; None where all weights are
+    below: LowerStates | None = None  # the cached states of the layers below the adapter's
     head: ProjectionHead | None = None
     """What projects its pooled states, of the base or from an objective; None without one."""
 
@@ -121,6 +123,11 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
     if recipe.model.gradient_checkpointing:
         old_name = prepared.model.gradient_checkpointing_enable
         getattr(prepared.model, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
+    if recipe.model.cache_below:
+        if prepared.is_encoder_decoder:
+            raise ConfigError("model.cache_below is for decoder-only models")
+        runtime = prepared.runtime
+        prepared.below = LowerStates(prepared.model, runtime.plan if runtime.sends_plan else None)
     return prepared
 
 
@@ -207,9 +214,13 @@ def _unread_layers(recipe: Recipe, model: TrainableModel) -> list[str]:
     """Return the linear layers above ``exit_layer``, which an adapter of vectors alone would never train."""
     if model.encoder.exit_layer is None or not all(objective.trains_vectors for objective in recipe.objectives):
         return []
-    above = {id(part) for layer in model.layers[model.encoder.exit_layer :] for part in layer.modules()}
-    named = model.model.named_modules()
-    return [name for name, part in named if isinstance(part, torch.nn.Linear) and id(part) in above]
+    return _linear_in(model.model, model.layers[model.encoder.exit_layer :])
+
+
+def _linear_in(model: "PreTrainedModel", layers: Iterable[torch.nn.Module]) -> list[str]:
+    """Return the names of the linear layers within some decoder layers."""
+    within = {id(part) for layer in layers for part in layer.modules()}
+    return [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) in within]
 
 
 def _with_adapter(
@@ -231,7 +242,10 @@ def _with_adapter(
                 _check_same_shape(model, adapter, lora, folder)
             return adapter
         assert lora is not None
+        if lora.lowest_layer >= (count := len(decoder_layers(model))):
+            raise ConfigError(f"model.lora.lowest_layer is below {count}, the number of layers, not {lora.lowest_layer}")
         excluded = _excluded_layers(model) or [] if lora.target_modules == "all-linear" else []
+        excluded += _linear_in(model, decoder_layers(model)[: lora.lowest_layer]) if lora.lowest_layer else []
         config = PeftLora(
             r=lora.rank,
             lora_alpha=lora.alpha,

@@ -16,6 +16,7 @@ from gerund.inference.encode.runtime import hidden_states
 from gerund.inference.tokens import token_batches
 from gerund.models.heads import ProjectionHead
 from gerund.poolings import pool
+from gerund.training.lower_states import LowerStates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,12 +90,19 @@ class VectorEncoder(nn.Module):
     """Reads texts as ``encode`` does, with gradients; holds the projection that is trained beside the model."""
 
     def __init__(
-        self, runtime: "EncoderRuntime", *, projection: int | None = None, dropout: float | None = None
+        self,
+        runtime: "EncoderRuntime",
+        *,
+        projection: int | None = None,
+        dropout: float | None = None,
+        below: LowerStates | None = None,
     ) -> None:
         super().__init__()
         # The plan and the pooling, not the runtime: it holds the model, which is no part of the losses.
         self.plan, self.pooling = runtime.plan if runtime.sends_plan else None, runtime.config.pooling
-        self.dropout = dropout
+        self.dropout, self.below = dropout, below
+        if dropout and below is not None:
+            raise ConfigError("model.cache_below keeps the states of layers, and dropout changes them in every pass")
         self.projection: nn.Module = nn.Identity()
         if projection:
             self.projection = nn.Linear(runtime.width, projection, bias=False)
@@ -115,7 +123,8 @@ class VectorEncoder(nn.Module):
 
     def states(self, model: "PreTrainedModel", part: Batch) -> Tensor:
         """Return the last hidden states ``(B, T, D)``, all texts in one pass."""
-        return hidden_states(model, part["input_ids"], part["real"], self.plan)
+        read = hidden_states if self.below is None else self.below.read
+        return read(model, part["input_ids"], part["real"], self.plan)
 
     def vectors(self, hidden_BTD: Tensor, part: Batch) -> Tensor:
         """Return the vectors ``(B, D)`` of texts whose last hidden states are known."""
@@ -171,9 +180,16 @@ class DistillEncoder(VectorEncoder):
     """
 
     def __init__(
-        self, runtime: "EncoderRuntime", head: "ProjectionHead", dimensions: int, layers: Sequence[int] = ()
+        self,
+        runtime: "EncoderRuntime",
+        head: "ProjectionHead",
+        dimensions: int,
+        layers: Sequence[int] = (),
+        below: LowerStates | None = None,
     ) -> None:
-        super().__init__(runtime)
+        super().__init__(runtime, below=below)
+        if below is not None and min(layers, default=below.depth) < below.depth:
+            raise ConfigError(f"model.cache_below: layers {min(layers)} is not computed; the lowest is {below.depth}")
         self.projection = head
         self.layers = list(layers)
         width = runtime.state_width

@@ -24,6 +24,7 @@ from gerund.training.corpus.texts import Texts
 from gerund.training.losses.contrastive import batch_info_nce
 from gerund.training.losses.distillation import prefixes
 from gerund.training.losses.vectors import VectorEncoder
+from gerund.training.lower_states import LowerStates
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses, text_batch
 from gerund.training.objectives.settings import (
     INSTRUCTION,
@@ -202,8 +203,9 @@ class ContrastiveLosses(PairLosses):
         projection: int | None = None,
         in_batch: bool = True,
         dropout: float | None = None,
+        below: LowerStates | None = None,
     ) -> None:
-        self.heads = VectorEncoder(runtime, projection=projection, dropout=dropout)
+        self.heads = VectorEncoder(runtime, projection=projection, dropout=dropout, below=below)
         self.temperature, self.similarity, self.in_batch = temperature, similarity, in_batch
 
     @classmethod
@@ -222,6 +224,7 @@ class ContrastiveLosses(PairLosses):
             similarity=config.similarity,
             projection=config.projection,
             dropout=dropout,
+            below=context.model.below,
         )
         if head is not None:
             losses.heads.projection = head

@@ -70,7 +70,8 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
         raise ConfigError(f"distill: layers {max(config.layers)}, and texts are read by {layers}")
     is_new = context.model.head is None
     head = _head(context, config, teacher.space, dimensions)
-    losses = DistillLosses(DistillEncoder(context.model.runtime, head, dimensions, config.layers), config)
+    model = context.model
+    losses = DistillLosses(DistillEncoder(model.runtime, head, dimensions, config.layers, model.below), config)
     group = TextGroup.of(context)
     if isinstance(teacher, KnownVectors):
         known = KnownBatches(teacher, formatter, group, length=config.length, seed=context.seed(config))
@@ -131,7 +132,7 @@ def _pooled(context: Context, batches: "DistillBatches", texts: int) -> Iterator
     """Yield the pooled states ``(B, D)`` of so many texts, and the teacher's vectors ``(B, E)``."""
     announce(f"fitting the head to the teacher's vectors of {min(texts, len(batches.texts)):,} texts")
     model = context.model.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    encoder = VectorEncoder(context.model.runtime)
+    encoder = VectorEncoder(context.model.runtime, below=context.model.below)
     for batch in islice(batches.every(_FIT_TOGETHER), -(-texts // _FIT_TOGETHER)):
         part = {name: value.to(model.device) for name, value in batch.items()}
         with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bf16(context.recipe)):

@@ -47,6 +47,7 @@ def prepare(context: Context, config: RankgenConfig) -> Objective:
         similarity=config.similarity,
         projection=width if config.projection else None,
         in_batch=config.negatives != "generative",
+        below=context.model.below,
     )
     if isinstance(losses.projection, nn.Linear):
         with torch.no_grad():
