@@ -42,7 +42,11 @@ def test_every_recipe_has_one_purpose():
     assert purposes["gur-unimae-default"].startswith("Embed, by pairs")
     assert purposes["unimae-causal-default"].startswith("Embed, by texts")
     assert purposes["gur-cl-default"] == "Make a language model"
-    distilling = {name for name in names if name.startswith("distill-")} | {"align-default", "default-encoder"}
+    distilling = {name for name in names if name.startswith("distill-")} | {
+        "align-default",
+        "default-encoder",
+        "smollm2-encoder",
+    }
     assert set(by_purpose["Embed, as another model does (distillation)"]) == distilling
 
 

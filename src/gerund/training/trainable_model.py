@@ -243,7 +243,9 @@ def _with_adapter(
             return adapter
         assert lora is not None
         if lora.lowest_layer >= (count := len(decoder_layers(model))):
-            raise ConfigError(f"model.lora.lowest_layer is below {count}, the number of layers, not {lora.lowest_layer}")
+            raise ConfigError(
+                f"model.lora.lowest_layer is below {count}, the number of layers, not {lora.lowest_layer}"
+            )
         excluded = _excluded_layers(model) or [] if lora.target_modules == "all-linear" else []
         excluded += _linear_in(model, decoder_layers(model)[: lora.lowest_layer]) if lora.lowest_layer else []
         config = PeftLora(
