@@ -30,7 +30,7 @@ ROWS = (
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),
-    ("worker_model",),
+    ("worker_model", "writer_entry"),
     ("engine", "retrieval"),
     ("training", "evaluation", "doctor"),
     ("reporting",),

@@ -112,11 +112,12 @@ def command(
     text_io.refuse_existing(output, force=force)
     chunks = text_io.read_texts(prompt, file, "prompt", column=column, format=format, usual="prompt")
     _check(chunks, max_new_tokens, how, asked, ranked, expansion)
-    from gerund.entry import load, load_writer
-
     if ranked is None:
+        from gerund.writer_entry import load_writer
+
         lm = load_writer(spec, only_writes=expansion is None)
     else:
+        from gerund.entry import load
         from gerund.scoring.registry import find_scorer, for_scoring
 
         lm = load(for_scoring(spec, rerank))
@@ -177,10 +178,11 @@ def _check(
 ) -> None:
     """Find what is wrong with the settings before a model is loaded."""
     from gerund.inference.generate.config import GenerationConfig
-    from gerund.inference.generate.reranking import require_sampling
 
     settings = GenerationConfig.of(64 if max_new_tokens is None else max_new_tokens, sampling, asked)
     if ranked is not None:
+        from gerund.inference.generate.reranking import require_sampling
+
         settings.refuse_with_rerank()
         require_sampling(ranked, sampling)
     if expansion is not None:

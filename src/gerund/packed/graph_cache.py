@@ -57,7 +57,7 @@ def open_session(
     """
     store = DiskCache(folder, MOST_BYTES)
     try:
-        key = _key(*(_digest(path, folder) for path in sources), variant, _code(), ort.__version__, _processor())
+        key = entry_key(sources, folder, variant, _code(), ort.__version__, _processor())
         for _ in range(2):
             entry = store.get(key)
             if entry is not None and _intact(entry):
@@ -69,6 +69,15 @@ def open_session(
     except (ResourceError, OSError) as error:
         warnings.warn(f"could not cache the graph of {sources[0].name}, which stays in memory: {error}", stacklevel=2)
     return _in_memory(build(), threads, sources[0], ends)
+
+
+def entry_key(sources: Sequence[Path], folder: Path, *parts: str) -> str:
+    """Return the key of what is made from the content of some files, and of ``parts``.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return _key(*(_digest(path, folder) for path in sources), *parts)
 
 
 def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:

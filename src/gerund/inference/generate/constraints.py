@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from copy import copy
 from functools import partial
 from itertools import accumulate
 from threading import Lock
@@ -113,13 +114,17 @@ def _grammar_vocabulary(tokenizer: PreTrainedTokenizerBase, size: int, ends: tup
             "`schema`, `regex`, `choice` and required tool calls need a fast tokenizer (tokenizer.json), which this "
             "model does not have."
         )
-    from llguidance.hf import from_tokenizer
+    from llguidance import LLTokenizer
 
     key = (size, ends, len(tokenizer))
     with _lock:
         cached = _grammar_vocabularies.setdefault(tokenizer, {})
         if key not in cached:
-            cached[key] = from_tokenizer(tokenizer, n_vocab=max(size, len(tokenizer)), eos_token=list(ends) or None)
+            backend = copy(tokenizer.backend_tokenizer)
+            backend.no_padding()
+            backend.no_truncation()
+            eos = list(ends) or tokenizer.eos_token_id
+            cached[key] = LLTokenizer(backend.to_str(), n_vocab=max(size, len(tokenizer)), eos_token=eos)
         return cached[key]
 
 

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
+from gerund.attention.layouts import is_one_graph
+from gerund.attention.preemption import pause
 from gerund.checks import whole_number
 from gerund.errors import ConfigError
 from gerund.inference.generate.batch_decoder import decode_continuously
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.sampling import Draws, request_seeds, sample_seed
+from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import (
     CancelFlag,
     Cancelled,
@@ -29,6 +31,7 @@ from gerund.inference.generate.sequence import (
     SequenceState,
     Vocabulary,
     advance,
+    sequences_of,
 )
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.text_ids import end_ids, text_ids
@@ -62,7 +65,8 @@ def generate(
     sequences: list[SequenceState] = []
     for prompt, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
         sequences += new_sequences(model, request, prompt, seed, index=len(sequences), emit=emit)
-    if not decode_continuously(model, tokenizer, sequences, batch_size, cancelled):
+    # A packed network's decoder is continuous in any case.
+    if is_one_graph(model) or not decode_continuously(model, tokenizer, sequences, batch_size, cancelled):
         decode_in_batches(model, tokenizer, sequences, batch_size=batch_size, cancelled=cancelled)
     return [sequence.result() for sequence in sequences]
 
@@ -75,7 +79,15 @@ def decode_in_batches(
     batch_size: int = 16,
     cancelled: CancelFlag | None = None,
 ) -> None:
-    """Generate sequences to their ends through transformers' own loop, those of similar length together."""
+    """Generate sequences to their ends: a packed model by its own loop, others through transformers'.
+
+    There those of similar length share a batch.
+    """
+    if is_one_graph(model):
+        from gerund.inference.generate.packed_decoder import write
+
+        write(model.base_model.network, sequences, batch_size, cancelled or threading.Event(), pause)
+        return
     limit = rotary_limit(model.config)
     order = sorted(sequences, key=lambda sequence: len(sequence.ids))
     # A prompt near the end of the context, or beyond the rotary limit, would change others: it runs in another batch.
@@ -124,20 +136,10 @@ def new_sequences(
     emit: Emit | None = None,
 ) -> list[SequenceState]:
     """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
+    limit = context_length(model.config, request.vocabulary.tokenizer)
     # A decoder with an encoder begins with a token of its own instead of the prompt.
     decodes_prompt = not is_encoder_decoder(model)
-    limit = context_length(model.config, request.vocabulary.tokenizer) if decodes_prompt else None
-    room = room_after(len(ids), request.settings.max_new_tokens, limit)
-    draws = (Draws(sample_seed(seed, sample)) for sample in range(request.settings.n))
-    return [
-        SequenceState(request, ids, room, own, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
-        for sample, own in enumerate(draws)
-    ]
-
-
-def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:
-    """Return how many tokens may follow a prompt, given the context length."""
-    return max_new_tokens if limit is None else min(max_new_tokens, limit - tokens)
+    return sequences_of(request, ids, seed, limit, decodes_prompt=decodes_prompt, index=index, emit=emit)
 
 
 def _chunks(items: list[T], size: int) -> Iterator[list[T]]:

@@ -23,7 +23,6 @@ from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
 from gerund.inference.generate.arrays import counts_of
 from gerund.inference.generate.config import require_new_tokens
 from gerund.inference.generate.detokenizing import continuation_text
-from gerund.inference.generate.generation import room_after
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import (
@@ -35,7 +34,7 @@ from gerund.inference.generate.sampling import (
     request_seeds,
     sample_seed,
 )
-from gerund.inference.generate.sequence import Cancelled, Piece
+from gerund.inference.generate.sequence import Cancelled, Piece, room_after
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
 from gerund.inference.text_ids import end_ids

@@ -6,7 +6,6 @@ folder. Here the caller decides which token comes next.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ from transformers import (
 )
 
 from gerund.attention.cache_names import CACHE
-from gerund.attention.layouts import is_one_graph
-from gerund.inference.generate.kv_cache import cache_for, preallocated_cache
+from gerund.inference.generate.kv_cache import cache_for
 from gerund.inference.text_ids import end_ids
 
 # The settings used from a model's own generation config: special tokens, and how its cache works. All others would
@@ -50,12 +48,8 @@ def transformers_loop(
     """Continue prompts in one batch, up to ``room`` tokens each.
 
     ``choose`` gets the logits ``(B, V)`` and leaves only the tokens that it chose; ``stop`` tells which rows are done.
-    ``decode`` replaces transformers' own loop (``custom_generate``); that of a model whose layers are one graph is
-    ``plain_loop``, since its steps take little longer than transformers' bookkeeping. With ``ignore_eos`` end tokens
-    end nothing.
+    ``decode`` replaces transformers' own loop (``custom_generate``). With ``ignore_eos`` end tokens end nothing.
     """
-    if decode is None and is_one_graph(model):
-        decode = plain_loop
     width = max(len(ids) for ids in prompts)
     ends = end_ids(model, tokenizer)
     pad = next(iter([*([tokenizer.pad_token_id] if tokenizer.pad_token_id is not None else []), *ends, 0]))
@@ -84,31 +78,6 @@ def transformers_loop(
         **({} if cache is None else {CACHE: cache}),
     )
     vars(model).update({name: value for name, value in vars(plain).items() if name in _CACHED})
-
-
-def plain_loop(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    **inputs: Any,
-) -> Tensor:
-    """Generate greedily from the processed scores; return texts and continuations ``(B, T)``."""
-    cache = preallocated_cache()
-    given: Tensor | None = inputs.get("attention_mask")  # None without padding
-    real_BT = torch.ones_like(input_ids) if given is None else given
-    position_BT = (real_BT.cumsum(1) - 1).clamp(min=0)
-    padded, new_BT = not bool(real_BT.all()), input_ids
-    while True:
-        mask = {"attention_mask": real_BT} if padded else {}
-        logits_B1V = model(new_BT, position_ids=position_BT, logits_to_keep=1, **{CACHE: cache}, **mask).logits
-        new_BT = logits_processor(input_ids, logits_B1V[:, -1]).argmax(dim=-1, keepdim=True)
-        input_ids = torch.cat([input_ids, new_BT], dim=-1)
-        if stopping_criteria(input_ids, None).all():
-            return input_ids
-        position_BT = position_BT[:, -1:] + 1
-        if padded:
-            real_BT = torch.cat([real_BT, torch.ones_like(new_BT)], dim=-1)
 
 
 def _plain(model: PreTrainedModel, *, ignore_eos: bool) -> PreTrainedModel:

@@ -1,0 +1,275 @@
+"""A tokenizer without transformers: what gerund asks of one, by the names that transformers has for it.
+
+The Rust tokenizer is that of a file's own transformers tokenizer, and so are the special tokens and the chat template.
+Both are kept beside the file's built graphs, so that transformers is imported once for a file and then no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from tokenizers import AddedToken, Tokenizer
+
+from gerund.errors import ConfigError, GerundError
+from gerund.gguf_file import read_file
+from gerund.jobs.disk_cache import DiskCache
+from gerund.models.library_calls import checked_tokenizer
+from gerund.packed.graph_cache import MOST_BYTES, entry_key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENIZER, _SETTINGS = "tokenizer.json", "settings.json"
+_BUILT_BY = ("gguf_tokenizer.py", "light_tokenizer.py")
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What of a tokenizer is not in its ``tokenizer.json``.
+
+    Attributes:
+        special: special tokens by their names, such as ``eos_token``.
+        extra: special tokens that have no name.
+        ends: the ids of tokens that end a text.
+        chat_template: the template of conversations; None without one.
+    """
+
+    special: Mapping[str, str]
+    extra: Sequence[str]
+    ends: Sequence[int]
+    chat_template: str | None
+    model_max_length: int
+    padding_side: str
+
+
+class LightTokenizer:
+    """A tokenizer; its methods do what those of ``PreTrainedTokenizerFast`` do."""
+
+    is_fast = True
+
+    def __init__(self, backend: Tokenizer, settings: TokenizerSettings) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend_tokenizer, self.settings = backend, settings
+        self.chat_template = settings.chat_template
+        self.model_max_length, self.padding_side = settings.model_max_length, settings.padding_side
+        self.special_tokens_map = dict(settings.special)
+        self.all_special_tokens = list(dict.fromkeys((*settings.special.values(), *settings.extra)))
+        self.split_special_tokens = False
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a special token, such as ``eos_token``, or the id of one, such as ``eos_token_id``; None without."""
+        token = name.removesuffix("_id")
+        if not token.endswith("_token"):
+            raise AttributeError(name)
+        spelled = self.special_tokens_map.get(token)
+        return spelled if token == name or spelled is None else self.backend_tokenizer.token_to_id(spelled)
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of the special tokens."""
+        found = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
+        return [token for token in found if token is not None]
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Tokens beside those of the vocabulary, by id."""
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens."""
+        return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """Return how many special tokens stand around a text, or a pair of texts."""
+        return int(self.backend_tokenizer.num_special_tokens_to_add(pair))
+
+    def __call__(
+        self,
+        texts: list[str],
+        *,
+        add_special_tokens: bool = True,
+        return_offsets_mapping: bool = False,
+        **_unused: Any,
+    ) -> dict[str, list[Any]]:
+        """Return the ids of texts, which of them are special, and the characters of each."""
+        found = self.backend_tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return {
+            "input_ids": [one.ids for one in found],
+            "special_tokens_mask": [one.special_tokens_mask for one in found],
+            "offset_mapping": [one.offsets for one in found] if return_offsets_mapping else [],
+        }
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        return str(self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """Return a token as its vocabulary spells it; None for an id that it does not have."""
+        spelled: str | None = self.backend_tokenizer.id_to_token(token)
+        return spelled
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: None = None,
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = False,
+        **variables: Any,
+    ) -> str:
+        """Return a conversation in the form of the chat template."""
+        if tokenize or continue_final_message:
+            raise ConfigError("this tokenizer only renders whole conversations; load the model with runtime='torch'")
+        plain = json.loads(json.dumps([conversation, tools, variables]))
+        return _compiled(str(self.chat_template)).render(
+            messages=plain[0],
+            tools=plain[1],
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            **(self.special_tokens_map | plain[2]),
+        )
+
+
+class _SafeNamespace(Namespace):
+    """jinja's namespace without names that begin with an underscore, which lead to Python's own."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        self, given = args[0], dict(*args[1:], **attributes)
+        for name in given:
+            _demand_safe(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _demand_safe(name)
+        super().__setitem__(name, value)
+
+
+def _demand_safe(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a chat template sets {name!r}")
+
+
+class _Generation(Extension):
+    """Templates for training mark the model's own turns; here the marks mean nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's
+
+    def parse(self, parser: Any) -> Any:
+        """Return what stands between the marks."""
+        next(parser.stream)
+        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
+@cache
+def _compiled(template: str) -> jinja2.Template:
+    """Compile a chat template, with the names that transformers gives to templates."""
+
+    def refuse(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def as_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    def as_dict(*given: Any, **more: Any) -> dict[Any, Any]:
+        return dict(*given, **more)  # the class itself would lead a template to Python's own names
+
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    sandbox.filters["tojson"] = as_json
+    sandbox.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": as_dict,
+        "namespace": _SafeNamespace,
+    }
+    return sandbox.from_string(template)
+
+
+def settings_of(tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> TokenizerSettings:
+    """Return the settings of a transformers tokenizer; ``ends`` are the tokens that end a text."""
+    named = dict(tokenizer.special_tokens_map)
+    extra = [token for token in tokenizer.all_special_tokens if token not in named.values()]
+    template = tokenizer.chat_template
+    return TokenizerSettings(
+        named, extra, list(ends), template or None, tokenizer.model_max_length, tokenizer.padding_side
+    )
+
+
+def read_light_tokenizer(path: Path, folder: Path) -> LightTokenizer:
+    """Return the tokenizer of a GGUF file, from the cache in ``folder``, or made by transformers and cached.
+
+    Raises:
+        ModelError: the file has no tokenizer that can be read.
+    """
+    place: tuple[DiskCache, str] | None = None
+    with suppress(GerundError, OSError):  # without a cache it is made each time
+        place = DiskCache(folder, MOST_BYTES), entry_key([path], folder, "tokenizer", *_versions())
+    if place is not None and (found := _read(place[0].get(place[1]))) is not None:
+        return found
+    from gerund.models import gguf_tokenizer
+
+    file = read_file(path)
+    tokenizer = gguf_tokenizer.read_tokenizer(file)
+    settings = settings_of(tokenizer, gguf_tokenizer.ends_of(file, tokenizer))
+    state = tokenizer.backend_tokenizer.to_str()
+    if place is not None:
+        with suppress(GerundError, OSError):
+            place[0].put(place[1], lambda work: _write(work, state, settings))
+    return _made(state, settings)
+
+
+def _made(state: str, settings: TokenizerSettings) -> LightTokenizer:
+    tokenizer: Any = LightTokenizer(Tokenizer.from_str(state), settings)
+    found: LightTokenizer = checked_tokenizer(tokenizer)
+    return found
+
+
+def _write(work: Path, state: str, settings: TokenizerSettings) -> None:
+    content = json.dumps({"settings": asdict(settings), "tokenizer": _digest(state.encode())})
+    (work / _TOKENIZER).write_text(state, encoding="utf-8", newline="")
+    (work / _SETTINGS).write_text(content, encoding="utf-8")
+
+
+def _read(entry: Path | None) -> LightTokenizer | None:
+    """Return the tokenizer of an entry; None without one, or where it was changed."""
+    if entry is None:
+        return None
+    try:
+        content = json.loads((entry / _SETTINGS).read_text(encoding="utf-8"))
+        state = (entry / _TOKENIZER).read_bytes()
+        if _digest(state) != content["tokenizer"]:
+            return None
+        return _made(state.decode(), TokenizerSettings(**content["settings"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@cache
+def _versions() -> list[str]:
+    """Return what decides which tokenizer a file has."""
+    code = [_digest((Path(__file__).parent / name).read_bytes()) for name in _BUILT_BY]
+    return [*code, version("transformers"), version("tokenizers")]
