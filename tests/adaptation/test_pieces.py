@@ -21,7 +21,17 @@ from gerund.adaptation.data import (
     read_documents,
     split_documents,
 )
-from gerund.adaptation.evaluation import MEASURES, Measured, advice, compare, main_of, measure, scores_of, verdict
+from gerund.adaptation.evaluation import (
+    MEASURES,
+    Measured,
+    advice,
+    beside_words,
+    compare,
+    main_of,
+    measure,
+    scores_of,
+    verdict,
+)
 from gerund.adaptation.hyperparameters import Base, Machine, choose, settings_for, shape_of
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
@@ -335,3 +345,16 @@ def test_queries_that_words_find_by_themselves_are_told():
 
 def test_pairs_are_counted():
     assert Pairs(1, 2, 3, 4).count == 6
+    assert Pairs(0, 0, 3, 4, questions=5, written=9).count == 8
+    assert "5 of a question and a chunk (9 questions were written)" in Pairs(0, 0, 3, 4, 5, 9).summary
+
+
+@pytest.mark.parametrize(
+    ("vectors", "hybrid", "said"),
+    [
+        ([0.7] * 40, [0.9] * 40, "BM25 .nDCG@10 50.0.*together are better .*40.0.* and vectors alone are better"),
+        ([0.1] * 40, [0.5] * 40, "together may be as good .*0.0 .* and vectors alone are worse .-40.0"),
+    ],
+)
+def test_it_is_told_whether_bm25_is_as_good(vectors, hybrid, said):
+    assert re.search(said, beside_words(measured(vectors, hybrid)))

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.checks import demand_number, one_of, place, whole_number
+from gerund.checks import demand_number, flag, one_of, place, whole_number
 from gerund.errors import ConfigError
 
 MINUTES = 10.0
@@ -45,6 +45,9 @@ class AdaptConfig:
     ask: str = "titles"
     """What queries are made from: ``titles``, and first sentences where there is none; or ``sentences``, first
     sentences alone, for documents that contain their titles word for word, which keyword search finds by itself."""
+    write_questions: bool = False
+    """Let the model write questions to the documents that it is trained on, and train on those that find their
+    document, with hard negatives (the recipe ``questions-adapt``). The model must generate well enough to ask."""
     recipe: str | Path | None = None
     """Another recipe than ``gur-adapt``: a file, or the name of a bundled one."""
     minutes: float | None = None
@@ -72,6 +75,7 @@ class AdaptConfig:
                 raise ConfigError("pass either minutes or steps, not both")
             if whole_number("steps", self.steps) < 1:
                 raise ConfigError(f"steps={self.steps} trains nothing; give 1 or more")
+        flag("write_questions", self.write_questions)
         if whole_number("seed", self.seed) < 0:
             raise ConfigError(f"seed={self.seed} is below 0")
         if not isinstance(self.language, str) or not (self.language.isascii() and self.language.isalpha()):

@@ -37,7 +37,7 @@ from gerund.jobs.files import atomic_file
 from gerund.normalization import normalized
 from gerund.progress import progress
 from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings, find_files
-from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.formats import Section
 from gerund.retrieval.indexing import Failure
 
@@ -409,11 +409,13 @@ class Pairs:
     titles: int  # pairs of a title, or a first sentence, with such a sentence
     chunks: int  # pairs of a title or a first sentence with a chunk
     left_out: int  # pairs that were dropped since the documents that were held out have a sentence of theirs, too
+    questions: int = 0  # pairs of a question that the model wrote and a chunk
+    written: int = 0  # how many questions it wrote, those included that do not find their document
 
     @property
     def count(self) -> int:
         """How many pairs there are."""
-        return self.sentences + self.titles + self.chunks
+        return self.sentences + self.titles + self.chunks + self.questions
 
     @property
     def summary(self) -> str:
@@ -422,10 +424,11 @@ class Pairs:
         >>> Pairs(1200, 300, 2000, 0).summary
         '3,500 pairs: 2,000 of a title or first sentence and a chunk, 300 and a sentence, 1,200 of two sentences'
         """
-        return (
-            f"{self.count:,} pairs: {self.chunks:,} of a title or first sentence and a chunk, "
-            f"{self.titles:,} and a sentence, {self.sentences:,} of two sentences"
-        )
+        chunks = f"{self.chunks:,} of a title or first sentence and a chunk"
+        if self.written:
+            asked = f"{self.questions:,} of a question and a chunk ({self.written:,} questions were written)"
+            return f"{self.count:,} pairs with hard negatives: {asked}, {chunks}"
+        return f"{self.count:,} pairs: {chunks}, {self.titles:,} and a sentence, {self.sentences:,} of two sentences"
 
 
 def make_pairs(
@@ -441,24 +444,27 @@ def make_pairs(
     with atomic_file(folder / TEXTS) as file:
         for document in split.training:
             file.write(_line({"title": document.title, "text": document.text}))
-    kinds = {
-        "sentences": _mined(folder, "all", options, show),
-        "titles": _mined(folder, "title", options, show),
-        "chunks": list(chunk_pairs(split.training, lm, options)),
-    }
+    asked = 0
+    if options.write_questions:
+        kinds, asked = _pairs_with_negatives(split.training, lm, options, show)
+    else:
+        found = {"sentences": _mined(folder, "all", options, show), "titles": _mined(folder, "title", options, show)}
+        found["chunks"] = [(text, chunk.text) for text, chunk in chunk_pairs(split.training, lm, options)]
+        kinds = {kind: [(a, b, ()) for a, b in members] for kind, members in found.items()}
     leaks = leak_finder(split, options.language)
-    counts, left_out = dict.fromkeys(kinds, 0), 0
+    counts, left_out = dict.fromkeys(("sentences", "titles", "chunks", *kinds), 0), 0
     written: set[tuple[str, str]] = set()
     with atomic_file(folder / PAIRS) as file:
         for kind, members in kinds.items():
-            for pair in members:
-                if any(map(leaks, pair)):
+            for query, text, negatives in members:
+                if any(map(leaks, (query, text, *negatives))):
                     left_out += 1
-                elif pair not in written:
-                    written.add(pair)
-                    file.write(_line({"text_a": pair[0], "text_b": pair[1], "kind": kind}))
+                elif (query, text) not in written:
+                    written.add((query, text))
+                    row = {"text_a": query, "text_b": text, "kind": kind}
+                    file.write(_line(row | ({"negatives": negatives} if negatives else {})))
                     counts[kind] += 1
-    pairs = Pairs(**counts, left_out=left_out)
+    pairs = Pairs(**counts, left_out=left_out, written=asked)
     if pairs.count < LEAST_PAIRS:
         raise DataError(
             f"{len(split.training):,} documents make {pairs.count} pairs, and {LEAST_PAIRS} are needed to train: "
@@ -467,13 +473,40 @@ def make_pairs(
     return pairs
 
 
+# A query, the chunk that answers it, and chunks that do not.
+_Triple = tuple[str, str, tuple[str, ...]]
+
+
+def _pairs_with_negatives(
+    documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig, show: bool | None
+) -> tuple[dict[str, list[_Triple]], int]:
+    """Return questions of the model, titles and first sentences with chunks; and how many questions were written."""
+    from gerund.adaptation.questions import Passage, index_of, mined, write_questions
+
+    chunking = chunking_for(lm, options.language)
+    by_title = [(text, Passage(chunk.text, chunk.source)) for text, chunk in chunk_pairs(documents, lm, options)]
+    passages = list(dict.fromkeys(passage for _, passage in by_title))
+    index = index_of(lm, documents, chunking, show=show)
+    questions = write_questions(lm, passages, index, options, show=show)
+    if not questions.kept:
+        raise DataError(
+            f"the model wrote {questions.written} questions to {len(passages):,} passages, and no search by them finds "
+            "the passage: take an instruction-tuned model, such as smollm2, or leave out --write-questions"
+        )
+    kinds = {"questions": questions.kept, "chunks": mined(index, by_title)}
+    triples = {kind: [(one.question, one.passage, one.negatives) for one in own] for kind, own in kinds.items()}
+    return triples, questions.written
+
+
 def chunking_for(lm: "LanguageModel", language: str) -> Chunking:
     """Return how documents are cut: as by default, and smaller for a model that reads less at a time."""
     usual = Chunking(language=language)
     return usual if lm.max_length is None else replace(usual, tokens=max(1, min(usual.tokens, lm.max_length // 2)))
 
 
-def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig) -> Iterator[tuple[str, str]]:
+def chunk_pairs(
+    documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig
+) -> Iterator[tuple[str, Chunk]]:
     """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
     from gerund.retrieval.chunking import cut  # with transformers; files are looked at before that
 
@@ -483,7 +516,7 @@ def chunk_pairs(documents: Sequence[Document], lm: "LanguageModel", options: Ada
         if made is None:
             continue
         query, rest = made
-        chunks = [chunk.text for chunk in cut(rest, lm.tokenizer, chunking)]
+        chunks = cut(rest, lm.tokenizer, chunking)
         rng = np.random.default_rng(int.from_bytes(order_of(document, options.seed), "little"))
         # The first one always: it says most often what the document is about.
         others = (rng.permutation(max(len(chunks) - 1, 0))[: _CHUNKS - 1] + 1).tolist()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gerund.adaptation.config import MINUTES, AdaptConfig
 from gerund.adaptation.data import Collected, Pairs, Query, Split, chunking_for
-from gerund.adaptation.hyperparameters import Choice
+from gerund.adaptation.hyperparameters import Choice, recipe_of
 from gerund.errors import MissingDependencyError
 from gerund.evaluation.statistics import Difference, Interval, difference_of, interval_of
 from gerund.evaluation.task import Examples
@@ -210,6 +210,20 @@ def verdict(compared: Sequence[Compared]) -> str:
     return f"{text} ({shown(vectors)}); {hybrid} ({shown(both)})."
 
 
+def beside_words(after: Measured, seed: int = 0) -> str:
+    """Say whether the trained model finds the held-out documents better than BM25 alone, in one sentence."""
+    texts = []
+    for mode, name in (("hybrid", "words and vectors together"), ("vectors", "vectors alone")):
+        new, old = (Examples.of_mean(after.values[each][MAIN]) for each in (mode, "words"))
+        difference = difference_of(new, old, seed=seed)
+        assert difference is not None
+        low, high = difference.interval.low, difference.interval.high
+        surely = difference.p < SIGNIFICANT and (low > 0 or high < 0)
+        found = "may be as good" if not surely else "are better" if low > 0 else "are worse"
+        texts.append(f"{name} {found} ({_signed(difference.value)} [{_signed(low)} to {_signed(high)}])")
+    return f"Beside BM25 ({MAIN} {100 * after.mean('words'):.1f}), after the training {' and '.join(texts)}."
+
+
 def shown(compared: Compared) -> str:
     """Return a comparison in figures, as percent."""
     figures = f"{compared.measure} {100 * compared.before:.1f} before, {100 * compared.after:.1f} after"
@@ -305,6 +319,11 @@ class Adapted:
         return verdict(self.compared)
 
     @property
+    def beside_words(self) -> str:
+        """Whether the trained model does better than BM25 alone, in one sentence."""
+        return beside_words(self.after, self.options.seed)
+
+    @property
     def advice(self) -> list[str]:
         """What to try next."""
         minutes = MINUTES if self.options.minutes is None else self.options.minutes
@@ -332,6 +351,7 @@ class Adapted:
             "model": bare_name(self.model),
             "parameters": self.parameters,
             "verdict": self.verdict,
+            "beside_words": self.beside_words,
             "advice": self.advice,
             "compared": [item.to_dict() for item in self.compared],
             "documents": {
@@ -346,6 +366,7 @@ class Adapted:
             },
             "queries": {"count": len(self.split.queries), "kinds": self.split.kinds, "verbatim": self.split.verbatim},
             "pairs": {"sentences": self.pairs.sentences, "titles": self.pairs.titles, "chunks": self.pairs.chunks,
+                      "questions": self.pairs.questions, "written": self.pairs.written,
                       "left_out": self.pairs.left_out},
             "training": {
                 "recipe": choice.recipe.model_dump(mode="json", exclude={"output": True, "data": {"folder", "cache"}})
@@ -399,6 +420,7 @@ def write_report(done: Adapted) -> None:
         "adaptation.html.jinja",
         title=f"{bare_name(done.model)}, adapted to {len(done.collected.documents):,} documents",
         verdict=done.verdict,
+        beside_words=done.beside_words,
         advice=done.advice,
         rows=rows_of(done.compared),
         gained=_moved(done, better=True),
@@ -446,7 +468,7 @@ def _facts(done: Adapted) -> list[tuple[str, str]]:
         ("Held out", f"{done.split.summary}; sampled by a hash of their text, and never trained on"),
         ("Pairs", done.pairs.summary),
         ("Pairs left out", f"{done.pairs.left_out:,}, which share a sentence with a held-out document"),
-        ("Recipe", bare_name(str(done.options.recipe or "gur-adapt"))),
+        ("Recipe", bare_name(str(recipe_of(done.options)))),
         ("Adapter", "the model's own, trained further" if lora is None else f"a new one of rank {lora.rank}"),
         ("Learning rate", f"{recipe.optimizer.learning_rate:g}"),
         ("Steps", f"{recipe.steps:,} of {recipe.objectives[0].batch_size}: {why}"),

@@ -16,6 +16,7 @@ from gerund.training.objectives.settings import ENCODER_DECODER, INSTRUCTION, Pu
 from gerund.training.recipe import Recipe, find_recipe, load_recipe, read_settings
 
 RECIPE = "gur-adapt"
+RECIPE_WITH_QUESTIONS = "questions-adapt"
 
 # Of the pairs: beyond that a model learns them by heart.
 _MOST_EPOCHS = 10
@@ -102,10 +103,15 @@ def shape_of(base: Base, machine: Machine) -> dict[str, Any]:
     return {"rank": rank, "rate": round(rate * (0.3 if base.adapter else 1.0), 6), "batch": batch, "micro": micro}
 
 
+def recipe_of(options: AdaptConfig) -> str | Path:
+    """Return the recipe that is asked for, or the one for the pairs that are made."""
+    return options.recipe or (RECIPE_WITH_QUESTIONS if options.write_questions else RECIPE)
+
+
 def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path, run: Path) -> dict[str, Any]:
     """Return the settings of the recipe, with the model, the data and the run put in."""
     is_default = options.recipe is None
-    settings = read_settings(find_recipe(options.recipe or RECIPE), [])
+    settings = read_settings(find_recipe(recipe_of(options)), [])
     shape = shape_of(base, machine)
     model_settings = settings.get("model") if isinstance(settings.get("model"), Mapping) else {}
     assert isinstance(model_settings, Mapping)
@@ -125,7 +131,7 @@ def settings_for(base: Base, machine: Machine, options: AdaptConfig, data: Path,
     for item in objectives if isinstance(objectives, list) else []:
         if isinstance(item, dict):
             _check_purpose(item, str(options.recipe))
-            _on_own_data(item, settings["data"])
+            _on_own_data(item, settings["data"], has_negatives=options.write_questions)
     if is_default:
         [objective] = settings["objectives"]
         length = 128 if base.longest is None else min(128, base.longest)
@@ -153,8 +159,8 @@ def _check_purpose(objective: dict[str, Any], name: str) -> None:
         )
 
 
-def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
-    """Let an objective read the pairs where it reads any, and else the texts."""
+def _on_own_data(objective: dict[str, Any], data: dict[str, Any], *, has_negatives: bool) -> None:
+    """Let an objective read the pairs where it reads any, and else the texts; pairs may have hard negatives."""
     kind = class_of(objective.get("kind"))
     reads_pairs = (kind is not None and kind.reads_pairs) or objective.get("pairs") is not None
     objective.pop("sources", None)
@@ -163,8 +169,8 @@ def _on_own_data(objective: dict[str, Any], data: dict[str, Any]) -> None:
         if INSTRUCTION in str(objective.get("query_prompt")):
             # Pairs have no instruction of their own: queries are read with the encoder's prompt.
             del objective["query_prompt"]
-        # Pairs have no negatives of their own. The base's head is trained further, whose form the recipe does not know.
-        for name in ("hard_negatives", "dimensions", "variant"):
+        # The base's head is trained further, whose form the recipe does not know.
+        for name in ("dimensions", "variant", *(() if has_negatives else ("hard_negatives",))):
             objective.pop(name, None)
     else:
         data["sources"] = [{"name": "texts", "files": [TEXTS]}]

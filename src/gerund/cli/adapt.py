@@ -61,6 +61,13 @@ def command(
             help="What documents are asked by: titles (first sentences where there is none), or sentences alone."
         ),
     ] = "titles",
+    write_questions: Annotated[
+        bool,
+        typer.Option(
+            "--write-questions",
+            help="Let the model write questions to the documents, and train on those that find their document.",
+        ),
+    ] = False,
     recipe: Annotated[
         str | None, typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.")
     ] = None,
@@ -97,6 +104,8 @@ def command(
 
         gerund adapt --texts notes/ --texts papers/ -o adapted --minutes 20
 
+        gerund adapt smollm2 --texts notes/ -o adapted --write-questions
+
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
     from gerund.adaptation.config import AdaptConfig
@@ -107,6 +116,7 @@ def command(
         held_out=held_out,
         questions=questions,
         ask=ask,
+        write_questions=write_questions,
         recipe=recipe,
         minutes=minutes,
         steps=steps,
@@ -154,7 +164,7 @@ def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
     widths = [max(len(row[place]) for row in rows) for place in range(5)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    typer.echo(f"\n{done.verdict}")
+    typer.echo(f"\n{done.verdict}\n{done.beside_words}")
     for sentence in done.advice:
         typer.echo(sentence)
     following = "Next" if main_of(done.compared, "vectors").outcome == "helped" else "To try it all the same"

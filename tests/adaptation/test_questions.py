@@ -1,0 +1,105 @@
+"""Questions that a model writes: read out of its text, filtered by a search, and given hard negatives."""
+
+import json
+
+import pytest
+
+from gerund.adaptation import questions
+from gerund.adaptation.config import AdaptConfig
+from gerund.adaptation.data import PAIRS, make_pairs, split_documents
+from gerund.adaptation.hyperparameters import Base, Machine, settings_for
+from gerund.adaptation.questions import Passage, index_of, mined, question_in, write_questions
+from gerund.errors import ConfigError, DataError
+from gerund.retrieval.documents import Chunking, Document
+from gerund.types import Generation
+from tests.adaptation.made_up import documents
+
+
+def as_documents(count=70):
+    return [Document(f"t.jsonl#{row['id']}", row["text"], row["title"]) for row in documents(count)]
+
+
+@pytest.mark.parametrize(
+    ("written", "question"),
+    [
+        ("What is bread made of?", "What is bread made of?"),
+        ('\n Question: "What is bread\tmade of?" It is flour.', "What is bread made of?"),
+        ('- What is a "rye" bread made of? Or?\nWhy?', "What is a rye bread made of?"),
+        ("Bread is made of flour.", None),
+        ("Bread is made.\nWhat is bread made of?", None),
+        ("Why not?", None),
+        ("What " + "is " * 40 + "it?", None),
+        ("", None),
+    ],
+)
+def test_a_question_is_read_out_of_what_was_written(written, question):
+    assert question_in(written) == question
+
+
+def test_a_question_stays_if_a_search_by_it_finds_its_document(bundled):
+    texts = ["Bread is baked of flour and water.", "Trains run on rails of steel.", "Rain falls from clouds."]
+    index = index_of(bundled, [Document(name, text) for name, text in zip("abc", texts, strict=True)], Chunking())
+    asked = [("What is bread baked of?", Passage(texts[0], "a")), ("What do trains run on?", Passage(texts[0], "a"))]
+    [kept] = mined(index, asked, place=1)
+    assert (kept.question, kept.passage) == (asked[0][0], texts[0])
+    assert set(kept.negatives) == set(texts[1:])
+    # What ranks before the document may answer the question too.
+    [_, lower] = mined(index, asked)
+    assert lower.passage == texts[0]
+    assert texts[1] not in lower.negatives
+
+
+def scripted(monkeypatch, lm, text_for):
+    """Let the model write what a function says of its prompt."""
+
+    def generate(prompts, *_arguments, n, **_settings):
+        return [Generation(text_for(str(prompt), number), [], 0.0, True) for prompt in prompts for number in range(n)]
+
+    monkeypatch.setattr(lm, "generate", generate)
+
+
+def name_in(prompt):
+    """The thing that a made-up document is about."""
+    last = prompt.rsplit("Text:", 1)[-1]
+    return last.split("in ", 1)[1].split("with ", 1)[-1].split(".")[0]
+
+
+def test_pairs_have_questions_and_hard_negatives(tmp_path, bundled, monkeypatch):
+    options = AdaptConfig(write_questions=True)
+    split = split_documents(as_documents(), options)
+    scripted(monkeypatch, bundled, lambda prompt, n: f"What happened to the {name_in(prompt)}?" if not n else "No.")
+    pairs = make_pairs(split, tmp_path, options, bundled, show=False)
+    rows = [json.loads(line) for line in (tmp_path / PAIRS).read_text().splitlines()]
+    assert {row["kind"] for row in rows} == {"questions", "chunks"}
+    assert pairs.count == len(rows)
+    assert pairs.questions <= pairs.written <= len(split.training)
+    held_out = {document.text for document in split.held_out}
+    for row in rows:
+        assert row["negatives"]
+        assert row["text_b"] not in row["negatives"]
+        assert not held_out & {row["text_b"], *row["negatives"]}
+
+
+def test_a_model_that_cannot_ask_is_told(tmp_path, bundled, monkeypatch):
+    options = AdaptConfig(write_questions=True)
+    scripted(monkeypatch, bundled, lambda *_: "Nothing comes to mind.")
+    with pytest.raises(DataError, match=r"the model wrote 0 questions to .* take an instruction-tuned model"):
+        make_pairs(split_documents(as_documents(), options), tmp_path, options, bundled, show=False)
+
+
+def test_equal_seeds_write_equal_questions(bundled, monkeypatch):
+    passages = [Passage("The cat sat in the rain.", "a"), Passage("An inn is near the end.", "b")]
+    index = index_of(bundled, [Document(one.source, one.text) for one in passages], Chunking())
+    monkeypatch.setattr(questions, "question_in", lambda text: f"{text} cat inn")
+    found = [write_questions(bundled, passages, index, AdaptConfig(seed=seed), show=False) for seed in (0, 0, 1)]
+    assert found[0] == found[1]
+    assert found[0].written >= 2
+
+
+def test_the_recipe_takes_hard_negatives(tmp_path):
+    base = Base("m", 10**9, 16, 2048, 32000, False, 4096)
+    settings = settings_for(base, Machine("cpu", 8000), AdaptConfig(write_questions=True), tmp_path, tmp_path)
+    [objective] = settings["objectives"]
+    assert (objective["kind"], objective["hard_negatives"], objective["batch_size"]) == ("contrastive", 1, 16)
+    with pytest.raises(ConfigError, match="write_questions"):
+        AdaptConfig(write_questions="yes")
