@@ -62,11 +62,12 @@ def load(
 
 def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool = False) -> LanguageModel:
     texts = None if spec.sample is None else read_sample(spec.sample)
-    opened = open_model(spec, token, generates=generates)
+    opened, spec = open_model(spec, token, generates=generates), spec.without_auto()
     kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load
     lm.fills_gaps = opened.fills_gaps
+    lm.bundled = opened.encoder if opened.is_bundled else None
     lm.was_trained_to_embed = opened.embeds
     if opened.reranker is not None:
         _make_reranker(lm, opened)
@@ -153,6 +154,6 @@ def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:
     ``only_writes`` leaves its adapters on the disk, since generating uses none of them.
     """
     seq2seq = loading.is_seq2seq(find_spec(spec))
-    adapter = NO_ADAPTER if only_writes and spec.adapter is None and not seq2seq else None
+    adapter = NO_ADAPTER if only_writes and spec.without_auto().adapter is None and not seq2seq else None
     spec = ModelSpec.of(spec, attention=None if seq2seq else "causal", adapter=adapter)
     return _load(spec, generates=True)

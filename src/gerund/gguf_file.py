@@ -86,19 +86,21 @@ class Tensors:
         data = np.memmap(path, mode="r", dtype=np.uint8)
         return data[start : start + info.nbytes].reshape(prod(info.shape[:-1]), -1)
 
-    def read(self, name: str) -> "np.ndarray":
-        """Return a tensor, unpacked, as float32."""
+    def read(self, name: str, numbers: "np.ndarray | None" = None) -> "np.ndarray":
+        """Return a tensor, or the rows of a matrix with these numbers, unpacked, as float32."""
         import gguf
         import numpy as np
 
         info = self.infos[name]
-        rows = np.array(self.stored(name))
+        stored = self.stored(name)
+        rows = np.array(stored if numbers is None else stored[numbers])
+        shape = info.shape if numbers is None else (len(numbers), *info.shape[1:])
         kind = gguf.GGMLQuantizationType(info.ggml_type)
         if kind == gguf.GGMLQuantizationType.F32:
-            return rows.view(np.float32).reshape(info.shape)
+            return rows.view(np.float32).reshape(shape)
         if kind == gguf.GGMLQuantizationType.F16:
-            return rows.view(np.float16).reshape(info.shape).astype(np.float32)
-        return gguf.quants.dequantize(rows, kind).reshape(info.shape)
+            return rows.view(np.float16).reshape(shape).astype(np.float32)
+        return gguf.quants.dequantize(rows, kind).reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ from gerund.models.kinds import is_encoder_decoder
 from gerund.models.late_head import LateHead
 from gerund.models.origin import origin_of
 from gerund.models.sources import Source
-from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, truncation, unit
+from gerund.models.vectors import Transform, compared, compared_in_pairs, fit, unit
 from gerund.progress import say_once
 from gerund.quantization import Precision, check_precision, quantize
 from gerund.scoring.dual_encoder import DualScorer
@@ -70,7 +70,7 @@ from gerund.scoring.ranks import Ranks
 from gerund.scoring.registry import find_scorer, score_samples
 from gerund.scoring.reranker import Reranker
 from gerund.settings.aliases import EncodeAliases, TokenAliases, VectorAliases, same_keywords, takes_aliases
-from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, vectors_alike
+from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, read_alike, vectors_alike
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
 from gerund.settings.rerankers import NO_RERANKER
@@ -120,6 +120,8 @@ class LanguageModel(Writes, Ranks):
     """Whether the record of a training in its folder says that its vectors were trained."""
     load_again: Callable[[ModelSpec], Any] | None = None
     """Loads a model by its spec; set by ``gerund.load``."""
+    bundled: EncoderConfig | None = None
+    """How the adapter reads texts that came with gerund; None for a model whose adapter is its own."""
     loader: ClassVar[Callable[..., Any]]
     """``gerund.load``, which sets itself here: this module can't import it."""
 
@@ -181,7 +183,7 @@ class LanguageModel(Writes, Ranks):
             head=head,
             transform=transform,
         )
-        self.runtime = _truncating(runtime)
+        self.runtime = runtime.truncating()
         self.transform = self.runtime.transform
         # A fitted transform scales small directions up, and their rounding errors with them.
         is_fitted = self.encoder.transform.split("-")[0] not in (NO_TRANSFORM, TRUNCATE)
@@ -295,7 +297,7 @@ class LanguageModel(Writes, Ranks):
     def with_encoder(self, encoder: EncoderConfig) -> Self:
         """Return the same model, in the same memory, with other encoder settings.
 
-        A head's shared space and the model's own scorer are dropped where they were trained for the old settings.
+        A head's shared space, the model's own scorer and a bundled adapter are dropped if trained for the old settings.
 
         Raises:
             UnsupportedModelError: the plan is not applied in every layer.
@@ -305,6 +307,8 @@ class LanguageModel(Writes, Ranks):
             raise ConfigError(
                 f"encoder must be an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}"
             )
+        if self.bundled is not None and not read_alike(encoder, self.bundled):
+            return self._without_bundled().with_encoder(encoder)
         plan = encoder.resolved(self.n_layers)
         self._verify(plan)
         other = copy(self)
@@ -320,7 +324,7 @@ class LanguageModel(Writes, Ranks):
             transform=self.transform if same_vectors else None,
             why_no_vectors="",
         )
-        other.runtime = _truncating(runtime)
+        other.runtime = runtime.truncating()
         other.transform = other.runtime.transform
         if self.runtime.why_no_vectors:
             other.reranker = None
@@ -329,6 +333,12 @@ class LanguageModel(Writes, Ranks):
             other.scorer = None
         if encoder.attention.with_defaults(self.n_layers) != self.encoder.attention.with_defaults(self.n_layers):
             other.late = None
+        return other
+
+    def _without_bundled(self) -> Self:
+        other = copy(self)
+        other.bundled, other.head, other._spec = None, None, self._spec and self._spec.without_auto()
+        other.adapters, other.runtime = self.adapters.without("encode"), replace(self.runtime, adapter=None, head=None)
         return other
 
     def fitted(self, texts: Sequence[str], prompt: str | None = None, *, prompt_name: str | None = None) -> Self:
@@ -1138,13 +1148,6 @@ def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) 
             part.save(folder)
     origin = origin_of_spec(lm._spec) if source is None else origin_of(source)
     write_card(folder, lm.runtime, origin, adapters=list(lm.adapters.folders))
-
-
-def _truncating(runtime: encoding.EncoderRuntime) -> encoding.EncoderRuntime:
-    """Add truncation, the one transform that needs no fitting, where the encoder settings name it."""
-    if runtime.transform is not None:
-        return runtime
-    return replace(runtime, transform=truncation(runtime.config.transform, runtime.width))
 
 
 def _too_coarse(transform: str) -> ConfigError:

@@ -201,11 +201,21 @@ def test_weights_are_unpacked_to_be_saved(packed: gerund.LanguageModel, tmp_path
         packed.model.state_dict()
 
 
-def test_an_adapter_is_computed_by_torch(file: Path, tiny_folder: Path, tmp_path: Path):
+def test_an_adapter_is_computed_or_left_to_torch(file: Path, tiny_folder: Path, tmp_path: Path):
     adapter = make_adapter(tiny_folder, tmp_path / "adapter")
-    assert gerund.load(file, adapter=adapter).spec.runtime == "torch"
-    with pytest.raises(ConfigError, match="it takes no adapter"):
-        gerund.load(file, adapter=adapter, runtime="packed")
+    own = gerund.load(file, adapter=adapter, runtime="packed")
+    other = gerund.load(file, adapter=adapter, runtime="torch", dtype="float32")
+    assert np.abs(own.encode(TEXTS) - gerund.load(file, runtime="packed").encode(TEXTS)).max() > 0.01
+    np.testing.assert_allclose(own.encode(TEXTS), other.encode(TEXTS), atol=1e-4)
+    assert (
+        own.infill("The old [blank] looked.", lengths=[2]).text
+        == other.infill("The old [blank] looked.", lengths=[2]).text
+    )
+    with pytest.raises(ConfigError, match="it takes one adapter"):
+        gerund.load(file, adapter=adapter, infill_adapter=make_adapter(tiny_folder, tmp_path / "b"), runtime="packed")
+    dora = make_adapter(tiny_folder, tmp_path / "dora", use_dora=True)
+    with pytest.raises(ConfigError, match="use_dora, which is not run packed"):
+        gerund.load(file, adapter=dora, runtime="packed")
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def command(
         )
     if merge and lm.runtime.adapter is None:
         raise ConfigError("--merge writes an adapter into the weights and this model has none; give --adapter FOLDER")
-    if spec.adapter is None:
+    if spec.without_auto().adapter is None:
         _warn_of_plan(source, lm)
     if merge:
         identity = lm.export(output, "merged", overwrite=force).fingerprint

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gerund.attention.layouts import is_one_graph
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.architectures import NoHead
 from gerund.models.fast_lora import AdapterComputation, choose_computation, fast_forward
@@ -46,6 +47,11 @@ def active_adapter(name: str | None) -> Iterator[None]:
         _active.reset(token)
 
 
+def active_name() -> str | None:
+    """Return the name of the adapter that takes part in this thread; None without one."""
+    return _active.get()
+
+
 def check_folder(folder: Path) -> None:
     """Refuse a folder that holds no PEFT adapter."""
     config, weights = ADAPTER_FILES
@@ -63,6 +69,8 @@ def load_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> None:
     """Put PEFT adapters into ``model``, each inactive outside of ``active_adapter`` with its name."""
     for path in folders.values():
         check_folder(path)
+    if is_one_graph(model):
+        return  # its network was opened with them
     if _gated_layers(model):
         raise ConfigError("this model carries an adapter already; load the model again for another one")
     before = _logits(model)
@@ -345,6 +353,10 @@ class Adapters:
     def hash(self, job: Job) -> str:
         """Return the hash of this job's adapter; the empty string without one."""
         return self._hashes.get(job, "")
+
+    def without(self, job: Job) -> "Adapters":
+        """Return the adapters of the other jobs."""
+        return Adapters({other: folder for other, folder in self.folders.items() if other != job})
 
     @property
     def by_name(self) -> dict[str, Path]:

@@ -38,6 +38,7 @@ from gerund.settings.encoder import (
     EncoderConfig,
     Job,
     read_settings,
+    vectors_alike,
 )
 from gerund.settings.fields import plainly
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
@@ -70,6 +71,12 @@ class StoredSettings:
     file: str = ""
     notes: Sequence[str] = ()
     reranker: RerankerConfig | None = None
+
+    def head_for(self, encoder: EncoderConfig) -> ProjectionHead | None:
+        """Return the head; under other settings than it was trained for, its vectors lie in no shared space."""
+        if self.head is None or vectors_alike(encoder, self.encoder):
+            return self.head
+        return self.head.without_space()
 
     def tell(self, name: str, encoder: EncoderConfig) -> None:
         """Log the notes, and how ``encoder``, the settings in use, differs from the author's."""

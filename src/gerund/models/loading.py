@@ -44,8 +44,10 @@ from gerund.models.architectures import (
     set_aside,
     state_width,
 )
+from gerund.models.bundled import BundledAdapters, bundled_for
 from gerund.models.encoder_settings import read_adapters, stored_settings
 from gerund.models.folder_files import demand_readable
+from gerund.models.gguf_encoders import encoder_settings
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
@@ -77,7 +79,7 @@ from gerund.models.weights import (
 )
 from gerund.progress import say_once
 from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES, JOBS, EncoderConfig, Job, vectors_alike
-from gerund.settings.fields import NO_ADAPTER
+from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig
 from gerund.settings.templates import NO_TRANSFORM
@@ -476,6 +478,11 @@ class LoadedModel:
     score_layer: ScoreLayer | None = None
 
     @property
+    def is_bundled(self) -> bool:
+        """Whether its adapters came with gerund."""
+        return bool(self.options["spec"].adapter == AUTO_ADAPTER)
+
+    @property
     def is_seq2seq(self) -> bool:
         """Whether it is an encoder-decoder."""
         return is_encoder_decoder(self.model)
@@ -486,29 +493,23 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     """Load a model with its settings; ``token`` is for the hub, and ``generates`` says that it will not encode."""
     dtype = pick_dtype(spec.dtype)
     where = pick_device(spec.device)
-    if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
-        raise ConfigError(
-            "dtype int8 is for processors with AVX-512 VNNI or AMX, on which encoding multiplies in 8 bits; "
-            + ("this one has neither" if where.type == "cpu" else f"on {where.type} take auto")
-        )
+    _check_int8(spec, where)
     source = find_spec(spec, token)
-    settings = settings_folder(source)
-    adapters_there = own_adapters(source, settings)
     config = read_config(source)
+    bundled, settings = _settings_of(spec, source, config)
+    spec = spec.without_auto()
+    adapters_there = own_adapters(source, settings)
     seq2seq = config.model_type in SEQ2SEQ
-    reading = stored_settings(settings, config, spec, source)
-    stored, head = reading.encoder, reading.head
+    reading = stored_settings(settings, config, spec, source if bundled is None else None)
+    stored = reading.encoder
     encoder = spec.applied_to(stored)
     reading.tell(source.name, encoder)
     if seq2seq:
         given = [adapters_there.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
         _check_seq2seq(encoder, source.name, given)
     adapters = _adapters(adapters_there, spec)
-    if spec.adapter is not None and "encode" in adapters_there:
-        # A head that was trained with the adapter is useless without it.
-        head = None
-    if head is not None and not vectors_alike(encoder, stored):
-        head = head.without_space()
+    # A head that was trained with the adapter is useless without it.
+    head = None if spec.adapter is not None and "encode" in adapters_there else reading.head_for(encoder)
     packed = takes_packed(spec, source, where, encoder, adapters.folders, generates=generates)
     if dtype is None and where.type == "cpu" and packed is None:
         dtype = _emulated_dtype(config, source.name)
@@ -522,7 +523,9 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         reranker = replace(reranker, instruction=encoder.prompt)
         if reranker.true is None:
             layer = read_score_layer(settings, files, source.name, state_width(config))
-    loaded, tokenizer = read(source, dtype, config) if packed is None else read_packed(packed, config)
+    loaded, tokenizer = read(source, dtype, config) if packed is None else read_packed(packed, config, adapters.by_name)
+    if bundled is not None and not bundled.fits_tokens(tokenizer):
+        return open_model(spec.model_copy(update={"adapter": NO_ADAPTER}), token, generates=generates)
     width = state_width(loaded.config) * encoder.poolings
     if head is not None and head.settings.width != width:
         raise DataError(f"the head in {settings} is for states of {head.settings.width} numbers, not {width}")
@@ -537,13 +540,50 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         "int8": spec.dtype == "int8",
         "head": None if head is None else head.to(where),
         "transform": transform,
-        # An index of a file's vectors is not searched by another runtime tomorrow.
-        "spec": spec if source.gguf is None else with_runtime(spec, packed),
+        "spec": _spec_again(spec, source, packed, bundled),
         "stamp": stamp,
     }
     fills_gaps = seq2seq or _is_trained_to_infill(settings, adapters_there, spec)
     trained = _is_trained_to_embed(settings, adapters_there)
     return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, trained, reranker, layer)
+
+
+def _check_int8(spec: ModelSpec, where: torch.device) -> None:
+    """Refuse 8 bits where nothing computes in them."""
+    if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
+        raise ConfigError(
+            "dtype int8 is for processors with AVX-512 VNNI or AMX, on which encoding multiplies in 8 bits; "
+            + ("this one has neither" if where.type == "cpu" else f"on {where.type} take auto")
+        )
+
+
+def _settings_of(
+    spec: ModelSpec, source: Source, config: PreTrainedConfig
+) -> tuple[BundledAdapters | None, Path | None]:
+    """Return the adapters that come with gerund, where the model is to take some, and the folder of its settings."""
+    own = settings_folder(source)
+    has_own = own is not None and any((own / name).is_file() for name in (CONFIG_FILE, MODULES_FILE, RERANKER_FILE))
+    if has_own or source.adapted is not None:
+        return None, own
+    if source.gguf is not None and encoder_settings(read_file(source.gguf)) is not None:
+        return None, own
+    found = bundled_for(spec, config, lambda: weight_files(source, getattr(config, "transformers_weights", None)))
+    if found is None:
+        return None, own
+    if spec.adapter is None:
+        say_once(
+            f"{source.name} encodes with the adapter that comes with gerund for it; adapter none loads the model alone "
+            "(and adapter auto does not say this)"
+        )
+    return found, found.folder
+
+
+def _spec_again(spec: ModelSpec, source: Source, packed: Path | None, bundled: BundledAdapters | None) -> ModelSpec:
+    """Return the spec that opens a model as it was opened, whatever this machine or a later gerund would choose."""
+    if bundled is not None:
+        spec = spec.model_copy(update={"adapter": AUTO_ADAPTER})
+    # An index of a file's vectors is not searched by another runtime tomorrow.
+    return spec if source.gguf is None else with_runtime(spec, packed)
 
 
 def _merged_files(source: Source) -> list[Path]:

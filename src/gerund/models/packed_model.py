@@ -23,6 +23,7 @@ from gerund.attention.interface import attach
 from gerund.attention.preemption import pause
 from gerund.attention.ragged_batch import BlockPrefill, Branches
 from gerund.errors import ConfigError, UnsupportedModelError
+from gerund.models.adapters import active_name
 from gerund.models.runtimes import not_packed
 from gerund.packed.network import KeyValues, PackedNetwork
 
@@ -42,8 +43,11 @@ class WritesInPlace(Protocol):
         """
 
 
-def packed_model(skeleton: PreTrainedModel, network: PackedNetwork) -> PreTrainedModel:
-    """Let a network compute a model of transformers that has no weights (that is on the meta device)."""
+def packed_model(skeleton: PreTrainedModel, network: PackedNetwork, adapter: str | None = None) -> PreTrainedModel:
+    """Let a network compute a model of transformers that has no weights (that is on the meta device).
+
+    ``adapter`` is the name by which the network's adapter is made active.
+    """
     attach(skeleton)
     head, shape = skeleton.get_output_embeddings(), network.shape
     for module in skeleton.modules():
@@ -56,6 +60,7 @@ def packed_model(skeleton: PreTrainedModel, network: PackedNetwork) -> PreTraine
     if len(shape.windows) != shape.n_layers:
         raise UnsupportedModelError("the packed network does not say how far each of its layers looks")
     object.__setattr__(body, "network", network)
+    object.__setattr__(body, "adapter", adapter)
     for model, own in ((body, PackedBody), (skeleton, PackedCausalLM)):
         kind: Any = type(model)
         model.__class__ = _kind(own, kind)
@@ -152,6 +157,7 @@ class PackedBody(PreTrainedModel):
     """The decoder of a packed model: all but its head."""
 
     network: PackedNetwork
+    adapter: str | None = None
 
     @torch.no_grad()
     def forward(
@@ -171,7 +177,7 @@ class PackedBody(PreTrainedModel):
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = DynamicCache()
-        one = _Pass(self.network, attention_plan, attention_mask, cache)
+        one = _Pass(self.network, attention_plan, attention_mask, cache, adapted=self._is_adapted())
         if isinstance(attention_plan, BlockPrefill):
             states = one.parts(input_ids, attention_plan)
         elif cache is None:
@@ -180,6 +186,10 @@ class PackedBody(PreTrainedModel):
             states = one.continued(input_ids, position_ids, inputs_embeds)
         hidden = (states,) if output_hidden_states else None
         return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache, hidden_states=hidden)
+
+    def _is_adapted(self) -> bool:
+        """Whether the network's adapter takes part in this thread."""
+        return self.adapter is not None and active_name() == self.adapter
 
     @torch.no_grad()
     def moved_by_layer(self, ids_1T: Tensor, plan: BoundPlan) -> Tensor:
@@ -222,9 +232,15 @@ class _Pass:
     """One call of the body: its masks, and the memory of its cache."""
 
     def __init__(
-        self, network: PackedNetwork, plan: BoundPlan | None, mask_BS: Tensor | None, cache: Cache | None
+        self,
+        network: PackedNetwork,
+        plan: BoundPlan | None,
+        mask_BS: Tensor | None,
+        cache: Cache | None,
+        *,
+        adapted: bool = False,
     ) -> None:
-        self.network, self.plan, self.cache = network, plan, cache
+        self.network, self.plan, self.cache, self.adapted = network, plan, cache, adapted
         self.depth = network.shape.n_layers if plan is None else len(plan.plan.views)
         self.mask_BS = None if plan is not None or mask_BS is None or bool(mask_BS.all()) else mask_BS.bool()
         if plan is None:
@@ -332,6 +348,7 @@ class _Pass:
             write_B=None if memory is None else memory.begin_B,
             outputs=tuple(wanted),
             depth=self.depth,
+            adapted=self.adapted,
         )
         if plan is not None and plan.record is not None and found.attention is not None:
             for layer, weights_BHTS in enumerate(found.attention):

@@ -18,6 +18,7 @@ from gerund.gguf_file import parts_of, read_file
 from gerund.models import gguf_tokenizer
 from gerund.models.library_calls import checked_tokenizer, guarded
 from gerund.models.sources import Source
+from gerund.packed.adapter import read_adapter
 from gerund.packed.shape import read_shape
 from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig, Job
@@ -57,7 +58,7 @@ def takes_packed(
     )
     if spec.runtime == "torch" or (spec.runtime == "auto" and not usual):
         return None
-    reason = _unfit(spec, source, device, adapters) or _unread(source, encoder)
+    reason = _unfit(spec, source, device, adapters) or _unread(source, encoder, adapters)
     if reason is None:
         return source.gguf
     if spec.runtime == "packed":
@@ -82,16 +83,18 @@ def _unfit(spec: ModelSpec, source: Source, device: torch.device, adapters: Mapp
         return f"it has no dtype {spec.dtype}; leave it out, or take runtime torch"
     if find_spec("onnxruntime") is None or find_spec("onnx") is None:
         return "it needs ONNX Runtime; pip install 'gerund[packed]'"
-    if adapters or source.adapted is not None:
-        return "it takes no adapter; take runtime torch"
+    if len(set(adapters.values())) > 1 or source.adapted is not None:
+        return "it takes one adapter; take runtime torch"
     return None
 
 
-def _unread(source: Source, encoder: EncoderConfig) -> str | None:
+def _unread(source: Source, encoder: EncoderConfig, adapters: Mapping[Job, Path]) -> str | None:
     """Return why a packed network cannot compute a file, or read a text as asked."""
     assert source.gguf is not None
     try:
         shape = read_shape(read_file(source.gguf))
+        for folder in set(adapters.values()):
+            read_adapter(folder, shape)
     except GerundError as error:
         return str(error)
     return not_packed(encoder.resolved(shape.n_layers), encoder)
@@ -113,8 +116,12 @@ def not_packed(plan: ResolvedPlan, encoder: EncoderConfig | None = None) -> str 
     return what and f"{what} are computed by runtime torch alone"
 
 
-def read_packed(path: Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def read_packed(
+    path: Path, config: PreTrainedConfig, adapters: Mapping[str, Path] | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the packed network and the tokenizer of a GGUF file; the network takes as many threads as torch.
+
+    ``adapters`` has at most one adapter, by its name.
 
     Raises:
         ModelError: the file is damaged.
@@ -123,9 +130,10 @@ def read_packed(path: Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, 
     from gerund.packed.network import PackedNetwork
 
     model, tokenizer = read_skeleton(path, config)
-    network = guarded(f"cannot load {path}", PackedNetwork.open, path, threads=torch.get_num_threads())
+    name, folder = next(iter((adapters or {}).items()), (None, None))
+    network = guarded(f"cannot load {path}", PackedNetwork.open, path, threads=torch.get_num_threads(), adapter=folder)
     object.__setattr__(model, "packed_in", tuple(parts_of(path)))
-    return packed_model(model, network), tokenizer
+    return packed_model(model, network, name), tokenizer
 
 
 def packed_in(model: PreTrainedModel) -> tuple[tuple[Path, ...], str]:

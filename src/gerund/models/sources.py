@@ -17,6 +17,7 @@ from gerund.models.folder_files import cached_folders, demand_readable_files
 from gerund.models.peft_folders import PEFT_CONFIG, AdaptedModel, is_peft_folder, read_peft_folder
 from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.settings.encoder import DEFAULT_MODEL
+from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 
 DEFAULT_NAME = "the bundled model"
@@ -232,6 +233,6 @@ def with_absolute_paths(spec: ModelSpec) -> ModelSpec:
     absolute = {
         name: str(Path(value).absolute())
         for name, value in given.items()
-        if value not in (DEFAULT_MODEL, "none") and Path(value).exists()
+        if value not in (DEFAULT_MODEL, NO_ADAPTER, AUTO_ADAPTER) and Path(value).exists()
     }
     return spec.model_copy(update=absolute)

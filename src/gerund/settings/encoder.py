@@ -337,6 +337,15 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
         return {**written, "attention": self.attention.to_dict(), "prompts": dict(self.prompts)}
 
 
+FREE = ("prompt", "prompts", "normalize", "max_length", *RANKING, "similarity", "transform", "text_normalization")
+"""Settings that may differ from those of a trained encoder without spoiling what it reads."""
+
+
+def read_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
+    """Whether two encoder configs read a text alike, up to prompts, lengths and what is done with its vector."""
+    return replace(one, **{name: getattr(other, name) for name in FREE}) == other
+
+
 def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
     """Whether two encoder configs differ in nothing that a fitted transform depends on."""
     same = ("normalize", "max_length", *RANKING, "similarity")

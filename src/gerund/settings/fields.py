@@ -37,6 +37,8 @@ R = TypeVar("R")
 
 NO_ADAPTER = "none"
 """Given for an adapter, it leaves the model's own aside; a folder of that name is ``./none``."""
+AUTO_ADAPTER = "auto"
+"""Given for an adapter, it takes the model's own, or what comes with gerund for the model; as a rule the default."""
 MOST = 2**31 - 1
 """Largest number of layers or tokens that a plan takes."""
 _UNIONS = (Union, UnionType)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Never, Param
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from gerund.errors import ConfigError, unknown_name
-from gerund.settings.encoder import DEFAULT_MODEL, MAY_BE_AUTO, EncoderConfig, EncoderSettings, Job, PlanChoice
+from gerund.settings.encoder import DEFAULT_MODEL, FREE, MAY_BE_AUTO, EncoderConfig, EncoderSettings, Job, PlanChoice
 from gerund.settings.fields import (
+    AUTO_ADAPTER,
     NO_ADAPTER,
     AdapterName,
     Name,
@@ -59,7 +60,9 @@ class ModelSettings(Generic[Model, Given, Unset]):
     adapter: AdapterName | Given | None = setting(
         None,
         "PEFT folder, active while the model encodes and infills and never while it generates. none (or False): no "
-        "adapter, and no head or scorer that was trained with the model's own.",
+        "adapter, and no head or scorer that was trained with the model's own. auto: the model's own, or the one that "
+        "comes with gerund for it (SmolLM2); this is the default, unless a plan, a pooling or another way to read is "
+        "given.",
     )
     infill_adapter: AdapterName | Given | None = setting(
         None,
@@ -96,6 +99,7 @@ class ModelSettings(Generic[Model, Given, Unset]):
 
 _ENCODER = (PlanChoice[str | None], PlanSettings[Literal["auto"], None], EncoderSettings[Literal["auto"], None])
 _PLAN_FIELDS, _CONFIG_FIELDS = (tuple(settings_in(one)) for one in _ENCODER[1:])
+_READING = ("attention", *_PLAN_FIELDS, *(name for name in _CONFIG_FIELDS if name not in FREE))
 
 if TYPE_CHECKING:
 
@@ -203,6 +207,11 @@ class EncoderSpec(_EncoderFields, frozen=True):
         fields["prompts"] = dict(config.prompts)
         plan = config.attention if n_layers is None else config.with_defaults(n_layers).attention
         return EncoderSpec.model_validate({"attention": plan, **fields})
+
+    @property
+    def says_reading(self) -> bool:
+        """Whether anything is said about how texts are read: by which plan, pooling, template or layers."""
+        return any(getattr(self, name) is not None for name in _READING)
 
     def said(self) -> dict[str, Any]:
         """Return the fields that are not left out."""
@@ -325,6 +334,10 @@ class ModelSpec(_ModelFields, frozen=True):
     def adapter_of(self, job: Job) -> str | None:
         """Return what is said of the adapter for a job; None where nothing is."""
         return {"encode": self.adapter, "infill": self.infill_adapter, "score": self.scorer}[job]
+
+    def without_auto(self) -> "ModelSpec":
+        """The spec with nothing said about the adapter where ``auto`` is."""
+        return self.model_copy(update={"adapter": None}) if self.adapter == AUTO_ADAPTER else self
 
     @property
     def leaves_adapters(self) -> bool:

@@ -42,7 +42,7 @@ from gerund.models.architectures import encoder_of, state_width
 from gerund.models.heads import ProjectionHead
 from gerund.models.int8_matmul import int8_matmul, make_ready
 from gerund.models.kinds import is_encoder_decoder
-from gerund.models.vectors import Transform
+from gerund.models.vectors import Transform, truncation
 from gerund.poolings import pool, pooling_parts
 from gerund.progress import progress
 from gerund.settings.encoder import LLM2VEC_CONVENTIONS, EncoderConfig
@@ -318,6 +318,12 @@ class EncoderRuntime:
             if left:
                 inputs["position_ids"] = (real_BT.long().cumsum(1) - 1).clamp(min=0)
         return Batch(inputs, real_BT, begin.to(self.device))
+
+    def truncating(self) -> "EncoderRuntime":
+        """Return the same model with truncation, which needs no fitting, where its settings name it."""
+        if self.transform is not None:
+            return self
+        return replace(self, transform=truncation(self.config.transform, self.width))
 
     def in_own_type(self) -> "EncoderRuntime":
         """Return the same model, computing in the dtype of its weights."""

@@ -1,0 +1,62 @@
+"""Make a folder of adapters that comes with gerund from what a training saved: without weights, config and tokenizer.
+
+    python examples/bundle_adapters.py runs/mine/model BASE src/gerund/assets/smollm2
+
+BASE is the model that was trained from: a folder, or a GGUF file. The folder of adapters says by which sample of its
+weights the base is recognized, in any form. Adapters are stored in bfloat16, each of at most 12 MB.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from gerund.models.bundled import write_base
+from gerund.models.loading import read_config, read_skeleton, read_tokenizer
+from gerund.models.sources import find
+from gerund.models.weights import weight_files
+
+MOST_BYTES = 12_000_000
+FILES = ("head.json", "head.safetensors", "scorer.json", "scorer.safetensors", "training*.json")
+OTHER_JOBS = ("infill", "score")
+
+
+def main() -> None:
+    """Read the arguments and write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("saved", type=Path, help="the folder that a training or gerund convert wrote")
+    parser.add_argument("base", help="the model that it was trained from: a folder or a GGUF file")
+    parser.add_argument("folder", type=Path, help="the folder to write; files that are there stay")
+    given = parser.parse_args()
+    settings = json.loads((given.saved / "gerund.json").read_text(encoding="utf-8"))
+    # An adapter to encode with would be active for the other jobs too.
+    settings["adapters"] = {job: settings.get("adapters", {}).get(job) for job in OTHER_JOBS}
+    places = {settings["encoder"]["adapter"], *settings["adapters"].values()} - {None}
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for place in sorted(places):
+        copy_adapter(given.saved / place, given.folder / place)
+    for path in (path for pattern in FILES for path in given.saved.glob(pattern)):
+        shutil.copyfile(path, given.folder / path.name)
+    (given.folder / "gerund.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    source = find(given.base)
+    config = read_config(source)
+    tokenizer = read_skeleton(source.gguf, config)[1] if source.gguf is not None else read_tokenizer(source)
+    write_base(given.folder, config, tokenizer, weight_files(source))
+
+
+def copy_adapter(source: Path, target: Path) -> None:
+    """Copy a PEFT folder, its weights in bfloat16."""
+    target.mkdir(exist_ok=True)
+    shutil.copyfile(source / "adapter_config.json", target / "adapter_config.json")
+    tensors = load_file(source / "adapter_model.safetensors")
+    path = target / "adapter_model.safetensors"
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    if path.stat().st_size > MOST_BYTES:
+        raise SystemExit(f"{path} has {path.stat().st_size / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:.0f} MB are meant")
+
+
+if __name__ == "__main__":
+    main()
