@@ -96,6 +96,7 @@ PAGE = (
     Section("## The papers' plans on two small models", ("quality:plans-default", "quality:plans-stories260k")),
     Section("### Recurrent layers read both ways", ("hybrids",)),
     Section("## Methods without training", ("training_free",)),
+    Section("### On real models", ("real_models",)),
     Section("## Evaluation", ("quality-evaluation",)),
     Section("## Search", ("index",)),
     Section("### Answers from documents", ("quality:answers",)),

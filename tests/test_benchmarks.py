@@ -25,6 +25,7 @@ import results  # noqa: E402
 from results import BY_SCRIPT, CARRIED, Column, Result, Run, Table  # noqa: E402
 
 LIBRARY = {"harness", "headlines", "inputs", "mixed_requests", "render", "results", "servers", "study"}
+LIBRARY |= {"real_models_data", "real_models_picture"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))
 # What `--quick` needs beside the library: arguments, whether it reads ../shared/data, and a peer.
@@ -34,6 +35,7 @@ STUDIES = {
     "gur": (),
     "decoding": (),
     "training_free": (),
+    "real_models": ("--models", "default"),
     "hybrids": (),
     "quality": (),
     "alignment": ("--teacher", "default"),

@@ -78,12 +78,12 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
         asked.extend(configs)
         return [Trial(config, label_of(config, 8), {"toy": score(config)}) for config in configs]
 
-    found = _Search(measure, [OWN], Tuned(8, 60))
+    found = _Search(measure, [OWN], Tuned(8, 120))
     found.reserve(METHODS, 32)
     found.run(["mask0-bidir"])
     plans = len(asked)
     found.try_methods(METHODS, 32)
-    assert len(asked) <= 60
+    assert len(asked) <= 120
     assert len({trial.label for trial in found.done.trials}) == len(found.done.trials)
     assert (found.done.best.config.layers, found.done.best.plan.name) == ("all", "mask0-bidir")
     later = asked[plans:]
@@ -96,6 +96,28 @@ def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
     assert {config.transform for config in later} >= {"whitening", "whitening-16", "all-but-the-top"}
     # The curves over k are of plans and nothing else.
     assert all(len({k for k, _ in points}) == len(points) for points in found.done.curves("mean").values())
+
+
+def test_a_small_budget_reaches_one_of_each_kind_and_says_what_it_left_out():
+    def measure(configs):
+        return [Trial(config, label_of(config, 8), {"toy": 0.1}) for config in configs]
+
+    search = _Search(measure, [OWN], Tuned(8, 12))
+    search.reserve(METHODS[1:], 32)  # without recurrent layers
+    search.run(["mask0-bidir"])
+    search.try_methods(METHODS[1:], 32)
+    tried = [trial.config for trial in search.done.trials]
+    assert len(tried) == 12
+    for reached in (
+        lambda one: one.template == "topic" and one.states == "hidden",
+        lambda one: one.states == "attention",
+        lambda one: one.layers == "1+8",
+        lambda one: one.attention.skips == 1,
+        lambda one: one.reroute != "none",
+    ):
+        assert any(map(reached, tried))
+    assert len(search.done.untried) > 20
+    assert "causal, last, metaeol" in search.done.untried
 
 
 @pytest.mark.slow
@@ -113,14 +135,19 @@ def test_transforms_are_fitted_on_the_sample(lm):
     config = EvaluationConfig(split="validation")
     found = tune(lm, [TOY], config, plans=["causal"], methods=["transforms"], sample=sample, budget=20)
     tried = [trial for trial in found.trials if trial.config.transform != "none"]
-    assert [trial.config.transform for trial in tried][:2] == ["whitening", "whitening-16"]
-    assert tried[0].label == "causal, whitening"
-    chosen = replace(found, trials=[tried[1]]).chosen(lm)
+    assert [trial.config.transform for trial in tried][:2] == ["standardization", "all-but-the-top"]
+    assert tried[0].label == "causal, standardization"
+    chosen = replace(found, trials=[next(one for one in tried if one.label == "causal, whitening-16")]).chosen(lm)
     assert chosen.dimensions == 16
     with pytest.raises(ConfigError, match="transforms are fitted on texts"):
         tune(lm, [TOY], config, methods=["transforms"])
     few = tune(lm, [TOY], config, plans=["causal"], methods=["transforms"], sample=sample[:2], budget=20)
-    assert {trial.config.transform for trial in few.trials} == {"none", "all-but-the-top", "all-but-the-top-1"}
+    assert {trial.config.transform for trial in few.trials} == {
+        "none",
+        "standardization",
+        "all-but-the-top",
+        "all-but-the-top-1",
+    }
     assert all("the sample has 2" in str(error) for error in few.refused.values())
     assert len(few.refused) >= 2
     with pytest.raises(ConfigError, match="unknown method to tune 'skip'"):

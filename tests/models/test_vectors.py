@@ -51,6 +51,14 @@ def test_all_but_the_top_takes_the_mean_and_the_first_directions_away() -> None:
     assert np.linalg.matrix_rank(fit("all-but-the-top", cloud(width=250)).matrix_DE) == 248
 
 
+def test_standardized_dimensions_have_mean_0_and_variance_1() -> None:
+    vectors = np.hstack([cloud(), np.full((len(cloud()), 1), 7.0, np.float32)])
+    found = fit("standardization", vectors)(vectors)
+    expected = (cloud() - cloud().mean(axis=0)) / cloud().std(axis=0)
+    np.testing.assert_allclose(found[:, :-1], expected, atol=1e-3)
+    assert not found[:, -1].any()
+
+
 @pytest.mark.slow
 def test_a_truncation_keeps_the_first_numbers_and_needs_no_sample(tiny_folder, tmp_path) -> None:
     whole, cut = gerund.load(tiny_folder), gerund.load(tiny_folder, transform="truncate-6")
@@ -79,6 +87,7 @@ def test_a_truncation_keeps_the_first_numbers_and_needs_no_sample(tiny_folder, t
         ("whitening", np.hstack([cloud(), cloud()[:, :2]]), "vary in 12 dimensions only; take whitening-12 or less"),
         ("all-but-the-top", np.ones((5, 4)), "the sample has 1"),
         ("all-but-the-top-12", cloud(), "a vector has 12 numbers"),
+        ("standardization-3", cloud(), "unknown transform 'standardization-3'"),
     ],
 )
 def test_a_sample_that_is_too_small_is_refused(name: str, vectors: np.ndarray, message: str) -> None:
@@ -141,9 +150,9 @@ def test_a_model_with_an_encoder_of_its_own_has_it_too(tmp_path) -> None:
     expected = fit("whitening-6", plain.encode(SAMPLE, normalize=False))(plain.encode(WORDS, normalize=False))
     np.testing.assert_allclose(fitted.encode(WORDS, normalize=False), expected, atol=1e-4)
     np.testing.assert_array_equal(fitted.for_representation().encode(WORDS), fitted.encode(WORDS))
-    with pytest.raises(ConfigError, match="layers, prepend and reroute are for decoder-only models"):
+    with pytest.raises(ConfigError, match="prepend and reroute are for decoder-only models"):
         gerund.load(folder, layers="1")
-    with pytest.raises(ConfigError, match="layers, prepend and reroute are for decoder-only models"):
+    with pytest.raises(ConfigError, match="prepend and reroute are for decoder-only models"):
         plain.with_encoder(replace(plain.encoder, layers="1")).encode("the cat")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _DEFAULT_KINDS = ("sts", "classification")
 _RANKING_KINDS = ("retrieval",)
 _BUDGET = 150
-_METHODS = "recurrent,skips,layers,templates,prepend,reroute"
+_METHODS = "recurrent,skips,layers,states,templates,prepend,reroute"
 
 
 @options.takes(spec=options.model("MODEL", "max_length", "adapter", *options.TORCH))
@@ -51,7 +51,8 @@ def command(
         str,
         typer.Option(
             help="Methods without training to try after the plans, with commas: recurrent (recurrent layers read both "
-            "ways, where there are any), skips, layers, templates, prepend, reroute, and with --sample transforms; "
+            "ways, where there are any), skips, layers, states, templates, prepend, reroute, and with --sample "
+            "transforms; "
             "none for none."
         ),
     ] = _METHODS,
@@ -307,6 +308,8 @@ def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:
     words = "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in numbers)
     sample = " --sample FILE" if "transform" in config.methods else ""
     typer.echo(f"try: gerund convert {shlex.quote(spec.model)} OUT --attention {plan.name}{words}{sample}")
+    if done.untried:
+        tell(f"{len(done.untried)} settings were not tried within the budget of {done.budget}: see {page}")
     for reason, count in Counter(map(str, done.refused.values())).items():
         settings = "1 setting was" if count == 1 else f"{count} settings were"
         tell(f"{settings} left out: {reason}")

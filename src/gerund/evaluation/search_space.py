@@ -5,6 +5,7 @@ Torch is not imported, so that a misspelled name is reported at once.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from gerund.checks import one_of
 from gerund.errors import ConfigError
@@ -18,6 +19,8 @@ from gerund.settings.templates import (
     LAST_LAYER,
     NAMED,
     REWRITE,
+    STANDARDIZATION,
+    TOPIC,
     WHITENING,
     settings_of_template,
 )
@@ -38,7 +41,7 @@ ONE_K = (
 )
 TWO_K = "mask0+bidir"
 PLANS = (*BASELINES, *ONE_K, TWO_K)
-METHODS = ("recurrent", "skips", "layers", "templates", "prepend", "reroute", "transforms")
+METHODS = ("recurrent", "skips", "layers", "states", "templates", "prepend", "reroute", "transforms")
 """What is tried behind the plans: methods without training, most of them on the best plan and on the causal one.
 
 ``recurrent``, which reads recurrent layers both ways, is tried on the best setting of every plan that takes it.
@@ -84,17 +87,23 @@ def require_settings(
 def method_configs(
     methods: Sequence[str], starts: tuple[EncoderConfig, EncoderConfig, EncoderConfig], n_layers: int, dimensions: int
 ) -> list[EncoderConfig]:
-    """Return what is tried on the best setting, the best that takes skips and the causal one, promising ones first."""
+    """Return what is tried on the best setting, the best that takes skips and the causal one.
+
+    One of each kind comes first, then a second one of each, and so on: whatever the budget, no kind is left out for
+    another. Within a kind, promising ones come first; what reads a text several times comes last of all.
+    """
     best, skipping, causal = starts
 
     def on(start: EncoderConfig) -> list[EncoderConfig]:
         configs: list[EncoderConfig] = []
         if "layers" in methods:
-            named = [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
-            named += ["all", f"1+{n_layers}", str(n_layers - 1)]
+            named = [f"1+{n_layers}", "all"]
+            named += [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
+            named += [str(n_layers - 1)]
             configs += [replace(start, layers=layers) for layers in named]
         if "transforms" in methods:
-            names = (WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}", ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1")
+            names = [STANDARDIZATION, ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1"]
+            names += [WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}"]
             configs += [replace(start, transform=name) for name in names]
         return configs
 
@@ -106,22 +115,32 @@ def method_configs(
         return [replace(start, attention=replace(start.attention, skips=skips)) for skips in sorted(plans.values())]
 
     echo = replace(causal, attention=AttentionPlan(ECHO), template=REWRITE)
-    formatted = [replace(causal, template=name, **settings_of_template(name)) for name in NAMED if name != REWRITE]
+    names = [TOPIC, *(name for name in NAMED if name not in (TOPIC, REWRITE))]
+    formatted = [replace(causal, template=name, **settings_of_template(name)) for name in names]
     low = [below for below in spread(n_layers, 5) if below > 1]
     # Token Prepending reads the output of an earlier layer, of 32 the 27th.
     read = (LAST_LAYER, str(max(1, min(n_layers - 1, round(n_layers * 27 / 32))))) if "prepend" in methods else ()
-    prepended = [replace(formatted[0], prepend=below, layers=layers) for layers in read for below in low]
+    prepended = [replace(formatted[1], prepend=below, layers=layers) for layers in read for below in low]
     kv = replace(causal, template=KV_EMBEDDING, **settings_of_template(KV_EMBEDDING))
     rerouted = [replace(kv, reroute=window) for window in windows(n_layers)] if "reroute" in methods else []
     # What reads each text several times is what a small budget leaves out.
     cheap, dear = (
         [config for config in formatted if (len(config.templates) > 1) is several] for several in (False, True)
     )
-    cheap = [echo, *cheap]
+    cheap = [*cheap, echo]
     if "templates" not in methods:
         cheap, dear = [], []
-    later = [*with_skips(causal), *on(causal)]
-    return [*with_skips(skipping), *on(best), *cheap, *prepended, *rerouted, *later, *dear]
+    parts = parts_read(formatted[0], causal, n_layers) if "states" in methods else []
+    kinds = (cheap, on(best), parts, with_skips(causal), with_skips(skipping), rerouted, prepended, on(causal))
+    in_turn = [config for some in zip_longest(*kinds) for config in some if config is not None]
+    return [*in_turn, *dear]
+
+
+def parts_read(formatted: EncoderConfig, causal: EncoderConfig, n_layers: int) -> list[EncoderConfig]:
+    """Return settings that read outputs of the attention, in a template (AlignedWVA), and its values."""
+    late = [f"{max(1, n_layers // 2)}-{n_layers}", f"{max(1, n_layers - n_layers // 4)}-{n_layers}", "all"]
+    aligned = [replace(formatted, states="attention", layers=layers) for layers in late]
+    return [aligned[0], *(replace(causal, states="values", layers=layers) for layers in ("last", "all")), *aligned[1:]]
 
 
 def windows(n_layers: int) -> list[str]:

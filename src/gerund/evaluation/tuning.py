@@ -84,6 +84,8 @@ class Tuned:
     recurrent: Literal["causal", "both"] = "causal"
     # Settings that the model cannot be read with, and why, by their label.
     refused: dict[str, GerundError] = field(default_factory=dict)
+    # Settings with methods for which the budget was too small, by their label.
+    untried: list[str] = field(default_factory=list)
 
     def chosen(self, lm: LanguageModel) -> LanguageModel:
         """Return the model that was tuned, read as what won."""
@@ -231,6 +233,7 @@ class _Search:
             fresh += [config] if config not in (*tried, *fresh) else []
         room = max(0, self.done.budget - len(self.done.trials))
         self.done.trials += self._measure(fresh[:room]) if fresh[:room] else []
+        self.done.untried += [label_of(config, self.done.n_layers) for config in fresh[room:]]
 
     def run(self, plans: Sequence[str], own: AttentionPlan | None = None) -> None:
         n = self.done.n_layers

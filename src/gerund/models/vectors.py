@@ -1,10 +1,12 @@
 """Operations on pooled vectors: normalize, compare, whiten, truncate.
 
-Whitening: Su et al., 2021, "Whitening Sentence Representations for Better Semantics and Faster Retrieval", Algorithm 1.
-All-but-the-top: Mu and Viswanath, 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word
+Whitening: Su et al., 2021, "Whitening Sentence Representations for Better Semantics and Faster Retrieval", Algorithm
+1. All-but-the-top: Mu and Viswanath, 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word
 Representations": the mean and the top directions are removed. (Algorithm 1, as printed, subtracts from the centered
-vector the components of the uncentered one, which leaves the mean's part with the sign flipped.) Both are a mean that
-is subtracted and a matrix. Truncation keeps the first dimensions, which a training with nested losses makes the most
+vector the components of the uncentered one, which leaves the mean's part with the sign flipped.) Standardization:
+Timkey and van Schijndel, 2021, "All Bark and No Bite: Rogue Dimensions in Transformer Language Models Obscure
+Representational Quality", section 5: each dimension gets mean 0 and variance 1. All of these are a mean that is
+subtracted and a matrix. Truncation keeps the first dimensions, which a training with nested losses makes the most
 informative: Kusupati et al., 2022, "Matryoshka Representation Learning". Transforms are saved as
 ``transform.safetensors``.
 """
@@ -17,7 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from gerund.errors import ConfigError, DataError
-from gerund.settings.templates import NO_TRANSFORM, TRUNCATE, WHITENING, transform_parts
+from gerund.settings.templates import NO_TRANSFORM, STANDARDIZATION, TRUNCATE, WHITENING, transform_parts
 
 WEIGHTS_FILE = "transform.safetensors"
 # Relative variance below which a direction counts as constant.
@@ -58,8 +60,9 @@ class Transform:
 def fit(name: str, vectors_ND: np.ndarray) -> Transform:
     """Fit a transform on a sample of vectors, not normalized.
 
-    ``name`` is ``whitening`` or ``all-but-the-top``, with ``-`` and a number: the dimensions to keep, those of the
-    largest variance (default: all), or the directions to remove (default: a hundredth of the dimensions, at least 1).
+    ``name`` is ``standardization``, ``whitening`` or ``all-but-the-top``; the last two take a number after ``-``: the
+    dimensions to keep, those of the largest variance (default: all), or the directions to remove (default: a hundredth
+    of the dimensions, at least 1).
     """
     kind, number = transform_parts(name)
     if kind == TRUNCATE:
@@ -73,6 +76,11 @@ def fit(name: str, vectors_ND: np.ndarray) -> Transform:
         raise ConfigError(f"{name} needs more than {kept} different texts to be fitted on, and the sample has {count}")
     mean_D = sample_ND.mean(axis=0)
     centred_ND = sample_ND - mean_D
+    if kind == STANDARDIZATION:
+        variance_D = centred_ND.var(axis=0)
+        # A constant dimension stays one: nothing is known of its scale.
+        scale_D = np.where(variance_D > _NOTHING * variance_D.max(), np.sqrt(variance_D), np.inf)
+        return Transform(name, mean_D.astype(np.float32), np.diag(1 / scale_D).astype(np.float32))
     if kind == WHITENING:
         columns_DD, variance_D, _ = np.linalg.svd(centred_ND.T @ centred_ND / (len(sample_ND) - 1))
         if variance_D[kept - 1] <= _NOTHING * variance_D[0]:

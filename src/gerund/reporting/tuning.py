@@ -118,6 +118,7 @@ def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict
         "baseline": _trial_dict(done.baseline, done.n_layers),
         "trials": [_trial_dict(trial, done.n_layers) for trial in done.trials],
         "refused": {label: str(error) for label, error in done.refused.items()},
+        "not_tried": list(done.untried),
     }
 
 
@@ -203,6 +204,7 @@ def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: Evalua
         ("Poolings", ", ".join(dict.fromkeys(trial.config.pooling for trial in done.trials))),
         ("Settings tried", f"{len(done.trials)} of at most {done.budget}"),
         *(("Left out", f"{label}: {error}") for label, error in done.refused.items()),
+        *([("Not tried within the budget", "; ".join(done.untried))] if done.untried else []),
         ("gerund", __version__),
         ("Packages", ", ".join(f"{name} {number}" for name, number in versions().items())),
     ]

@@ -132,9 +132,9 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
     transform: Annotated[str, named(transform_parts)] | Unset = setting(
         NO_TRANSFORM,
-        "Transform of pooled vectors, fitted on a sample of texts: whitening or all-but-the-top, with -N for the "
-        "dimensions kept or the directions removed; truncate-128 keeps the first 128 dimensions, without a sample; "
-        "none.",
+        "Transform of pooled vectors, fitted on a sample of texts: standardization; whitening or all-but-the-top, with "
+        "-N for the dimensions kept or the directions removed; truncate-128 keeps the first 128 dimensions, without a "
+        "sample; none.",
     )
     pool_bos: Literal["auto", "always", "never"] | Unset = setting(
         "auto",

@@ -26,6 +26,8 @@ ECHO = "echo"
 """The plan of echo embeddings, which reads a text twice."""
 REWRITE = "rewrite"
 """The template of echo embeddings, which has the text twice."""
+TOPIC = "topic"
+"""A wording of gerund's own for PromptEOL's idea, chosen on real models."""
 KV_EMBEDDING = "kv-embedding"
 """The template of KV-Embedding, which pools the last token's state and the mean of all tokens alike."""
 
@@ -67,6 +69,7 @@ NAMED: dict[str, tuple[str, ...]] = {
         f'In this task, {task} this task, this sentence : "{PLACE}" {verb} in one word:"'
         for task, verb in _META.items()
     ),
+    TOPIC: (f'Text: {PLACE}\nThe topic of this text in one word: "',),
     KV_EMBEDDING: (f"Context: {PLACE} Compress the Context in one word:",),
     REWRITE: (f"Rewrite the sentence: {PLACE}, rewritten sentence: {PLACE}",),
 }
@@ -75,7 +78,7 @@ NAMED: dict[str, tuple[str, ...]] = {
 # Templates whose released code reads the output of the second last layer.
 _SECOND_LAST = ("prompteol-cot", "prompteol-knowledge")
 # Templates that take a text as it is.
-_AS_IT_IS = (KV_EMBEDDING, REWRITE)
+_AS_IT_IS = (TOPIC, KV_EMBEDDING, REWRITE)
 _KV_QUERY = f"Query: {PLACE} Compress the Query in one word:"
 
 LAST_LAYER = "last"
@@ -89,8 +92,9 @@ _LAYERS = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(\+[0-9]{1,6}(-[0-9]{1,6})?)*")
 NO_TRANSFORM = "none"
 WHITENING = "whitening"
 ALL_BUT_THE_TOP = "all-but-the-top"
+STANDARDIZATION = "standardization"
 TRUNCATE = "truncate"
-_TRANSFORM = re.compile(rf"({WHITENING}|{ALL_BUT_THE_TOP}|{TRUNCATE})(?:-([0-9]{{1,6}}))?")
+_TRANSFORM = re.compile(rf"({WHITENING}|{ALL_BUT_THE_TOP}|{STANDARDIZATION}|{TRUNCATE})(?:-([0-9]{{1,6}}))?")
 
 
 @dataclass(frozen=True)
@@ -257,8 +261,9 @@ def transform_parts(name: str) -> tuple[str, int | None]:
     if name == NO_TRANSFORM:
         return name, None
     match = _TRANSFORM.fullmatch(name)
-    if match is None or match[2] == "0" or (match[1] == TRUNCATE and match[2] is None):
-        known = [NO_TRANSFORM, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256", f"{TRUNCATE}-128"]
+    numbered = match is not None and match[2] is not None
+    if match is None or match[2] == "0" or numbered is {TRUNCATE: False, STANDARDIZATION: True}.get(match[1]):
+        known = [NO_TRANSFORM, STANDARDIZATION, WHITENING, ALL_BUT_THE_TOP, f"{WHITENING}-256", f"{TRUNCATE}-128"]
         raise unknown_name("transform", name, known)
     return match[1], None if match[2] is None else int(match[2])
 

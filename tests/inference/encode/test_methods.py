@@ -369,7 +369,7 @@ def test_what_knows_nothing_of_methods_refuses_them(tiny_folder, tmp_path) -> No
 
 
 def test_names_are_told(tiny_folder) -> None:
-    assert set(NAMED) == {*RELEASED, "metaeol", "kv-embedding", "rewrite"}
+    assert set(NAMED) == {*RELEASED, "metaeol", "topic", "kv-embedding", "rewrite"}
 
 
 def by_hand(lm: LanguageModel, text: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
