@@ -14,12 +14,14 @@ from jinja2 import TemplateError
 import gerund
 from gerund import ModelSpec, Sampling
 from gerund.errors import ConfigError
+from gerund.gguf_file import read_file
 from gerund.inference.generate.packed_writer import PackedWriter
 from gerund.inference.generate.prompts import TemplateOptions, render
 from gerund.inference.text_ids import encode_texts
 from gerund.models import gguf_tokenizer, light_runtime, light_tokenizer
 from gerund.models.light_runtime import light_source
 from gerund.models.light_tokenizer import read_light_tokenizer
+from gerund.models.tokenizer_cache import settings_of
 from gerund.writer_entry import light_writer, load_writer
 from tests.inference.generate.test_prompts import HELLO, chat_tokenizer
 from tests.models.test_gguf_files import write
@@ -150,7 +152,7 @@ def test_templates_are_rendered_as_by_transformers(light: PackedWriter, template
     other = chat_tokenizer()
     other.chat_template = template
     expected = other.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
-    own = light_tokenizer.LightTokenizer(other.backend_tokenizer, light_tokenizer.settings_of(other, []))
+    own = light_tokenizer.LightTokenizer(other.backend_tokenizer, settings_of(other, [], {}))
     assert own.apply_chat_template(HELLO, add_generation_prompt=True) == expected
 
 
@@ -171,8 +173,8 @@ def test_templates_reach_nothing_else(light: PackedWriter, template: str):
 def test_a_tokenizer_is_made_once(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read_light_tokenizer(file, tmp_path)
     made = []
-    real = gguf_tokenizer.read_tokenizer
-    monkeypatch.setattr(gguf_tokenizer, "read_tokenizer", lambda one: made.append(one) or real(one))
+    real = gguf_tokenizer.made_tokenizer
+    monkeypatch.setattr(gguf_tokenizer, "made_tokenizer", lambda one: made.append(one) or real(one))
     expected = read_light_tokenizer(file, tmp_path).get_vocab()
     assert not made
     [stored] = tmp_path.glob("*/tokenizer.json")
@@ -181,6 +183,16 @@ def test_a_tokenizer_is_made_once(file: Path, tmp_path: Path, monkeypatch: pytes
     assert len(made) == 1  # what was changed is made again, and kept
     read_light_tokenizer(file, tmp_path)
     assert len(made) == 1
+
+
+def test_a_large_vocabulary_is_cached_under_torch_too(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gguf_tokenizer, "_WORTH_KEEPING", 1)
+    expected = gguf_tokenizer.read_tokenizer(read_file(file))
+    monkeypatch.setattr(gguf_tokenizer, "made_tokenizer", lambda one: pytest.fail("made again"))
+    found = gguf_tokenizer.read_tokenizer(read_file(file))
+    assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert found.special_tokens_map == expected.special_tokens_map
+    assert (found.chat_template, found.init_kwargs) == (expected.chat_template, expected.init_kwargs)
 
 
 def test_torch_is_left_out_only_where_nothing_needs_it(file: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):

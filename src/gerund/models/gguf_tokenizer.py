@@ -15,9 +15,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from gerund.errors import ModelError
 from gerund.gguf_file import GgufFile
 from gerund.models.library_calls import guarded
+from gerund.models.tokenizer_cache import StoredTokenizer, settings_of
 
 # Tokens at which llama.cpp always ends a text, in addition to those that the file names.
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+
+# Tokens of a vocabulary from which on a tokenizer is cached: a smaller one is made in no time.
+_WORTH_KEEPING = 4096
 
 _BYTE_LEVEL = "gpt2"
 _MODELS = (_BYTE_LEVEL, "llama")  # the second is SentencePiece's
@@ -84,11 +88,26 @@ Mistral's (``tekken``) and OpenAI's (``gpt-4o``) tell upper from lower case in a
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
-    """Return a file's tokenizer, which produces the same tokens as llama.cpp."""
-    return guarded(f"cannot load the tokenizer of {file.path}", _tokenizer, file)
+    """Return a file's tokenizer, which produces the same tokens as llama.cpp; that of a large vocabulary is cached."""
+    if file.metadata.get("tokenizer.ggml.tokens") != file.vocabulary or file.vocabulary < _WORTH_KEEPING:
+        return made_tokenizer(file)[0]
+    stored = StoredTokenizer(file.path)
+    if (found := stored.read()) is not None:
+        return PreTrainedTokenizerFast(tokenizer_object=found[0], **found[1].keywords)
+    tokenizer, keywords = made_tokenizer(file)
+    stored.keep(tokenizer.backend_tokenizer, settings_of(tokenizer, ends_of(file, tokenizer), keywords))
+    return tokenizer
 
 
-def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
+def made_tokenizer(file: GgufFile) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
+    """Make a file's tokenizer; return it and the keywords of its class."""
+    made: tuple[PreTrainedTokenizerBase, dict[str, Any]] = guarded(
+        f"cannot load the tokenizer of {file.path}", _tokenizer, file
+    )
+    return made
+
+
+def _tokenizer(file: GgufFile) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
     if (count := file.metadata.get("tokenizer.ggml.tokens")) is None:
@@ -116,12 +135,12 @@ def _tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     _keep_runs_of_spaces(backend, parts)
     if settings["pad_token"] is None:
         settings["pad_token"] = settings["eos_token"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=file.number("context_length"),
-        clean_up_tokenization_spaces=False,
+    keywords = {
+        "model_max_length": file.number("context_length"),
+        "clean_up_tokenization_spaces": False,
         **settings,
-    )
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **keywords), keywords
 
 
 def _flag(file: GgufFile, name: str, *, default: bool) -> bool:

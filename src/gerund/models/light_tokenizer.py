@@ -1,21 +1,17 @@
 """A tokenizer without transformers: what gerund asks of one, by the names that transformers has for it.
 
 The Rust tokenizer is that of a file's own transformers tokenizer, and so are the special tokens and the chat template.
-Both are kept beside the file's built graphs, so that transformers is imported once for a file and then no more.
+Both are cached (``tokenizer_cache``), so that transformers is imported once for a file and then no more.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -23,36 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from tokenizers import AddedToken, Tokenizer
 
-from gerund.errors import ConfigError, GerundError
+from gerund.errors import ConfigError
 from gerund.gguf_file import read_file
-from gerund.jobs.disk_cache import DiskCache
 from gerund.models.library_calls import checked_tokenizer
-from gerund.packed.graph_cache import MOST_BYTES, entry_key
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_TOKENIZER, _SETTINGS = "tokenizer.json", "settings.json"
-_BUILT_BY = ("gguf_tokenizer.py", "light_tokenizer.py")
-
-
-@dataclass(frozen=True)
-class TokenizerSettings:
-    """What of a tokenizer is not in its ``tokenizer.json``.
-
-    Attributes:
-        special: special tokens by their names, such as ``eos_token``.
-        extra: special tokens that have no name.
-        ends: the ids of tokens that end a text.
-        chat_template: the template of conversations; None without one.
-    """
-
-    special: Mapping[str, str]
-    extra: Sequence[str]
-    ends: Sequence[int]
-    chat_template: str | None
-    model_max_length: int
-    padding_side: str
+from gerund.models.tokenizer_cache import StoredTokenizer, TokenizerSettings, settings_of
 
 
 class LightTokenizer:
@@ -205,71 +175,22 @@ def _compiled(template: str) -> jinja2.Template:
     return sandbox.from_string(template)
 
 
-def settings_of(tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> TokenizerSettings:
-    """Return the settings of a transformers tokenizer; ``ends`` are the tokens that end a text."""
-    named = dict(tokenizer.special_tokens_map)
-    extra = [token for token in tokenizer.all_special_tokens if token not in named.values()]
-    template = tokenizer.chat_template
-    return TokenizerSettings(
-        named, extra, list(ends), template or None, tokenizer.model_max_length, tokenizer.padding_side
-    )
-
-
-def read_light_tokenizer(path: Path, folder: Path) -> LightTokenizer:
-    """Return the tokenizer of a GGUF file, from the cache in ``folder``, or made by transformers and cached.
+def read_light_tokenizer(path: Path, folder: Path | None = None) -> LightTokenizer:
+    """Return the tokenizer of a GGUF file, from the cache, or made by transformers and cached.
 
     Raises:
         ModelError: the file has no tokenizer that can be read.
     """
-    place: tuple[DiskCache, str] | None = None
-    with suppress(GerundError, OSError):  # without a cache it is made each time
-        place = DiskCache(folder, MOST_BYTES), entry_key([path], folder, "tokenizer", *_versions())
-    if place is not None and (found := _read(place[0].get(place[1]))) is not None:
-        return found
-    from gerund.models import gguf_tokenizer
+    stored = StoredTokenizer(path, folder)
+    found = stored.read()
+    if found is None:
+        from gerund.models import gguf_tokenizer
 
-    file = read_file(path)
-    tokenizer = gguf_tokenizer.read_tokenizer(file)
-    settings = settings_of(tokenizer, gguf_tokenizer.ends_of(file, tokenizer))
-    state = tokenizer.backend_tokenizer.to_str()
-    if place is not None:
-        with suppress(GerundError, OSError):
-            place[0].put(place[1], lambda work: _write(work, state, settings))
-    return _made(state, settings)
-
-
-def _made(state: str, settings: TokenizerSettings) -> LightTokenizer:
-    tokenizer: Any = LightTokenizer(Tokenizer.from_str(state), settings)
-    found: LightTokenizer = checked_tokenizer(tokenizer)
-    return found
-
-
-def _write(work: Path, state: str, settings: TokenizerSettings) -> None:
-    content = json.dumps({"settings": asdict(settings), "tokenizer": _digest(state.encode())})
-    (work / _TOKENIZER).write_text(state, encoding="utf-8", newline="")
-    (work / _SETTINGS).write_text(content, encoding="utf-8")
-
-
-def _read(entry: Path | None) -> LightTokenizer | None:
-    """Return the tokenizer of an entry; None without one, or where it was changed."""
-    if entry is None:
-        return None
-    try:
-        content = json.loads((entry / _SETTINGS).read_text(encoding="utf-8"))
-        state = (entry / _TOKENIZER).read_bytes()
-        if _digest(state) != content["tokenizer"]:
-            return None
-        return _made(state.decode(), TokenizerSettings(**content["settings"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-@cache
-def _versions() -> list[str]:
-    """Return what decides which tokenizer a file has."""
-    code = [_digest((Path(__file__).parent / name).read_bytes()) for name in _BUILT_BY]
-    return [*code, version("transformers"), version("tokenizers")]
+        file = read_file(path)
+        tokenizer, keywords = gguf_tokenizer.made_tokenizer(file)
+        settings = settings_of(tokenizer, gguf_tokenizer.ends_of(file, tokenizer), keywords)
+        stored.keep(tokenizer.backend_tokenizer, settings)
+        found = tokenizer.backend_tokenizer, settings
+    light: Any = LightTokenizer(*found)
+    checked: LightTokenizer = checked_tokenizer(light)
+    return checked

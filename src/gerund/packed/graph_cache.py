@@ -5,7 +5,6 @@ that builds graphs, to ONNX Runtime's version and to the processor. It appears a
 was changed afterward is built again.
 """
 
-import hashlib
 import json
 import platform
 import warnings
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from gerund.errors import GerundError, ModelError, ResourceError
+from gerund.jobs.content_keys import content_key, key_of, sha256_of, stamp_of
 from gerund.jobs.disk_cache import DiskCache
 from gerund.jobs.files import atomic_file, write_atomic
 
@@ -57,7 +57,7 @@ def open_session(
     """
     store = DiskCache(folder, MOST_BYTES)
     try:
-        key = entry_key(sources, folder, variant, _code(), ort.__version__, _processor())
+        key = content_key(sources, folder, variant, _code(), ort.__version__, _processor())
         for _ in range(2):
             entry = store.get(key)
             if entry is not None and _intact(entry):
@@ -69,15 +69,6 @@ def open_session(
     except (ResourceError, OSError) as error:
         warnings.warn(f"could not cache the graph of {sources[0].name}, which stays in memory: {error}", stacklevel=2)
     return _in_memory(build(), threads, sources[0], ends)
-
-
-def entry_key(sources: Sequence[Path], folder: Path, *parts: str) -> str:
-    """Return the key of what is made from the content of some files, and of ``parts``.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    return _key(*(_digest(path, folder) for path in sources), *parts)
 
 
 def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
@@ -112,7 +103,7 @@ def _write(builder: "GraphBuilder", work: Path, source: Path) -> None:
         raise _unfit(source, error) from error
     plain.unlink()
     plain.with_suffix(".bin").unlink()
-    content = {name: _sha256(work / name) for name in (_GRAPH, _WEIGHTS)}
+    content = {name: sha256_of(work / name) for name in (_GRAPH, _WEIGHTS)}
     (work / _CONTENT).write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -121,10 +112,10 @@ def _part_of(entry: Path, ends: Sequence[str]) -> Path:
 
     It is written once, since ``onnx`` takes time and memory, and its digest beside it.
     """
-    path = entry / f"part-{_key(*ends)}.onnx"
+    path = entry / f"part-{key_of(*ends)}.onnx"
     digest = path.with_suffix(".sha256")
     with suppress(OSError):
-        if digest.read_text(encoding="ascii") == _sha256(path):
+        if digest.read_text(encoding="ascii") == sha256_of(path):
             return path
     import onnx
 
@@ -134,7 +125,7 @@ def _part_of(entry: Path, ends: Sequence[str]) -> Path:
     keep_outputs(model, ends)
     with atomic_file(path) as file:
         file.write(model.SerializeToString())
-    write_atomic(digest, _sha256(path))
+    write_atomic(digest, sha256_of(path))
     return path
 
 
@@ -165,11 +156,11 @@ def _intact(entry: Path) -> bool:
     """Whether an entry has the content that was written; read again only after the file system saw a change."""
     try:
         content = json.loads((entry / _CONTENT).read_text(encoding="utf-8"))
-        stamps = {name: _stamp(entry / name) for name in (_GRAPH, _WEIGHTS)}
+        stamps = {name: stamp_of(entry / name) for name in (_GRAPH, _WEIGHTS)}
         with suppress(OSError, ValueError):
             if json.loads((entry / _SEEN).read_text(encoding="utf-8")) == stamps:
                 return True
-        if any(_sha256(entry / name) != content.get(name) for name in stamps):
+        if any(sha256_of(entry / name) != content.get(name) for name in stamps):
             return False
     except (OSError, ValueError, AttributeError):
         return False
@@ -178,37 +169,10 @@ def _intact(entry: Path) -> bool:
     return True
 
 
-def _stamp(path: Path) -> list[int]:
-    """Describe a file by what no program can set back after a change."""
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _digest(path: Path, folder: Path) -> str:
-    """Return the digest of a file's content, which is remembered until the file is changed."""
-    known = folder / "known" / _key(str(path.resolve()), *map(str, _stamp(path)))
-    with suppress(OSError, ValueError):
-        return known.read_text(encoding="ascii")
-    digest = _sha256(path)
-    with suppress(OSError, GerundError):
-        known.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(known, digest)
-    return digest
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _key(*parts: str) -> str:
-    return hashlib.blake2b("\n".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
-
-
 @cache
 def _code() -> str:
     """Return a digest of the code that builds graphs."""
-    return _key(*(_sha256(path) for path in sorted(Path(__file__).parent.glob("*.py"))))
+    return key_of(*(sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 @cache

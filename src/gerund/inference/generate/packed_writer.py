@@ -82,7 +82,7 @@ class PackedWriter(Writes):
             ModelError: it is damaged.
         """
         network = PackedNetwork.open(path, threads=threads, cache=cache)
-        return cls(network, read_light_tokenizer(path, cache), model_type, name)
+        return cls(network, read_light_tokenizer(path), model_type, name)
 
     def _write(
         self,
