@@ -1,6 +1,7 @@
 """Ollama's routes, asked as its clients ask: shapes of its documentation, streams of lines, and what is refused."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -155,14 +156,55 @@ def test_errors_before_the_routes_have_the_same_form(live: Running) -> None:
     assert (plain.status_code, "application/json" in plain.json()["error"]) == (415, True)
 
 
-def test_the_client_of_ollama(with_tools: Running) -> None:
-    ollama = pytest.importorskip("ollama", reason="the ollama client is not installed")
-    client = ollama.Client(host=with_tools.url)
-    assert client.list().models[0].model == "tiny"
-    assert client.show("tiny").modelinfo["llama.context_length"] == 8192
-    assert len(client.embed(model="tiny", input=["a", "b"]).embeddings) == 2
-    assert client.generate(model="tiny", prompt="a", options=GREEDY).done
-    pieces = list(client.chat(model="tiny", messages=HELLO, options=GREEDY, stream=True, tools=TOOLS))
-    assert pieces[-1].done
-    with pytest.raises(ollama.ResponseError, match="does not exist"):
-        client.chat(model="other", messages=HELLO)
+@pytest.fixture(scope="module")
+def ollama(with_tools: Running) -> Iterator[Any]:
+    module = pytest.importorskip("ollama", reason="the ollama client is not installed")
+    with module.Client(host=with_tools.url) as client:
+        yield client
+
+
+def test_the_client_of_ollama_generates(ollama: Any, with_tools: Running) -> None:
+    whole = ollama.chat(model="tiny", messages=HELLO, options=GREEDY)
+    assert (whole.message.role, whole.done_reason, whole.eval_count) == ("assistant", "length", 6)
+    pieces = list(ollama.chat(model="tiny:latest", messages=HELLO, options=GREEDY, stream=True))
+    assert "".join(piece.message.content for piece in pieces) == whole.message.content
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert ollama.generate(model="tiny", prompt="Hello", options=GREEDY).response == whole.message.content
+    parts = list(ollama.generate(model="tiny", prompt="Hello", options=GREEDY, raw=True, stream=True))
+    raw = with_tools.ok("/v1/completions", prompt="Hello", max_tokens=6, temperature=0)["choices"][0]["text"]
+    assert "".join(part.response for part in parts) == raw
+    formed = ollama.chat(model="tiny", messages=HELLO, options={"temperature": 0}, format={"enum": ["yes", "no"]})
+    assert json.loads(formed.message.content) in ("yes", "no")
+
+
+def test_the_client_of_ollama_embeds_and_describes(ollama: Any, with_tools: Running) -> None:
+    module = pytest.importorskip("ollama")
+    found = ollama.embed(model="tiny", input=["a cat", "the dogs run"]).embeddings
+    assert np.allclose(found, with_tools.lm.encode(["a cat", "the dogs run"]), atol=1e-5)
+    assert np.allclose(ollama.embeddings(model="tiny", prompt="a cat").embedding, found[0], atol=1e-5)
+    assert [ollama.list().models[0].model, ollama.ps().models[0].model] == ["tiny", "tiny"]
+    assert ollama.show("tiny").modelinfo["llama.context_length"] == 8192
+    with pytest.raises(module.ResponseError, match="does not exist") as refused:
+        ollama.chat(model="other", messages=HELLO)
+    assert refused.value.status_code == 404
+
+
+@pytest.mark.slow
+def test_the_client_of_ollama_calls_tools(ollama: Any, scripted: Any) -> None:  # noqa: F811
+    def forecast(city: str) -> str:
+        """Forecast the weather.
+
+        Args:
+            city: Name of the city.
+        """
+        return f"rain in {city}"
+
+    scripted('It rains. <tool_call>{"name": "forecast", "arguments": {"city": "Bonn"}}</tool_call>')
+    settings = {"model": "tiny", "options": {"temperature": 0}, "tools": [forecast]}
+    answer = ollama.chat(messages=HELLO, **settings)
+    [call] = answer.message.tool_calls
+    assert forecast(**call.function.arguments) == "rain in Bonn"
+    pieces = list(ollama.chat(messages=HELLO, stream=True, **settings))
+    assert [call for piece in pieces for call in piece.message.tool_calls or ()] == [call]
+    result = {"role": "tool", "content": "rain in Bonn", "tool_name": "forecast"}
+    assert ollama.chat(messages=[*HELLO, answer.message, result], **settings).done

@@ -110,6 +110,14 @@ async def tags(service: Served) -> dict[str, Any]:
     return {"models": [_entry(service)]}
 
 
+@router.get("/ps")
+async def running(service: Served) -> dict[str, Any]:
+    """List the model that is served, which is in memory as long as the server runs."""
+    service.require_ready()
+    memory = {"size_vram": 0, "context_length": service.limit or 0, "expires_at": "9999-12-31T23:59:59Z"}
+    return {"models": [{**_entry(service), **memory}]}
+
+
 @router.post("/show")
 async def show(body: ShowRequest, service: Served) -> dict[str, Any]:
     """Describe the model that is served."""
