@@ -40,7 +40,7 @@ STUDIES = {
     "quality": (),
     "alignment": ("--teacher", "default"),
 }
-DATA = {"ranking", "relevance", "index", "kept_chunks", "stack"}  # reads ../shared/data and keeps nothing
+DATA = {"ranking", "relevance", "query_head", "index", "kept_chunks", "stack"}  # reads ../shared/data and keeps nothing
 PEERS = {
     **{"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb"},
     **{"index": "lancedb", "index_cost": "lancedb", "runtimes": "openvino", "stack": "xllamacpp"},

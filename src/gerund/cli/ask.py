@@ -94,6 +94,14 @@ def command(
             help="Replace a generated answer that no source supports by the best sentence of the documents.",
         ),
     ] = True,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="A conversation: a question per line, from a terminal or a pipe, each of which may refer to the ones "
+            "before. With a query head (gerund index --query-head) the conversation's own states search.",
+        ),
+    ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Show how well the sources support each sentence of a generated answer.")
     ] = False,
@@ -124,17 +132,20 @@ def command(
 
         gerund ask my.index
 
+        gerund ask my.index --chat
+
         gerund ask my.index "When was the first railway opened?" --answer-with smollm2
 
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
     from gerund.jobs.disk_cache import parse_size
 
-    where, question = _divided(words or [], document, as_json=as_json)
+    where, question = _divided(words or [], document, as_json=as_json, chat=chat)
     settings: dict[str, Any] = {
         "method": None if extractive is None else "extractive" if extractive else "generate",
         "max_new_tokens": max_new_tokens,
         "fallback": fallback,
+        "chat": chat,
         "sampling": options.sampling_of(sampling),
         **search,
     }
@@ -165,7 +176,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple[str, str | None]:
+def _divided(words: list[str], document: Path | None, *, as_json: bool, chat: bool) -> tuple[str, str | None]:
     """Return the index, empty where there is a document, and the question; None where a terminal is to ask for it."""
     expected = 1 if document is None else 0
     if len(words) < expected:
@@ -174,7 +185,9 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool) -> tuple
         raise ConfigError(f"one question at a time, in quotes: {words[expected]!r} {words[expected + 1]!r}")
     where = words[0] if document is None else ""
     question = words[expected] if len(words) > expected else None
-    if question is None and sys.stdin.isatty():
+    if chat and question is not None:
+        raise ConfigError("--chat takes its questions from a terminal or a pipe, one per line; leave QUESTION out")
+    if question is None and (chat or sys.stdin.isatty()):
         if as_json:
             raise ConfigError("--json is for one answer; give a question")
         return where, None
@@ -286,13 +299,16 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool, verify: bool) -> None:
     """Answer one question after the other until the user ends it; report and skip those that can't be answered."""
-    typer.echo("Type a question; Ctrl-D ends.", err=True)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        typer.echo("Type a question; Ctrl-D ends.", err=True)
     history: list[dict[str, str]] = []
     while True:
         try:
-            question = input("> ")
+            question = input("> " if is_terminal else "")
         except EOFError:
-            typer.echo()
+            if is_terminal:
+                typer.echo()
             return
         if not question.strip():
             continue

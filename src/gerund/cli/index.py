@@ -98,6 +98,14 @@ def command(
             "writes to the documents; 30 are enough for a first choice."
         ),
     ] = 0,
+    query_head: Annotated[
+        bool,
+        typer.Option(
+            "--query-head",
+            help="Then fit what lets gerund ask --chat search by the conversation's own states, on sentences of the "
+            "index; takes minutes.",
+        ),
+    ] = False,
     limits: "ReadLimits",
     where: options.Machines,
     as_json: options.Json = False,
@@ -137,9 +145,11 @@ def command(
     from gerund.retrieval.document_reader import unknown_files
     from gerund.retrieval.index import open_index, store_at
 
-    _refuse_nothing_to_do(paths, prune=prune, watch=watch, other=migrate or choose_weight > 0)
+    _refuse_nothing_to_do(paths, prune=prune, watch=watch, other=migrate or choose_weight > 0 or query_head)
     if choose_weight < 0 or (choose_weight and watch):
         raise ConfigError("--choose-weight takes a number of questions, and has no use with --watch")
+    if query_head and watch:
+        raise ConfigError("--query-head has no use with --watch")
     store = store_at(output)
     about = store.about()
     requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
@@ -169,6 +179,9 @@ def command(
         tell(f"skipped {_counted(sum(left.values()), 'file')} of unsupported types: {kinds}")
     if choose_weight:
         tell(f"{output}: {index.choose_weight(choose_weight)}")
+    if query_head:
+        head = index.fit_query_head()
+        tell(f"{output}: query head of {len(head.weights)} features, for gerund ask --chat")
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
 
@@ -177,7 +190,8 @@ def _refuse_nothing_to_do(paths: list[Path] | None, *, prune: bool, watch: bool,
     """Refuse a command without files that says nothing else either, and what is said of files that are not named."""
     if not paths and not other:
         raise ConfigError(
-            "name the files or folders to index; without any, only --migrate and --choose-weight have something to do"
+            "name the files or folders to index; without any, only --migrate, --choose-weight and --query-head have "
+            "something to do"
         )
     if prune and not paths:
         raise ConfigError("--prune removes what lay in PATHS and is gone; name them")

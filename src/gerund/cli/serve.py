@@ -165,7 +165,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int, mc
         f"  /v1/completions       texts, streams; infills with suffix; best_of by {judge}",
         f"  /v1/embeddings        {card['dimensions']} dimensions, or fewer{encoder}",
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
-        "  /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/ps /api/show /api/version: those of Ollama",
+        "  /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/ps /api/show /api/version, as Ollama",
         "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",
         *(["  /mcp                  the index, for programs that speak the Model Context Protocol"] if mcp else []),
         f"  {where}/ is a page to try all of it in a browser",

@@ -109,8 +109,7 @@ class Prompter:
 
     def prompt(self, question: str, sources: Sequence[Source], history: Sequence[Message]) -> Prompt:
         """Return instructions, earlier turns, sources and question."""
-        listed = "\n\n".join(_listed(source) for source in sources)
-        content = f"Sources:\n\n{listed}\n\nQuestion: {question.strip()}"
+        content = f"Sources:\n\n{listed(sources)}\n\nQuestion: {question.strip()}"
         if self.chats:
             return self._with_system(INSTRUCTIONS, [*history, Message(role="user", content=content)])
         labels = {"user": "Question", "assistant": "Answer"}
@@ -186,6 +185,11 @@ def _first(sources: Sequence[Source], count: int, characters: int | None = None)
     if characters is None:
         return list(sources[:count])
     return [replace(source, text=source.text[:characters], end=source.start + characters) for source in sources[:count]]
+
+
+def listed(sources: Sequence[Source]) -> str:
+    """Return numbered sources as a prompt has them."""
+    return "\n\n".join(map(_listed, sources))
 
 
 def _listed(source: Source) -> str:

@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.retrieval.answer_generation import AnswerGenerator
     from gerund.retrieval.embedding import Embedder
+    from gerund.retrieval.query_head import ConversationReader, QueryHead
     from gerund.retrieval.weight_choice import WeightChoice
 
 
 # Modules that need torch are imported where they are used: a keyword search needs no model and starts in a second.
+MOST_TEXTS = 100_000
 _MACHINE_SETTINGS = ("dtype", "device", "runtime")
 
 
@@ -89,6 +91,8 @@ class Index(QuestionAnswering):
         self._chunking = chunking
         self._embedder: Embedder | None = None
         self._generator: AnswerGenerator | None = None
+        self._head: QueryHead | None = None
+        self._conversation: ConversationReader | None = None
         self.elsewhere: tuple[Embed, int] | None = None
         if self._about is not None:
             if self._encoder is not None:
@@ -252,7 +256,7 @@ class Index(QuestionAnswering):
         encoder = self._encoder or load_encoder(self._given)
         count = migrate_index(self.store, encoder, chunking, show_progress)
         self._about, self._encoder = self.store.about(), encoder
-        self._embedder = self._generator = None
+        self._embedder = self._generator = self._head = self._conversation = None
         return count
 
     def choose_weight(self, questions: int = 30, *, seed: int = 0) -> "WeightChoice":
@@ -366,8 +370,8 @@ class Index(QuestionAnswering):
 
     def prepare(self, question: Question) -> Answer | PendingAnswer:
         """Return the answer to a checked question, or what a model generates it from."""
-        settings = {"filter": question.filter, "weight": question.weight, **question.second.keywords}
-        hits = self.search(question.search_query, question.k, **settings)  # type: ignore[arg-type]
+        reader = self._reader(question)
+        hits = self._hits(question, None if reader is None else reader.vector(question))
         assert self._about is not None
         method, language = self._method(question), self._about.chunking.language
         if not any(is_relevant(text, hits, language) for text in {question.question, question.search_query}):
@@ -377,7 +381,7 @@ class Index(QuestionAnswering):
 
             if self._generator is None:
                 self._generator = AnswerGenerator(self.lm)
-            pending = self._generator.prepare(question, sources_of(hits))
+            pending = (reader or self._generator).prepare(question, sources_of(hits))
             quote = (lambda: self._quoted(question, hits)) if question.fallback else None
             return replace(pending, language=language, quote=quote)
         if question.approximate_cache is not None:
@@ -386,6 +390,72 @@ class Index(QuestionAnswering):
                 "(--generate, or a model that chats)"
             )
         return self._quoted(question, hits)
+
+    def _hits(self, question: Question, vector_D: np.ndarray | None) -> list[Hit]:
+        """Return the chunks that match a question best, by the vector of its conversation if there is one."""
+        settings = {"filter": question.filter, "weight": question.weight, **question.second.keywords}
+        if vector_D is None or question.second.rerank:
+            return self.search(question.search_query, question.k, **settings)  # type: ignore[arg-type]
+        where, limit = check_filter(question.filter), max(question.k, hybrid_search.DEPTH)
+        matches = rankings(self.store, [question.search_query], vector_D[None], "hybrid", limit, where)
+        return to_hits(*matches, "hybrid", self._weight("hybrid", question.weight))[: question.k]
+
+    def _reader(self, question: Question) -> "ConversationReader | None":
+        """Return what searches by the conversation's own states; None without a query head, or outside of a chat."""
+        if not question.chat or self.query_head is None:
+            return None
+        from gerund.retrieval.query_head import ConversationReader
+
+        if self._conversation is None or self._conversation.head is not self.query_head:
+            self._conversation = ConversationReader(self.lm, self.query_head)
+        return self._conversation
+
+    @property
+    def query_head(self) -> "QueryHead | None":
+        """The head that turns a conversation's states into query vectors; None where none was fitted.
+
+        Raises:
+            FingerprintError: it was fitted for another model.
+            DataError: its file cannot be read.
+        """
+        path = self._head_path()
+        if self._head is None and path is not None and path.is_file():
+            from gerund.retrieval.query_head import QueryHead
+
+            self._head = QueryHead.load(path, self.lm, self.encoder.fingerprint())
+        return self._head
+
+    def fit_query_head(self, texts: int = 3000, *, seed: int = 0) -> "QueryHead":
+        """Fit the head with which ``chat=True`` searches by the conversation's own states, and store it.
+
+        It is fitted on sentences of the index, without labels, and stored in the index's folder.
+
+        Args:
+            texts: most sentences.
+            seed: of their sample.
+
+        Raises:
+            DataError: there is no index yet, or it has too few sentences.
+            ConfigError: the index is not in a local folder or in memory, or the model does not give its states.
+        """
+        from gerund.retrieval.query_head import fit_query_head
+
+        if not 1 <= whole_number("texts", texts) <= MOST_TEXTS:
+            raise ConfigError(f"texts={texts} is not a number from 1 to {MOST_TEXTS}")
+        if self._about is None:
+            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        if is_remote(self.store.name):
+            raise ConfigError("a query head is stored in the index's folder, which has to be on this machine")
+        encode, encoder = self._require_embedder().queries, self.encoder.fingerprint()
+        self._head = fit_query_head(self.store, self.lm, encode, encoder, self.chunking.language, texts, seed=seed)
+        if (path := self._head_path()) is not None:
+            self._head.save(path)
+        return self._head
+
+    def _head_path(self) -> Path | None:
+        """Return where the head is stored; None for an index in memory or on an object store."""
+        is_local = isinstance(self.store, LanceStore) and not is_remote(self.store.name)
+        return Path(self.store.name) / "query-head.safetensors" if is_local else None
 
     def _quoted(self, question: Question, hits: Sequence[Hit]) -> Answer:
         embedder = self._require_embedder()

@@ -79,6 +79,10 @@ class AskKeywords(TopK, RerankKeywords, total=False):
     history: Sequence[Mapping[str, Any]]
     """Earlier turns, as messages of the user and the assistant, so that a question can refer to them."""
 
+    chat: bool
+    """Whether the question is a turn of a running conversation, whose keys and values are kept for the next turn. An
+    index with a query head (``fit_query_head``) is then searched by the conversation's own states. False."""
+
     max_new_tokens: int
     """Maximum tokens of a generated answer, and at most half of the model's context. 256."""
 
@@ -109,6 +113,7 @@ class Question:
     sampling: Sampling | None = None
     approximate_cache: "DiskCache | str | Path | None" = None
     fallback: bool = True
+    chat: bool = False
 
     @classmethod
     def of(cls, question: str, k: int, options: AskKeywords) -> Self:
@@ -124,6 +129,7 @@ class Question:
             one_of("method", asked.method, METHODS)
         require_new_tokens(asked.max_new_tokens)
         flag("fallback", asked.fallback)
+        flag("chat", asked.chat)
         if asked.approximate_cache is not None and not isinstance(asked.approximate_cache, DiskCache):
             place("the cache", asked.approximate_cache)
         if asked.history == ():

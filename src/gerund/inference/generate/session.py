@@ -432,6 +432,27 @@ def read_prompt(
     return Session(str(text), ids, model, cache, logits_BV, weights, tokenizer)
 
 
+def read_with_states(
+    lm: ReadingModel, token_ids: Sequence[int], session: Session | None = None
+) -> tuple[Session, tuple[Tensor, ...]]:
+    """Read tokens, after a session if there is one; return the new session and the tokens' states.
+
+    States are those of transformers: the embeddings, each layer's output, and at last the final norm's, each
+    ``(1, T, D)``.
+    """
+    ids, cache = list(token_ids), None
+    before: list[int] = []
+    if session is not None:
+        require_plain_kv_cache(session._cache)
+        before, cache = session.token_ids, _shallow_copy(session._cache)
+    every = prompt_ids(lm.model, lm.tokenizer, [*before, *ids], "the text")
+    output = _pass(lm.model, ids, cache)
+    text = lm.tokenizer.decode(every)
+    logits_BV = output.logits[:, -1].clone()
+    read = Session(text, every, lm.model, output[CACHE], logits_BV, lambda: lm.weights_hash, lm.tokenizer)
+    return read, output.hidden_states
+
+
 def encode_and_prefill(
     runtime: EncoderRuntime, prompt: str, text: str, weights: Callable[[], str]
 ) -> tuple[np.ndarray, Session]:
@@ -491,11 +512,16 @@ def _read(model: PreTrainedModel, ids: list[int], cache: Cache | None = None) ->
     It is the pass with which transformers' ``generate`` begins: logits for the last token alone, since those of a
     larger product may differ in their last bits. A given cache is extended in place.
     """
+    output = _pass(model, ids, cache)
+    # transformers puts the state after the final norm last, which is the one that the encoder reads.
+    return output[CACHE], output.logits[:, -1].clone(), output.hidden_states[-1]
+
+
+@torch.no_grad()
+def _pass(model: PreTrainedModel, ids: list[int], cache: Cache | None) -> Any:
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=model.device)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         inputs["logits_to_keep"] = 1
     if cache is not None:
         inputs[CACHE] = cache
-    output = model(**inputs, use_cache=True, output_hidden_states=True)
-    # transformers puts the state after the final norm last, which is the one that the encoder reads.
-    return output[CACHE], output.logits[:, -1].clone(), output.hidden_states[-1]
+    return model(**inputs, use_cache=True, output_hidden_states=True)
