@@ -241,6 +241,26 @@ def test_one_model_in_two_ways_is_told_apart(tmp_path, tiny_folder, monkeypatch)
     assert "): transform truncate-16, not truncate-8; open it" in run_cli(*how, "--transform", "truncate-8").mistake
 
 
+def test_a_template_and_a_fitted_transform_belong_to_the_index(tmp_path, tiny_folder):
+    (tmp_path / "a.txt").write_text("Bread is made of flour.")
+    (tmp_path / "b.txt").write_text("Trains run on rails.")
+    sample = tmp_path / "sample.txt"
+    sample.write_text("\n".join(f"the {word} in the inn" for word in ("cat", "tin", "rain", "hen", "thing", "other")))
+    method = {"template": "{text} is:", "transform": "all-but-the-top-1", "pooling": "last"}
+    more = [part for name, value in method.items() for part in (f"--{name}", value)]
+    place = tmp_path / "my.index"
+    ran = run_cli(
+        "index", tmp_path / "a.txt", tmp_path / "b.txt", "-o", place, "-m", tiny_folder, *more,
+        *("--sample", sample, "--chunk-tokens", 30, "--dtype", "float32"),
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    ran = run_cli("search", place, "flour", "--mode", "vectors", "--json")
+    found = {Path(hit["source"]).name: hit["similarity"] for hit in map(json.loads, ran.out.splitlines())}
+    lm = gerund.load(tiny_folder, **method, sample=sample, dtype="float32")
+    wanted = lm.similarity("flour", [(tmp_path / name).read_text() for name in ("a.txt", "b.txt")])[0]
+    assert found == pytest.approx(dict(zip(("a.txt", "b.txt"), wanted.tolist(), strict=True)), abs=1e-4)
+
+
 @pytest.mark.parametrize("query", ["the of and", "foo AND (", 'a:b"', "+x -y *", "' OR 1=1 --", "\\", "?"])
 def test_no_query_is_a_mistake(made, query):
     for mode in ("words", "hybrid"):

@@ -45,6 +45,8 @@ def test_vectors_are_the_encoders_and_texts_the_models(both: Running, other: Any
     assert [item["index"] for item in ranked] == [1, 0]
     chat = both.ok("/v1/completions", prompt="a cat", max_tokens=4, temperature=0)["choices"][0]["text"]
     assert chat == both.lm.generate("a cat", 4)[0].text
+    status = both.post("/v1/embeddings", input="a cat", multi=True).status_code
+    assert status == (400 if isinstance(both.service.encoder, SentenceEncoder) else 200)
     [card] = both.client.get("/v1/models").json()["data"]
     assert (card["encoder"], card["dimensions"]) == (both.service.encoder.name, other.dimensions)
 

@@ -190,6 +190,19 @@ def test_best_of_is_what_the_scorer_likes_best(live: Running, served_lm: Any) ->
 # ---------------------------------------------------------------------------------------------------------- embedding
 
 
+def test_token_vectors(live: Running, served_lm: Any) -> None:
+    texts = ["a cat", "the rain"]
+    for kind, is_query in (("search_query", True), ("document", False)):
+        found = live.ok("/v1/embeddings", input=texts, multi=True, input_type=kind)
+        for item, wanted in zip(found["data"], served_lm.encode_multi(texts, is_query=is_query), strict=True):
+            np.testing.assert_allclose(np.array(item["embedding"]), wanted, atol=1e-5)
+    ranked = live.ok("/v1/rerank", query="a cat", documents=["the rain", "a cat"], by="maxsim")["results"]
+    expected = served_lm.rerank("a cat", ["the rain", "a cat"], by="maxsim")
+    assert [item["index"] for item in ranked] == expected.indices
+    for more in ({"dimensions": 3}, {"encoding_format": "base64"}, {"prompt": "a: "}, {"input": [1, 2]}, {"input": ""}):
+        assert live.post("/v1/embeddings", **{"input": texts, "multi": True, **more}).status_code == 400
+
+
 def test_embeddings(live: Running, served_lm: Any) -> None:
     texts = ["the ant", "a", "rain in the sun"]
     expected = served_lm.encode_with_usage(texts)

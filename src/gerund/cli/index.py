@@ -28,13 +28,12 @@ _REASONS = 5
 _HELPS = {
     "model": "The encoder: a folder, GGUF file, short name (see gerund models) or hub id; st: before it runs it with "
     "sentence-transformers. [default: the index's own; for a new index the bundled model]",
-    "transform": "truncate-128 keeps the first 128 dimensions of each vector; a fitted one belongs to a saved model.",
 }
 
 
 @options.takes(
     spec=options.model(
-        *("model", *options.PLAN, "pooling", "max_length", "adapter", "transform", *options.MACHINE),
+        *("model", *options.PLAN, "pooling", *options.METHODS, "max_length", "adapter", *options.MACHINE),
         helps=_HELPS,
         also=("--encoder",),
     ),
@@ -78,6 +77,17 @@ def command(
         typer.Option(
             help="How the numbers of vectors are stored: float32, float16, or binary (a bit each); float32 if new."
         ),
+    ] = None,
+    multi: Annotated[
+        bool | None,
+        typer.Option(
+            "--multi/--no-multi",
+            help="Store a vector for each token of a chunk too, in 8 bits, by which searches re-rank (--rerank-by "
+            "maxsim). [default for a new index: no]",
+        ),
+    ] = None,
+    pool_factor: Annotated[
+        int | None, typer.Option(help="With --multi: the mean of so many neighboring tokens instead. [default: 1]")
     ] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove documents whose files were deleted from PATHS.")
@@ -136,6 +146,10 @@ def command(
 
         gerund index notes/ -o small.index --transform truncate-128 --precision binary
 
+        gerund index notes/ -o my.index -m smollm2 --template prompteol --transform all-but-the-top --sample notes.txt
+
+        gerund index notes/ -o my.index -m smollm2 --multi --pool-factor 2
+
         gerund index notes/ -o my.index --encoder st:sentence-transformers/all-MiniLM-L6-v2
 
         gerund index notes/ -o my.index --workers 8
@@ -153,6 +167,7 @@ def command(
     store = store_at(output)
     about = store.about()
     requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
+    requested["multi"] = _multi(multi, pool_factor)
     chunking = _chunking(None if about is None else about.chunking, requested)
     given = spec if about is None or _says_something(spec) else index_view.own_model(about, output, spec)
     machines = _Machines(where.start(usual=1), where.threads)
@@ -184,6 +199,13 @@ def command(
         tell(f"{output}: query head of {len(head.weights)} features, for gerund ask --chat")
     if summary is not None:
         _tell(summary, output, len(index), as_json=as_json)
+
+
+def _multi(multi: bool | None, pool_factor: int | None) -> int | None:
+    """Return what is stored of tokens, as ``Chunking`` says it; None where nothing was said."""
+    if pool_factor is not None and (not multi or pool_factor < 1):
+        raise ConfigError("--pool-factor is a number of tokens, 1 or more, and goes with --multi")
+    return None if multi is None else (pool_factor or 1) if multi else 0
 
 
 def _refuse_nothing_to_do(paths: list[Path] | None, *, prune: bool, watch: bool, other: bool) -> None:

@@ -20,7 +20,7 @@ from gerund.models.kinds import is_encoder_decoder
 from gerund.progress import progress
 from gerund.scoring.query_likelihood import QueryLikelihood
 from gerund.scoring.relevance import default_measure, standardized
-from gerund.settings.ranking import QUERY_MEASURES
+from gerund.settings.ranking import MAXSIM, QUERY_MEASURES
 
 CANDIDATES = 20
 """Documents of a query that are ranked anew."""
@@ -159,7 +159,7 @@ def measures_of(lm: LanguageModel) -> list[str]:
     """Return the measures of relevance that a model has."""
     likelihoods = [] if is_encoder_decoder(lm.model) or lm.reranker is not None else list(QUERY_MEASURES)
     trained = ["model"] if lm.scorer is not None or lm.reranker is not None else []
-    return [*likelihoods, *([] if lm.reranker is not None else ["vectors"]), *trained]
+    return [*likelihoods, *([] if lm.reranker is not None else [MAXSIM, "vectors"]), *trained]
 
 
 def tune_rerank(

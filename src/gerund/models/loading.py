@@ -451,7 +451,7 @@ RECORD = "training.json"
 """The record of a training in a model's folder."""
 # The training objectives for infilling, and for vectors.
 _FILLING = "msg"
-_EMBEDDING = frozenset({"contrastive", "distill", "gur", "simcse", "sscl", "unimae"})
+_EMBEDDING = frozenset({"contrastive", "distill", "gur", "late", "simcse", "sscl", "unimae"})
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Chunk:
     @property
     def id(self) -> str:
         """A unique hash of source and start."""
-        return hashlib.blake2b(f"{self.source}\0{self.start}".encode(), digest_size=16).hexdigest()
+        return chunk_id(self.source, self.start)
 
     @property
     def context(self) -> str:
@@ -83,12 +83,17 @@ class Chunk:
         return f"{self.context}\n{self.text}" if self.context else self.text
 
 
+def chunk_id(source: str, start: int) -> str:
+    """Return the unique hash of the chunk of a document that starts at a character."""
+    return hashlib.blake2b(f"{source}\0{start}".encode(), digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class Chunking:
     """How documents are split and embedded; fixed for an index when it is created.
 
     >>> Chunking.from_dict(Chunking(tokens=32).to_dict())
-    Chunking(tokens=32, late=False, context=False, language='en', precision='float32')
+    Chunking(tokens=32, late=False, context=False, language='en', precision='float32', multi=0)
     """
 
     tokens: int = 128
@@ -108,10 +113,16 @@ class Chunking:
     """How vectors are stored: ``float32``; ``float16``, half the bytes; or ``binary``, one bit per dimension, where
     four times as many candidates are found and rescored with the query's float values."""
 
+    multi: int = 0
+    """Whether a vector is stored for each token of a chunk too, in 8 bits, for late interaction (``maxsim``): 1 for
+    each, a larger number for so many neighbors together; 0 stores none."""
+
     def __post_init__(self) -> None:
         one_of("precision of an index", self.precision, PRECISIONS)
         if whole_number("tokens", self.tokens) < 1:
             raise ConfigError(f"`tokens` must be at least 1, got {self.tokens}")
+        if whole_number("multi", self.multi) < 0:
+            raise ConfigError(f"`multi` must be 0 or more, got {self.multi}")
         for name in ("late", "context"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         if not isinstance(self.language, str) or not re.fullmatch("[a-z]{2,3}", self.language):
@@ -119,8 +130,8 @@ class Chunking:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        # Without the default precision, so that descriptions and table names are those from before it was a setting.
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("precision", PRECISIONS[0])}
+        # Without later settings at their default, so that descriptions and table names are those from before.
+        return {name: value for name, value in asdict(self).items() if _LATER.get(name) != value}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -129,7 +140,7 @@ class Chunking:
         Raises:
             DataError: it describes something else.
         """
-        if not isinstance(values, Mapping) or {*values, "precision"} != {field.name for field in fields(cls)}:
+        if not isinstance(values, Mapping) or {*values, *_LATER} != {field.name for field in fields(cls)}:
             raise DataError(f"this is not a description of chunking: {values!r}")
         return cls(**values)
 
@@ -137,7 +148,11 @@ class Chunking:
         """Describe it in a few words."""
         parts = [f"{self.tokens} tokens", "late" if self.late else "early"]
         parts += [*(["with headings"] if self.context else []), self.language]
-        return ", ".join([*parts, *([] if self.precision == PRECISIONS[0] else [self.precision])])
+        parts += [] if self.precision == PRECISIONS[0] else [self.precision]
+        return ", ".join([*parts, *(["with token vectors"] if self.multi else [])])
+
+
+_LATER: dict[str, Any] = {"precision": PRECISIONS[0], "multi": 0}
 
 
 def rebuilt(chunks: list[Chunk]) -> Document:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gerund.errors import ConfigError
+from gerund.inference.encode.multi import rounded
 from gerund.inference.text_ids import encode_texts
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.normalization import joined_lines
 from gerund.retrieval.documents import Chunk, Chunking
-from gerund.retrieval.indexing import Embed
+from gerund.retrieval.indexing import Embed, Embedded
+from gerund.retrieval.store import to_bytes
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.templates import templates_around
 from gerund.types import TextModel
@@ -45,6 +47,8 @@ class Embedder:
             )
         if chunking.late and not hasattr(lm, "encode_spans"):
             raise ConfigError(f"{lm.name} gives one vector for a whole text; embed chunks early (leave out late)")
+        if chunking.multi and not hasattr(lm, "token_reader"):
+            raise ConfigError(f"{lm.name} gives one vector for a whole text, and none for each token (leave out multi)")
         if chunking.late and len(lm.encoder.templates) > 1:
             raise ConfigError(
                 f"the template {lm.encoder.template!r} reads a text {len(lm.encoder.templates)} times, so no chunk can "
@@ -76,6 +80,18 @@ class Embedder:
         return np.concatenate(
             [vectors_SD[window.repeated :] for window, vectors_SD in zip(windows, vectors, strict=True)]
         )
+
+    def embedded(self, documents: Sequence[Sequence[Chunk]]) -> Embedded:
+        """Return the vectors of chunks, and their token vectors where the index has some."""
+        vectors_ND = self.chunks(documents)
+        if not self.chunking.multi:
+            return Embedded(vectors_ND)
+        lm = cast("TextModel", self.lm)
+        reader = lm.token_reader()
+        texts = [joined_lines(self._text(chunk)) for chunks in documents for chunk in chunks]
+        tokens = reader.tokens(texts, is_query=False, empty="zeros")
+        found = reader.vectors(tokens, pool_factor=self.chunking.multi)
+        return Embedded(vectors_ND, [to_bytes(rounded(own_TE, "int8")) for own_TE in found])
 
     def _encode(self, texts: Sequence[str], job: str) -> np.ndarray:
         if not texts:
@@ -198,7 +214,7 @@ def embedded_by(engine: JobEngine, index: "Index", *, threads: int | None = None
     with ExitStack() as stack:
         pool: list[Embed] = []
 
-        def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
+        def embed(documents: Sequence[Sequence[Chunk]]) -> np.ndarray | Embedded:
             if not pool:
                 model = WorkerModel.of(index.encoder, threads=threads)
                 pool.append(stack.enter_context(embedding_pool(engine, model, index.chunking)))
@@ -231,14 +247,14 @@ def shards_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkShard]:
         yield ChunkShard(index, shard)
 
 
-def _embedded(pool: WorkerPool[ChunkShard, np.ndarray], documents: Sequence[Sequence[Chunk]]) -> np.ndarray:
-    vectors = {shard.index: vectors_ND for shard, vectors_ND in pool.map(shards_of(documents))}
-    return np.concatenate([vectors[index] for index in sorted(vectors)])
+def _embedded(pool: WorkerPool[ChunkShard, Embedded], documents: Sequence[Sequence[Chunk]]) -> Embedded:
+    found = {shard.index: own for shard, own in pool.map(shards_of(documents))}
+    return Embedded.joined([found[index] for index in sorted(found)])
 
 
-def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkShard], np.ndarray]:
+def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkShard], Embedded]:
     return partial(_embed, Embedder(model.load(), chunking))
 
 
-def _embed(embedder: Embedder, shard: ChunkShard) -> np.ndarray:
-    return embedder.chunks(shard.documents)
+def _embed(embedder: Embedder, shard: ChunkShard) -> Embedded:
+    return embedder.embedded(shard.documents)

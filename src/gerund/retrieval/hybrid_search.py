@@ -7,9 +7,9 @@ equally near, it has little to say and must not outvote BM25. Reciprocal rank fu
 both equally.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from gerund.checks import check_unicode, demand_number
 from gerund.errors import ConfigError, TextError
 from gerund.retrieval.store import KeywordQuery, Match, VectorStore, one_of_sources
 from gerund.settings.ranking import SecondStage
-from gerund.types import Hit
-
-if TYPE_CHECKING:
-    from gerund.language_model import LanguageModel
+from gerund.types import Hit, Ranking
 
 Mode = Literal["hybrid", "words", "vectors"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -173,16 +170,18 @@ def to_hits(words: Sequence[Match], vectors: Sequence[Match], mode: Mode, weight
     ]
 
 
-def reranked(query: str, hits: Sequence[Hit], lm: "LanguageModel", second: SecondStage) -> list[Hit]:
-    """Re-rank the first hits by ``lm.rerank``, with their scores, which stay; ``relevance`` is the new score."""
+Rank = Callable[..., Ranking]
+"""Ranks hits for a query: called with both and the keywords of ``rerank`` for a first stage."""
+
+
+def reranked(query: str, hits: Sequence[Hit], rank: Rank, second: SecondStage) -> list[Hit]:
+    """Re-rank the first hits, with their scores, which stay; ``relevance`` is the new score."""
     first, rest = hits[: second.rerank], hits[second.rerank :]
     if not first:
         return list(hits)
-    by = second.rerank_by or lm.default_measure(is_second=True)
-    ranking = lm.rerank(
+    ranking = rank(
         query,
-        [hit.text for hit in first],
-        by=by,  # type: ignore[arg-type]
+        first,
         scores=[hit.score for hit in first],
         weight=second.rerank_weight,
         depth=len(first),

@@ -1,7 +1,9 @@
 """``gerund.open_index`` and ``Index``: add documents, search them and ask questions, with one model."""
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -12,7 +14,7 @@ from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.models.sources import SENTENCE_TRANSFORMERS, with_absolute_paths
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
-from gerund.retrieval.documents import Chunk, Chunking, Document, rebuilt
+from gerund.retrieval.documents import Chunk, Chunking, Document, chunk_id, rebuilt
 from gerund.retrieval.filters import check_filter
 from gerund.retrieval.hybrid_search import MODES, Mode, check_query, rankings, reranked, to_hits
 from gerund.retrieval.indexing import (
@@ -38,11 +40,11 @@ from gerund.retrieval.question_answering import (
     no_answer,
     sources_of,
 )
-from gerund.retrieval.store import IndexMetadata, VectorStore
+from gerund.retrieval.store import IndexMetadata, VectorStore, from_bytes
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.ranking import MOST_HITS, TRAINED_FUSION, RerankKeywords, SecondStage
-from gerund.types import Answer, Hit
+from gerund.settings.ranking import MAXSIM, MOST_HITS, TRAINED_FUSION, RerankKeywords, SecondStage
+from gerund.types import Answer, Hit, Ranking
 
 if TYPE_CHECKING:
     from gerund.inference.sentence_encoder import SentenceEncoder
@@ -51,10 +53,13 @@ if TYPE_CHECKING:
     from gerund.retrieval.embedding import Embedder
     from gerund.retrieval.query_head import ConversationReader, QueryHead
     from gerund.retrieval.weight_choice import WeightChoice
+    from gerund.scoring.late_interaction import TokenRarity
 
 
 # Modules that need torch are imported where they are used: a keyword search needs no model and starts in a second.
 MOST_TEXTS = 100_000
+# Chunks in which tokens are counted.
+_COUNTED = 1000
 _MACHINE_SETTINGS = ("dtype", "device", "runtime")
 
 
@@ -93,6 +98,7 @@ class Index(QuestionAnswering):
         self._generator: AnswerGenerator | None = None
         self._head: QueryHead | None = None
         self._conversation: ConversationReader | None = None
+        self._rarity: TokenRarity | None = None
         self.elsewhere: tuple[Embed, int] | None = None
         if self._about is not None:
             if self._encoder is not None:
@@ -256,7 +262,7 @@ class Index(QuestionAnswering):
         encoder = self._encoder or load_encoder(self._given)
         count = migrate_index(self.store, encoder, chunking, show_progress)
         self._about, self._encoder = self.store.about(), encoder
-        self._embedder = self._generator = self._head = self._conversation = None
+        self._embedder = self._generator = self._head = self._conversation = self._rarity = None
         return count
 
     def choose_weight(self, questions: int = 30, *, seed: int = 0) -> "WeightChoice":
@@ -365,7 +371,8 @@ class Index(QuestionAnswering):
         pairs = zip(expanded, vectors_ND, strict=True)
         hits = [to_hits(*rankings(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
         if second.rerank:
-            hits = [reranked(query, of_query, self.lm, second) for query, of_query in zip(checked, hits, strict=True)]
+            rank = self._second_rank(second)
+            hits = [reranked(query, of_query, rank, second) for query, of_query in zip(checked, hits, strict=True)]
         return [of_query[:k] for of_query in hits]
 
     def prepare(self, question: Question) -> Answer | PendingAnswer:
@@ -457,6 +464,49 @@ class Index(QuestionAnswering):
         is_local = isinstance(self.store, LanceStore) and not is_remote(self.store.name)
         return Path(self.store.name) / "query-head.safetensors" if is_local else None
 
+    def _second_rank(self, second: SecondStage) -> hybrid_search.Rank:
+        """Return what ranks the first hits: by the token vectors that are stored, or else the model that reads them."""
+        by = second.rerank_by or self.lm.default_measure(is_second=True)
+        if by == MAXSIM and self.chunking.multi:
+            return self._rank_stored
+        return lambda query, hits, **how: self.lm.rerank(query, [hit.text for hit in hits], by=by, **how)  # type: ignore[arg-type]
+
+    def _rank_stored(self, query: str, hits: Sequence[Hit], **how: Any) -> Ranking:
+        """Rank hits by late interaction with their stored token vectors.
+
+        Raises:
+            FingerprintError: they were made with another projection than the encoder has now.
+        """
+        from gerund.scoring.late_interaction import LateInteraction
+        from gerund.scoring.relevance import rank
+
+        assert self._about is not None
+        lm: Any = self.encoder
+        if lm.token_reader().fingerprint != self._about.late:
+            raise FingerprintError(
+                f"the token vectors of {self.store.name} were made otherwise than {lm.name} makes them now; migrate it "
+                "(gerund index --migrate)"
+            )
+        ids = [chunk_id(hit.source, hit.start) for hit in hits]
+        stored = self.store.token_vectors(ids)
+        texts = [hit.text for hit in hits]
+        known = {text: from_bytes(stored[key]) for text, key in zip(texts, ids, strict=True) if key in stored}
+        late = partial(LateInteraction, lm, query, known, self._token_rarity())
+        return rank(lm, query, texts, by=MAXSIM, scorer=None, late=late, **how)
+
+    def _token_rarity(self) -> "TokenRarity":
+        """Return how rare tokens are in chunks of some documents of the index, counted at the first search."""
+        from gerund.scoring.late_interaction import TokenRarity
+
+        if self._rarity is None:
+            lm: Any = self.encoder
+            sources = self.sources()
+            chosen = random.Random(0).sample(sources, min(_COUNTED, len(sources)))
+            reader = lm.token_reader()
+            texts = [chunk.text for chunk in self.store.chunks_of(chosen)][:_COUNTED]
+            self._rarity = TokenRarity(map(reader.ids, reader.tokens(texts, is_query=False, empty="zeros")))
+        return self._rarity
+
     def _quoted(self, question: Question, hits: Sequence[Hit]) -> Answer:
         embedder = self._require_embedder()
         assert self._about is not None
@@ -508,7 +558,7 @@ class Index(QuestionAnswering):
 
     def _writer(self, limits: ReadLimits | None = None) -> Writer:
         """Return a writer, which creates the index if needed; the model is loaded when the writer needs it."""
-        embed, workers = self.elsewhere or (lambda chunks: self._require_embedder().chunks(chunks), 1)
+        embed, workers = self.elsewhere or (lambda chunks: self._require_embedder().embedded(chunks), 1)
         make = None
         if self._about is None:
             about = metadata_for(self.encoder, self._require_embedder().chunking)

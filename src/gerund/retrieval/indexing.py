@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,23 @@ _REASONS = 100
 _NO_VECTORS = np.zeros((0, 0), dtype=np.float32)
 
 Cut = Callable[[Document], list[Chunk]]
-Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The vectors of chunks ``(n, D)``, and their token vectors as they are stored, where the index has some."""
+
+    vectors_ND: np.ndarray
+    tokens: list[bytes] | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence["Embedded"]) -> "Embedded":
+        """Return the vectors of all parts, of which there is one at least."""
+        tokens = None if parts[0].tokens is None else [one for part in parts for one in part.tokens or ()]
+        return cls(np.concatenate([part.vectors_ND for part in parts]), tokens)
+
+
+Embed = Callable[[Sequence[Sequence[Chunk]]], np.ndarray | Embedded]
 
 
 @dataclass(frozen=True)
@@ -257,11 +273,11 @@ class Writer:
         """Embed and store what is pending, then mark files as done."""
         if self._pending:
             documents = [chunks for _, chunks in self._pending.values()]
-            vectors_ND = self._embed(documents)
+            found = self._embed(documents)
             if self._make is not None:
                 self._make()
                 self._make = None
-            self.store.replace(list(self._pending), list(chain.from_iterable(documents)), vectors_ND)
+            put(self.store, list(self._pending), documents, found)
             for source, (document, chunks) in self._pending.items():
                 self._states[source] = DocumentState(document.digest, document.file)
                 self._sources_of.setdefault(document.file, set()).add(source)
@@ -281,6 +297,14 @@ class Writer:
             if self._make is None:
                 self.store.note_files(self._pending_files)
             self._pending_files.clear()
+
+
+def put(store: VectorStore, sources: list[str], documents: Sequence[Sequence[Chunk]], found: Any) -> None:
+    """Store the chunks of documents, with what ``Embed`` returned, in the place of those of these sources."""
+    own = found if isinstance(found, Embedded) else Embedded(found)
+    # Stores of users know token vectors only where they have some.
+    tokens = [] if own.tokens is None else [own.tokens]
+    store.replace(sources, list(chain.from_iterable(documents)), own.vectors_ND, *tokens)
 
 
 def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Document:
@@ -332,7 +356,7 @@ def migrate_index(
         store,
         about,
         lambda document: cut(document, encoder.tokenizer, about.chunking),
-        embed or embedder.chunks,
+        embed or embedder.embedded,
         show_progress,
     )
 
@@ -360,7 +384,8 @@ def metadata_for(lm: "LanguageModel | SentenceEncoder", chunking: Chunking) -> I
     except ConfigError:  # a model that was created in memory
         spec = None
     fingerprint, space = lm.fingerprint(), "" if lm.space == lm.fingerprint() else lm.space
-    return IndexMetadata(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, space)
+    late = lm.token_reader().fingerprint if chunking.multi and hasattr(lm, "token_reader") else ""
+    return IndexMetadata(fingerprint, lm.name, lm.dimensions, describe_encoder(lm), chunking, spec, space, late)
 
 
 def difference(about: IndexMetadata, lm: "LanguageModel | SentenceEncoder") -> str:
@@ -403,7 +428,7 @@ def refill(old: VectorStore, new: VectorStore, cut: Cut, embed: Embed, show_prog
                 stored = [
                     [replace(chunk, digest=documents[chunk.source].digest) for chunk in chunks] for chunks in batch
                 ]
-                new.replace([chunks[0].source for chunks in stored], list(chain.from_iterable(stored)), embed(stored))
+                put(new, [chunks[0].source for chunks in stored], stored, embed(stored))
             advance(len(sources))
     new.replace([source for source in done if source not in documents], [], _NO_VECTORS)
     new.note_files({**dict.fromkeys(new.files().keys() - old.files().keys()), **old.files()})

@@ -68,6 +68,9 @@ TERMS = "terms"
 """The column of a chunk's terms, separated by spaces. If the analysis of words ever changes, the column gets another
 name, so that stored chunks are analyzed again."""
 
+MULTI = "multi"
+"""The column of a chunk's token vectors, in an index that has them."""
+
 # The column that was indexed before there were terms: the text that is searched, as its author wrote it.
 _OLD_TERMS = "words"
 
@@ -187,13 +190,21 @@ class LanceStore:
             rows = self._table(_files(generation)).to_arrow()
         return dict(zip(rows.column("file").to_pylist(), rows.column("digest").to_pylist(), strict=True))
 
-    def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
+    def replace(
+        self,
+        sources: Sequence[str],
+        chunks: Sequence[Chunk],
+        vectors_ND: np.ndarray,
+        tokens: Sequence[bytes] | None = None,
+    ) -> None:
         if not sources:
             return
         with self.locked(), self._errors():
             table, condition = self._table_with_terms(), one_of_sources(sources)
             exists = table.count_rows(condition)
-            rows = arrow_rows(chunks, vectors_ND, _precision(table.schema), self._analyzer()) if chunks else None
+            rows = None
+            if chunks:
+                rows = arrow_rows(chunks, vectors_ND, _precision(table.schema), self._analyzer(), tokens)
             if exists and chunks:
                 merge = table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
                 merge.when_not_matched_by_source_delete(condition).execute(rows)
@@ -220,6 +231,14 @@ class LanceStore:
             query = self._table(self._require_current()).search().where(one_of_sources(sources))
             rows = query.select(list(FIELDS)).limit(None).to_arrow()
         return sorted(_chunks(rows), key=lambda chunk: (chunk.source, chunk.start))
+
+    def token_vectors(self, ids: Sequence[str]) -> dict[str, bytes]:
+        if not ids:
+            return {}
+        with self._errors():
+            query = self._table(self._require_current()).search().where(f"id IN ({', '.join(map(quoted, ids))})")
+            rows = query.select(["id", MULTI]).limit(None).to_arrow()
+        return dict(zip(rows.column("id").to_pylist(), rows.column(MULTI).to_pylist(), strict=True))
 
     def words(self, query: KeywordQuery, limit: int, where: str | None = None) -> list[Match]:
         rows = self._by_words(query, ["_score"], limit, where)
@@ -380,7 +399,8 @@ class LanceStore:
                 _add_terms(table, Analyzer(about.chunking.language), self.name)
         else:
             metadata = {METADATA: about.to_json().encode()}
-            schema = _schema(about.dimensions, about.chunking.precision).with_metadata(metadata)
+            columns = _schema(about.dimensions, about.chunking.precision, multi=about.chunking.multi > 0)
+            schema = columns.with_metadata(metadata)
             db.create_table(name, schema=schema, exist_ok=True).create_index(TERMS, config=_terms_index())
         db.create_table(_files(name), schema=pa.schema([("file", pa.string()), ("digest", pa.string())]), exist_ok=True)
 
@@ -502,12 +522,13 @@ def _stored_vectors(rows: "pa.Table") -> np.ndarray:
     return stored_NC
 
 
-def _schema(dimensions: int, precision: str) -> "pa.Schema":
+def _schema(dimensions: int, precision: str, *, multi: bool = False) -> "pa.Schema":
     import pyarrow as pa
 
     text, number = pa.string(), pa.int64()
     columns = {"id": text, "source": text, "start": number, "stop": number, "text": text, "number": number}
     columns |= {"tokens": number, "title": text, "heading": text, "file": text, "digest": text, TERMS: text}
+    columns |= {MULTI: pa.large_binary()} if multi else {}
     return pa.schema([*columns.items(), ("vector", _vector_type(dimensions, precision))])
 
 
@@ -517,14 +538,21 @@ def _text_rows(columns: Mapping[str, Sequence[str]]) -> "pa.Table":
     return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
 
 
-def arrow_rows(chunks: Sequence[Chunk], vectors_ND: np.ndarray, precision: str, analyzer: Analyzer) -> "pa.Table":
-    """Return chunks with their vectors, in the index's precision, as rows."""
+def arrow_rows(
+    chunks: Sequence[Chunk],
+    vectors_ND: np.ndarray,
+    precision: str,
+    analyzer: Analyzer,
+    tokens: Sequence[bytes] | None = None,
+) -> "pa.Table":
+    """Return chunks with their vectors, in the index's precision, and perhaps their token vectors, as rows."""
     import pyarrow as pa
 
-    schema = _schema(vectors_ND.shape[1], precision)
+    schema = _schema(vectors_ND.shape[1], precision, multi=tokens is not None)
     columns: dict[str, list[Any]] = {
         name: [getattr(chunk, "end" if name == "stop" else name) for chunk in chunks] for name in ("id", *FIELDS)
     }
+    columns[MULTI] = list(tokens or ())
     columns[TERMS] = [terms_of(chunk, analyzer) for chunk in chunks]
     stored_NC = quantize(vectors_ND, "ubinary") if precision == BINARY else vectors_ND.astype(precision)
     flat = pa.array(np.ascontiguousarray(stored_NC).ravel())

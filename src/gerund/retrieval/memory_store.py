@@ -84,6 +84,7 @@ class MemoryStore:
         self._files: dict[str, str] = {}
         self._rows = np.zeros(0, dtype=np.int64)
         self._vectors_ND = np.zeros((0, 0), dtype=np.float32)
+        self._tokens: dict[str, dict[str, bytes]] = {}  # by source and id
 
     def about(self) -> IndexMetadata | None:
         return self._about
@@ -118,10 +119,19 @@ class MemoryStore:
     def files(self) -> dict[str, str]:
         return dict(self._files)
 
-    def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
+    def replace(
+        self,
+        sources: Sequence[str],
+        chunks: Sequence[Chunk],
+        vectors_ND: np.ndarray,
+        tokens: Sequence[bytes] | None = None,
+    ) -> None:
         if not sources:
             return
         with self._lock:
+            self._tokens = {source: own for source, own in self._tokens.items() if source not in set(sources)}
+            for chunk, stored in zip(chunks, tokens or (), strict=tokens is not None):
+                self._tokens.setdefault(chunk.source, {})[chunk.id] = stored
             old = self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")
             self._db.executemany("DELETE FROM chunks WHERE rowid = ?", old)
             self._db.executemany("DELETE FROM words WHERE rowid = ?", old)
@@ -138,6 +148,10 @@ class MemoryStore:
             new_ND = self._stored(np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._about.dimensions))
             self._rows = np.concatenate([self._rows[remains], np.array(new, dtype=np.int64)])
             self._vectors_ND = np.concatenate([self._vectors_ND[remains], new_ND])
+
+    def token_vectors(self, ids: Sequence[str]) -> dict[str, bytes]:
+        wanted = set(ids)
+        return {key: one for own in self._tokens.values() for key, one in own.items() if key in wanted}
 
     def note_files(self, digests: Mapping[str, str | None]) -> None:
         files = {**self._files, **digests}
@@ -221,7 +235,7 @@ class MemoryStore:
     def swap(self, other: Self) -> None:
         with self._lock:
             self._about, self._db, self._files = other._about, other._db, other._files
-            self._rows, self._vectors_ND = other._rows, other._vectors_ND
+            self._rows, self._vectors_ND, self._tokens = other._rows, other._vectors_ND, other._tokens
 
     @property
     def _analyzer(self) -> Analyzer:

@@ -53,6 +53,9 @@ class IndexMetadata:
     space: str = ""
     """Identifies the vectors' space; empty where it is that of this encoder alone."""
 
+    late: str = ""
+    """Hash of how token vectors were made; empty where there are none."""
+
     weight: float | None = None
     """What vectors count in hybrid searches; None for the encoder's weight."""
 
@@ -94,7 +97,8 @@ class IndexMetadata:
     @property
     def key(self) -> str:
         """What must be equal for chunks to be in one table."""
-        return json.dumps([self.fingerprint, self.dimensions, self.chunking.to_dict()], sort_keys=True)
+        late = [self.late] if self.late else []
+        return json.dumps([self.fingerprint, self.dimensions, self.chunking.to_dict(), *late], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -150,11 +154,21 @@ class VectorStore(Protocol):
     def files(self) -> dict[str, str]:
         """Return the hash of every completely indexed file."""
 
-    def replace(self, sources: Sequence[str], chunks: Sequence[Chunk], vectors_ND: np.ndarray) -> None:
+    def replace(
+        self,
+        sources: Sequence[str],
+        chunks: Sequence[Chunk],
+        vectors_ND: np.ndarray,
+        tokens: Sequence[bytes] | None = None,
+    ) -> None:
         """Atomically replace all chunks of documents: a reader sees either the old chunks or the new ones.
 
-        A document without a chunk is removed. ``vectors_ND`` has a vector of length 1 per chunk.
+        A document without a chunk is removed. ``vectors_ND`` has a vector of length 1 per chunk, and ``tokens``, in an
+        index with token vectors (``Chunking.multi``), what ``token_vectors`` returns of it.
         """
+
+    def token_vectors(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return the stored token vectors of chunks, by the chunk's id; needed for ``Chunking.multi`` only."""
 
     def note_files(self, digests: Mapping[str, str | None]) -> None:
         """Mark files as completely indexed; None removes the mark."""
@@ -193,6 +207,21 @@ class VectorStore(Protocol):
 
     def drop_others(self) -> None:
         """Drop unused successors, and what an interrupted ``swap`` left."""
+
+
+def to_bytes(vectors_TE: np.ndarray) -> bytes:
+    """Return token vectors ``(T, E)`` int8 as they are stored: the number of dimensions, then all numbers.
+
+    >>> from_bytes(to_bytes(np.array([[1, -2], [3, 4]], dtype=np.int8))).tolist()
+    [[1, -2], [3, 4]]
+    """
+    return np.array([vectors_TE.shape[1]], dtype="<u4").tobytes() + np.ascontiguousarray(vectors_TE).tobytes()
+
+
+def from_bytes(stored: bytes) -> np.ndarray:
+    """Return what ``to_bytes`` stored."""
+    [dimensions] = np.frombuffer(stored[:4], dtype="<u4")
+    return np.frombuffer(stored[4:], dtype=np.int8).reshape(-1, dimensions)
 
 
 def nearest_bits(query_D: np.ndarray, bits_NC: np.ndarray, limit: int) -> tuple[list[int], list[float]]:

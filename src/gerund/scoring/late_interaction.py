@@ -1,15 +1,15 @@
 """Late interaction: each token of a query counts its nearest token of a document (MaxSim).
 
 Khattab and Zaharia 2020, "ColBERT: Efficient and Effective Passage Search via Contextualized Late Interaction over
-BERT". The tokens of a query are weighted by how few of the candidates have them (idf), so that words which all of them
-share do not decide.
+BERT". Where the collection is known, a query's tokens are weighted by how rare they are in it (idf), so that words
+which are everywhere do not decide.
 
 Shapes: Q tokens of a query, T of a document, E dimensions of a token vector, N documents.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -47,27 +47,37 @@ def maxsim(query_QE: np.ndarray, document_TE: np.ndarray, weights_Q: np.ndarray 
     return float(best_Q @ weights_Q / weights_Q.sum())
 
 
-def idf(query: Sequence[int], documents: Iterable[Iterable[int]]) -> np.ndarray:
-    """Return the weight of each token of a query ``(Q,)``: the log of how rare it is among documents.
+class TokenRarity:
+    """What tokens of a query count, by how rare they are in a collection (idf).
 
-    >>> idf([5, 6, 7], [[5, 6], [5]]).round(2).tolist()
+    Not among the candidates of the query, which share its words: on Medline and Cranfield such weights ranked worse
+    than none.
+
+    >>> TokenRarity([[5, 6], [5]])([5, 6, 7]).round(2).tolist()
     [0.18, 0.69, 1.79]
     """
-    listed = [set(document) for document in documents]
-    counts = Counter(token for document in listed for token in document)
-    return np.array([max(0.0, math.log((len(listed) + 1) / (counts[token] + 0.5))) for token in query])
+
+    def __init__(self, documents: Iterable[Iterable[int]]) -> None:
+        self._size, self._counts = 0, Counter[int]()
+        for document in documents:
+            self._size += 1
+            self._counts.update(set(document))
+
+    def __call__(self, query: Sequence[int]) -> np.ndarray:
+        """Return the weight of each token of a query ``(Q,)``: the log of how rare it is."""
+        return np.array([max(0.0, math.log((self._size + 1) / (self._counts[token] + 0.5))) for token in query])
 
 
 def default_late(lm: TextModel) -> LateConfig:
     """Return how a model is read whose token vectors were not trained.
 
     A model that was trained to embed gives its last states, with its prompts for queries and documents. Of any other
-    language model a layer at a third of its depth serves best, and a marker keeps the first word from being the first
-    token, whose state says nothing.
+    language model the layer in the middle serves better than the last, and a marker keeps the first word from being the
+    first token, whose state says nothing.
     """
     if is_trained_to_embed(lm):
         return LateConfig(*(lm.encoder.prompts.get(name, "") for name in ("query", "document")))
-    return LateConfig(layers=str(max(1, lm.runtime.n_layers // 3)))
+    return LateConfig(layers=str(max(1, lm.encoder.depth(lm.runtime.n_layers) // 2)))
 
 
 class LateInteraction:
@@ -76,27 +86,29 @@ class LateInteraction:
     Args:
         lm: the model.
         query: the query.
-        candidates: all documents, among which the query's tokens are weighted.
+        known: token vectors ``(T, E)`` of documents that need not be read.
+        rarity: what the query's tokens count; None counts all alike.
 
     Raises:
         TextError: the query is empty.
     """
 
-    def __init__(self, lm: TextModel, query: str, candidates: Sequence[str]) -> None:
+    def __init__(
+        self,
+        lm: TextModel,
+        query: str,
+        known: Mapping[str, np.ndarray] | None = None,
+        rarity: TokenRarity | None = None,
+    ) -> None:
         self._reader: TokenReader = lm.token_reader()
+        self._known = known or {}
         asked = self._reader.tokens([query], is_query=True)
         [self._query_QE] = self._reader.vectors(asked)
-        own = self._reader.tokens(candidates, is_query=False, empty="zeros")
-        self._tokens = dict(zip(candidates, own, strict=True))
-        self.weights_Q = idf(self._reader.ids(asked[0]), map(self._reader.ids, own))
+        self._weights_Q = None if rarity is None else rarity(self._reader.ids(asked[0]))
 
     def __call__(self, documents: Sequence[str]) -> np.ndarray:
-        """Return the scores ``(N,)`` float64 of some of the candidates."""
-        unique = list(dict.fromkeys(documents))
-        vectors = self._reader.vectors([self._tokens[text] for text in unique])
-        by_text = dict(zip(unique, self.of_vectors(vectors), strict=True))
-        return np.array([by_text[text] for text in documents], dtype=np.float64)
-
-    def of_vectors(self, documents: Sequence[np.ndarray]) -> list[float]:
-        """Return the scores of documents whose token vectors ``(T, E)`` are known."""
-        return [maxsim(self._query_QE, document_TE, self.weights_Q) for document_TE in documents]
+        """Return the scores of documents ``(N,)`` float64."""
+        missing = [text for text in dict.fromkeys(documents) if text not in self._known]
+        read = dict(zip(missing, self._reader.vectors(self._reader.tokens(missing, is_query=False)), strict=True))
+        vectors = (read[text] if text in read else self._known[text] for text in documents)
+        return np.array([maxsim(self._query_QE, own_TE, self._weights_Q) for own_TE in vectors], dtype=np.float64)

@@ -36,11 +36,11 @@ class Ranks:
             by: ``lift``, how much likelier the document makes each token of the query, where it helps at all;
                 ``mixed``, the log-probability under the mean of the predictions with the document and without it;
                 ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``maxsim``,
-                late interaction of token vectors (``encode_multi``), each token of the query weighted by how few of the
-                documents have it; ``vectors``, the similarity of the embeddings; or ``model``, the model's own scorer,
-                if it is a reranker or was trained to score. None is ``model`` for a reranker, else the model's tuned
-                measure (``gerund tune --rerank``), else ``maxsim`` where token vectors were trained, ``lift`` for a
-                language model, and ``vectors`` for one that was trained to embed or does not generate.
+                late interaction of token vectors (``encode_multi``); ``vectors``, the similarity of the embeddings; or
+                ``model``, the model's own scorer, if it is a reranker or was trained to score. None is ``model`` for a
+                reranker, else the model's tuned measure (``gerund tune --rerank``), else ``maxsim`` where token vectors
+                were trained, ``lift`` for a language model, and ``vectors`` for one that was trained to embed or does
+                not generate.
             scores: the score of each document in a first stage, such as a keyword search, which is fused with the
                 measure: both as z-scores. None ranks by the measure alone, which is worse wherever there are scores.
             weight: what the measure counts beside ``scores``, from 0 to 1; None for the tuned weight, else 0.5.
@@ -95,7 +95,7 @@ class Ranks:
         """Return a vector for each token of a text, for late interaction (``rerank(by="maxsim")``).
 
         The states of the text's own tokens, under the encoder's attention plan and with its adapter: of the last layer
-        for a model that was trained to embed, of one at a third of the depth for any other; where token vectors were
+        for a model that was trained to embed, of the one in the middle for any other; where token vectors were
         trained (the objective ``late``), as they were, and projected.
 
         Args:

@@ -61,16 +61,20 @@ def rank(
     weight: float | None = None,
     depth: int | None = None,
     deadline: float | None = None,
+    late: Callable[[], Score] | None = None,
 ) -> Ranking:
-    """Rank documents for a query, best first; see ``LanguageModel.rerank``. ``scorer`` is the model's trained one."""
+    """Rank documents for a query, best first; see ``LanguageModel.rerank``.
+
+    ``scorer`` is the model's trained one; ``late`` makes what scores by ``maxsim``, None that of the model.
+    """
     end = None if deadline is None else time.monotonic() + deadline
     if not documents:
         return Ranking([], [], by, read=0)
     first_N = None if scores is None else np.asarray(scores, dtype=np.float64)
     order = np.arange(len(documents)) if first_N is None else np.argsort(-first_N, kind="stable")
     offered = order[: len(order) if first_N is None else depth]
-    texts = [documents[index] for index in offered]
-    own = _read(_scorer(lm, query, by, scorer, texts), texts, end)
+    score = late or _scorer(lm, query, by, scorer)
+    own = _read(score, [documents[index] for index in offered], end)
     read, rest = offered[: len(own)], order[len(own) :]
     value = None
     if first_N is not None:
@@ -120,14 +124,12 @@ def _read(score: Callable[[], Score], texts: Sequence[str], end: float | None) -
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _scorer(
-    lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | None, texts: Sequence[str]
-) -> Callable[[], Score]:
-    """Return what makes the function that scores some of the texts for a query: the query itself is read then."""
+def _scorer(lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | None) -> Callable[[], Score]:
+    """Return what makes the function that scores documents for a query: the query itself is read then."""
     if by == MAXSIM:
         from gerund.scoring.late_interaction import LateInteraction
 
-        return lambda: LateInteraction(lm, query, texts)
+        return lambda: LateInteraction(lm, query)
     if by in QUERY_MEASURES:
         from gerund.scoring.query_likelihood import QueryLikelihood
 

@@ -21,7 +21,7 @@ from gerund.retrieval.embedding import largest_chunk
 from gerund.retrieval.hybrid_search import MODES, Mode
 from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.store import one_of_sources
-from gerund.settings.ranking import DEFAULT_WEIGHT, TRAINED_FUSION
+from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, TRAINED_FUSION, SecondStage
 from gerund.text_analysis import VERSION, Analyzer
 from gerund.types import Scorer
 
@@ -35,7 +35,7 @@ RERANKED = 20
 """Number of an index's top hits that are re-ranked."""
 
 _WHOLE, _LATE, _RERANK = "whole", "late", "rerank"
-_PARTS = (*MODES, _WHOLE, _LATE, _RERANK, *PRECISIONS[1:])
+_PARTS = (*MODES, _WHOLE, _LATE, _RERANK, MAXSIM, *PRECISIONS[1:])
 _K1 = 1.2
 _B = 0.75
 _ANALYZER = Analyzer("en")
@@ -368,9 +368,10 @@ class IndexOptions:
     is_late: bool = False  # chunks are pooled from one pass over their document
     is_reranked: bool = False  # the model re-ranks the first hits by its measure, fused with their scores
     precision: str = PRECISIONS[0]  # how vectors are stored
+    is_multi: bool = False  # the first hits are re-ranked by stored token vectors, fused with their scores
 
     def __str__(self) -> str:
-        flags = {_WHOLE: self.is_whole, _LATE: self.is_late, _RERANK: self.is_reranked}
+        flags = {_WHOLE: self.is_whole, _LATE: self.is_late, _RERANK: self.is_reranked, MAXSIM: self.is_multi}
         precision = [] if self.precision == PRECISIONS[0] else [self.precision]
         return ",".join([self.mode, *(name for name, is_set in flags.items() if is_set), *precision])
 
@@ -390,7 +391,7 @@ def parse_index(name: str) -> IndexOptions | None:
             raise unknown_name(f"part after {INDEX}:", part, list(_PARTS))
     mode = next((mode for mode in reversed(MODES) if mode in parts), MODES[0])
     precision = next((precision for precision in PRECISIONS if precision in parts), PRECISIONS[0])
-    return IndexOptions(mode, _WHOLE in parts, _LATE in parts, _RERANK in parts, precision)
+    return IndexOptions(mode, _WHOLE in parts, _LATE in parts, _RERANK in parts, precision, MAXSIM in parts)
 
 
 class IndexCache:
@@ -427,21 +428,26 @@ class IndexSystem(_Derived):
         weight = f"-{self.weight:g}" if options.mode == MODES[0] else ""
         self.suffix = f"+index-{str(options).replace(',', '-')}{weight}"
         self.details = {"index": str(options), "weight": self.weight}
-        if options.is_reranked:
+        self.second = SecondStage()
+        if options.is_reranked or options.is_multi:
             lm = dense.lm
             share = DEFAULT_WEIGHT if lm.encoder.rerank_weight is None else lm.encoder.rerank_weight
-            stage = {"rerank_by": lm.default_measure(is_second=True), "rerank_weight": share}
+            by = MAXSIM if options.is_multi else lm.default_measure(is_second=True)
+            self.second = SecondStage(RERANKED, by, share)
+            stage = {"rerank_by": by, "rerank_weight": share}
             self.suffix += "".join(f"-{value}" for value in stage.values())
             self.details |= stage
 
     @property
     def chunking(self) -> Chunking:
         """How documents are chunked."""
+        more: dict[str, Any] = {"late": self.options.is_late, "precision": self.options.precision}
+        more["multi"] = int(self.options.is_multi)
         if not self.options.is_whole:
-            return Chunking(late=self.options.is_late, precision=self.options.precision)
+            return Chunking(**more)
         most = largest_chunk(self.dense.lm)
         tokens = 10**6 if most is None else most
-        return Chunking(tokens, late=self.options.is_late, context=True, precision=self.options.precision)
+        return Chunking(tokens, context=True, **more)
 
     def search_model(self, prompts: Mapping[str, str], *, show: bool | None = None) -> "IndexSearch":
         """Return the index as MTEB searches; prompts are the encoder's own, as in ``gerund search``."""
@@ -479,7 +485,7 @@ class IndexSearch:
         assert self._index is not None, "MTEB indexes before it searches"
         options, found = self._system.options, {}
         settings: dict[str, Any] = {"mode": options.mode, "weight": self._system.weight}
-        settings["rerank"] = RERANKED if options.is_reranked else 0
+        settings |= self._system.second.keywords
         for query, text in zip(queries["id"], queries["text"], strict=True):
             offered = None if top_ranked is None else top_ranked[query]
             if offered is not None and not offered:

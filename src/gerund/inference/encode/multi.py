@@ -7,6 +7,8 @@ largest number: its direction is all that counts.
 Shapes: T tokens, D dimensions of a state, E of a token vector.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,10 +21,13 @@ from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.models.late_head import LateHead
 from gerund.models.vectors import unit
+from gerund.settings.encoder import METHODS
 from gerund.settings.late import LateConfig, TokenPrecision
-from gerund.settings.templates import LAST_LAYER, NO_REROUTE, NO_TEMPLATE, NO_TRANSFORM, PromptText
+from gerund.settings.templates import LAST_LAYER, PromptText
 
 _STEPS = 127
+# Methods without training that tokens are read with too.
+_KEPT = ("exit_layer", "pool_bos", "text_normalization")
 
 
 class TokenReader:
@@ -35,9 +40,9 @@ class TokenReader:
     """
 
     def __init__(self, runtime: EncoderRuntime, config: LateConfig, head: LateHead | None = None) -> None:
-        once = {"template": NO_TEMPLATE, "prepend": 0, "reroute": NO_REROUTE, "transform": NO_TRANSFORM}
+        once = {name: usual for name, usual in METHODS.items() if name not in _KEPT}
         layers = LAST_LAYER if is_one_graph(runtime.model) else config.layers
-        own = replace(runtime.config, layers=layers, **once)  # type: ignore[arg-type]
+        own = replace(runtime.config, **{**once, "layers": layers})  # type: ignore[arg-type]
         self.runtime = replace(runtime, config=own, head=None, transform=None)
         if layers != LAST_LAYER:
             self.runtime = replace(self.runtime, sends_plan=True)
@@ -48,6 +53,13 @@ class TokenReader:
     def dimensions(self) -> int:
         """Dimensions of a token vector."""
         return self.runtime.state_width if self._head is None else self._head.dimensions
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what token vectors depend on besides the encoder."""
+        settings = json.dumps({**self.config.to_dict(), "layers": self.runtime.config.layers}, sort_keys=True)
+        head = "" if self._head is None else self._head.fingerprint
+        return hashlib.blake2b(f"{settings}{head}".encode(), digest_size=8).hexdigest()
 
     def tokens(
         self, texts: Sequence[str], *, is_query: bool, empty: Empty = "error", overflow: Overflow = "truncate"

@@ -85,17 +85,8 @@ def _uses_positions(model: PreTrainedModel) -> bool:
 _STREAMS = "This architecture has several residual streams: `layers` and `prepend` can't be used with it."
 
 
-class _LayersDone(Exception):  # noqa: N818  # no error
-    """Ends a pass at the last layer whose states are needed."""
-
-
 class LayerMixing:
-    """Layer mixing and Token Prepending in one pass; ``BoundPlan.beside`` calls ``after_layer``.
-
-    With ``stops`` the pass ends, by ``_LayersDone``, at the last layer to mix: the layers above change nothing.
-    """
-
-    stops = False
+    """Layer mixing and Token Prepending in one pass; ``BoundPlan.beside`` calls ``after_layer``."""
 
     def __init__(self, n_layers: int, config: EncoderConfig) -> None:
         self._numbers = layer_numbers(config.layers, n_layers)
@@ -131,22 +122,15 @@ class LayerMixing:
             hidden_BTD[self._row_B, self._place_B] = hidden_BTD[self._row_B, self._last_B]
         if index + 1 in self._numbers and index + 1 < self._n_layers:
             self._add(hidden_BTD)
-        if self.stops and index + 1 == max(self._numbers) < self._n_layers:
-            raise _LayersDone
         return (hidden_BTD, *output[1:]) if isinstance(output, tuple) else hidden_BTD
 
     def mixed(self, last_BTD: Tensor) -> Tensor:
         """Return the mean of the layers' states ``(B, T, D)``, given the last hidden state."""
         if self._n_layers in self._numbers:
             self._add(last_BTD)
-        if self.mean.shape != last_BTD.shape:  # the last state may be projected to another size
-            raise UnsupportedModelError(_STREAMS)
-        return self.mean
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean of the states that were added up."""
         assert self._total_BTD is not None
+        if self._total_BTD.shape != last_BTD.shape:  # the last state may be projected to another size
+            raise UnsupportedModelError(_STREAMS)
         return self._total_BTD / len(self._numbers)
 
     def _add(self, hidden_BTD: Tensor) -> None:
@@ -279,11 +263,7 @@ class EncoderRuntime:
             inputs = beside.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
             batch = replace(batch, inputs=inputs)
         plan.beside = beside.after_layer
-        beside.stops = self.plan.stream is None and not self.plan.skips
-        try:
-            return beside.mixed(self.run(batch, plan)), batch.begin
-        except _LayersDone:
-            return beside.mean, batch.begin
+        return beside.mixed(self.run(batch, plan)), batch.begin
 
     def _attention_parts(self, batch: "Batch", plan: BoundPlan) -> Tensor:
         """Return what a pass reads of the attention in the place of hidden states ``(B, T, D)``."""

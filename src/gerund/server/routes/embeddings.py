@@ -84,6 +84,8 @@ async def embeddings(
             )
         )
     async with service.context(request) as context:
+        if body.multi:
+            return await _token_vectors(service, context, body, prompt_name)
         result = await encode_inputs(
             service,
             context,
@@ -213,6 +215,41 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
 
 
 # ------------------------------------------------------------------------------------------------------- embeddings
+
+
+async def _token_vectors(
+    service: Service, context: RequestContext, body: EmbeddingRequest, prompt_name: str | None
+) -> dict[str, Any]:
+    """Return the token vectors of texts; queries are those with the prompt of queries."""
+    lm, texts = service.encoder, body.inputs
+    refused = {
+        "dimensions": body.dimensions is not None,
+        "prompt": body.prompt is not None,
+        "encoding_format": body.encoding_format == "base64",
+        "input": any(not isinstance(text, str) for text in texts),
+    }
+    if named := next((name for name, is_given in refused.items() if is_given), None):
+        raise ApiError(
+            f"multi returns lists of numbers for texts, whole and without a prompt of yours: {named}", param=named
+        )
+    if not isinstance(lm, LanguageModel):
+        raise ApiError("multi: this encoder gives one vector for a whole text", param="multi", code="not_supported")
+    asked = "query" in (prompt_name, body.prompt_name) or (body.input_type or body.task) in _KINDS[0]
+    with errors_about("input"):
+        tokens = await context.run(lambda: _count(service, texts))  # type: ignore[arg-type]
+        found = await context.call(
+            lambda: lm.encode_multi(list(texts), is_query=asked, show_progress=False),  # type: ignore[arg-type]
+            tokens=tokens,
+        )
+    data = [{"object": "embedding", "index": index, "embedding": one.tolist()} for index, one in enumerate(found)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {
+        "object": "list",
+        "model": service.names[0],
+        "data": data,
+        "usage": usage,
+        "fingerprint": service.fingerprint(),
+    }
 
 
 def _check_normalize(body: EmbeddingRequest, service: Service) -> None:

@@ -40,6 +40,8 @@ class EmbeddingRequest(RequestBody):
     input: Text | Texts | Ids | ManyIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
+    multi: bool = False
+    """Return a vector for each token of a text instead, for late interaction: a list of lists."""
     prompt: Annotated[str, Field(max_length=10_000)] | None = None
     """Precedes every text."""
     prompt_name: Annotated[str, Field(max_length=200)] | None = None

@@ -6,17 +6,17 @@ a module with such a function, and a line in ``OBJECTIVES``.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args
 from zlib import crc32
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from gerund.errors import ConfigError
 from gerund.settings.plan import AttentionPlan
+from gerund.training.objectives.sections import Purpose, Schedule, Section
 
 if TYPE_CHECKING:
     from gerund.settings.encoder import EncoderConfig
@@ -36,35 +36,6 @@ Similarity = Literal["cosine", "dot"]
 Normalisation = Literal["predicted", "paper"]
 """What a loss is divided by: the tokens that it predicts, or what MAGNET's equations divide by."""
 SpanLengths = Literal["hump", "geometric", "t5"]
-
-
-class Purpose(StrEnum):
-    """What an objective is for, the paper in brackets; of a recipe with several the first one counts."""
-
-    FILL = "Infill (MAGNET)"
-    SCORE = "Score continuations (RankGen)"
-    EMBED_BY_PAIRS = "Embed, by pairs that are mined or given (GUR, UniMAE)"
-    EMBED_BY_TEXTS = "Embed, by texts alone (UniMAE, LLM2Vec)"
-    DISTIL = "Embed, as another model does (distillation)"
-    WRITE = "Make a language model"
-    OTHER = "Others"
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown fields are refused, nothing changes once it is read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
-def _as_schedule(value: Any) -> Any:
-    """Turn a single weight into a schedule with one entry."""
-    return [[0, value]] if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-Step = Annotated[int, Field(ge=0)]
-Weight = Annotated[float, Field(ge=0)]
-Schedule = Annotated[tuple[tuple[Step, Weight], ...], BeforeValidator(_as_schedule), Field(min_length=1)]
-"""A weight, or a list of [step, weight]: from that step on it has that weight. It begins with step 0."""
 
 
 class ObjectiveConfig(Section):
@@ -758,6 +729,44 @@ class RankgenConfig(VectorConfig):
         return False
 
 
+class LateObjectiveConfig(TextConfig, VectorConfig):
+    """Token vectors whose MaxSim ranks documents as a teacher's scores do (late interaction, ColBERTv2)."""
+
+    work: ClassVar[str] = f"{_WORK}.late.prepare"
+    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    purpose: ClassVar[Purpose] = Purpose.RANK
+    seed_offset: ClassVar[int | None] = 100
+
+    kind: Literal["late"]
+    files: list[Path] = Field(default_factory=list)
+    """Lists of any teacher: .jsonl with ``query``, ``documents`` and ``scores``. Left out, they are made of the texts
+    of the recipe, and scored by the base model's lift."""
+    lists: int = Field(default=200, ge=1)
+    """How many lists are made of texts, at most; to label one takes a pass over each of its documents."""
+    candidates: int = Field(default=6, ge=2)
+    """Documents of a list that are read in a step: the best, and others at random."""
+    batch_size: int = Field(default=8, ge=1)
+    """Lists of one optimizer step."""
+    length: int = Field(default=180, ge=8)
+    dimensions: int = Field(default=96, ge=1)
+    """Dimensions of a token vector, behind a linear map that is kept with the model."""
+    temperature: float = Field(default=0.05, gt=0)
+    """The student's scores, mean cosines, are divided by it."""
+    teacher_temperature: float = Field(default=0.5, gt=0)
+    """The teacher's scores, standardized in each list, are divided by it."""
+    in_batch: float = Field(default=0.5, ge=0)
+    """Weight of the cross entropy of the best document against those of the other lists."""
+    query_marker: str = "Query: "
+    """Put before queries."""
+    document_marker: str = "Document: "
+    """Put before documents."""
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return not self.files
+
+
 OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     CausalConfig,
     MntpConfig,
@@ -770,6 +779,7 @@ OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     GurConfig,
     DistillConfig,
     RankgenConfig,
+    LateObjectiveConfig,
 )
 """The objectives that recipes know."""
 

@@ -1,0 +1,296 @@
+"""Train late interaction: token vectors whose MaxSim ranks documents as a teacher's scores do.
+
+A list is a query, documents and a score of each. The loss is the divergence of the softmax of the student's scores from
+that of the teacher's (Santhanam et al. 2022, ColBERTv2), and beside it the cross entropy of the best document against
+all documents of the other lists in the batch. Lists come from files, or are made of the recipe's texts: a sentence asks
+for the rest of its text, BM25 finds others like it, and the base model's lift says how relevant each is.
+
+Shapes: Q lists, C documents of a list, N texts of a batch, T tokens, E dimensions of a token vector.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.passages import sentence_bounds
+from gerund.errors import ConfigError, DataError
+from gerund.jobs.files import write_atomic
+from gerund.models.late_head import LateHead
+from gerund.progress import progress
+from gerund.retrieval.documents import Chunk, Chunking
+from gerund.retrieval.memory_store import MemoryStore
+from gerund.retrieval.store import IndexMetadata, KeywordQuery
+from gerund.scoring.query_likelihood import QueryLikelihood, forget
+from gerund.settings.late import LateConfig
+from gerund.training.corpus.texts import Mixture
+from gerund.training.losses.vectors import VectorEncoder
+from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses
+from gerund.training.objectives.contrastive import TextGroup
+from gerund.training.objectives.settings import LateObjectiveConfig
+from gerund.training.processes import process_index
+from gerund.training.run_folder import announce
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from gerund.inference.encode.runtime import EncoderRuntime
+
+LISTS = "lists.jsonl"
+"""The file, in a run's folder, of the lists that were made of texts."""
+_FEWEST_WORDS, _LEAST_LEFT = 4, 40
+
+
+@dataclass(frozen=True)
+class RankedList:
+    """A query with documents and how relevant each is, by a teacher."""
+
+    query: str
+    documents: list[str]
+    scores: list[float]
+
+
+def prepare(context: Context, config: LateObjectiveConfig) -> Objective:
+    """Return batches of lists, and the loss on them."""
+    formatters = [context.formatter(config, marker) for marker in (config.query_marker, config.document_marker)]
+    if config.files:
+        lists = read_lists(context.files(config.files))
+    else:
+        lists = _made_lists(context, config, config.length - formatters[1].overhead)
+    fewest = min(len(one.documents) for one in lists)
+    if fewest < config.candidates:
+        raise ConfigError(f"late: candidates {config.candidates}, and a list has {fewest} documents; set fewer")
+    encoder = TokenVectorEncoder(context.model.runtime, config.dimensions, config.length)
+    batches = ListBatches(lists, formatters, TextGroup.of(context), config, seed=context.seed(config))
+    return LateObjective(config.kind, batches, LateLosses(encoder, config), {config.kind: config})
+
+
+def read_lists(paths: Sequence[Path]) -> list[RankedList]:
+    """Read lists from .jsonl files, whose lines have ``query``, ``documents`` and ``scores``."""
+    found = []
+    for path in paths:
+        with opened(path) as file:
+            for number, raw in enumerate(file, start=1):
+                where = f"{path}, line {number}"
+                if line := decode(raw, where).strip():
+                    found.append(_list(json_row(line, where), where))
+    if not found:
+        raise DataError(f"{', '.join(map(str, paths))}: no lists in there")
+    return found
+
+
+def _list(row: Mapping[str, Any], where: str) -> RankedList:
+    for name in ("query", "documents", "scores"):
+        if name not in row:
+            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
+    query, documents, scores = checked_text(row["query"], where, "query"), row["documents"], row["scores"]
+    if not query.strip() or not isinstance(documents, list) or len(documents) < 2:
+        raise DataError(f"{where}: a list has a query and two documents at least")
+    texts = [checked_text(text, where, "documents") for text in documents]
+    if not all(text.strip() for text in texts):
+        raise DataError(f"{where}: a document is empty")
+    is_listed = isinstance(scores, list) and len(scores) == len(texts)
+    if not is_listed or not all(type(one) in (int, float) and np.isfinite(one) for one in scores):
+        raise DataError(f"{where}: scores must be {len(texts)} numbers, one for each document")
+    return RankedList(query, texts, [float(one) for one in scores])
+
+
+def _made_lists(context: Context, config: LateObjectiveConfig, length: int) -> list[RankedList]:
+    """Return lists of the recipe's texts; a resumed run reads those that were made."""
+    texts = context.source.texts(config, length, context.seed(config))
+    if context.source.cache is None:  # a dry run, which reads no text
+        return [RankedList(f"query {number}", ["a document " * (length // 4)] * config.candidates,
+                           list(range(config.candidates))) for number in range(2)]  # fmt: skip
+    path = context.recipe.output / LISTS
+    if context.resuming and path.is_file():
+        return read_lists([path])
+    model, tokenizer = context.model.model, context.model.tokenizer
+    decode_ids = tokenizer.decode
+    whole = [decode_ids(texts.tokens_of(number).tolist(), skip_special_tokens=True) for number in range(len(texts))]
+    asked = list(_asked([text.strip() for text in whole], config, context.seed(config)))
+    if not asked:
+        raise DataError("late: no text has two sentences, of which one could ask for the other; name lists as files")
+    announce(f"late: {len(asked)} lists of {config.candidates} texts are labeled by the base model's lift")
+    was_training = model.training
+    model.eval()
+    try:
+        found = []
+        with progress(len(asked), "labeling", show=None) as advance:
+            for query, documents in asked:
+                scores = QueryLikelihood(model, tokenizer, query, "lift")(documents)
+                found.append(RankedList(query, documents, scores.tolist()))
+                advance(1)
+    finally:
+        forget(model)
+        model.train(was_training)
+    if process_index() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in found))
+    return found
+
+
+def _asked(texts: Sequence[str], config: LateObjectiveConfig, seed: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield queries, each a sentence of a text, with the rest of that text and others that BM25 finds."""
+    store = MemoryStore()
+    store.create(IndexMetadata("", "", 1, "", Chunking()))
+    chunks = [Chunk(str(number), 0, len(text), text, 0, 0, "", "", "", "") for number, text in enumerate(texts)]
+    store.replace([chunk.source for chunk in chunks], chunks, np.ones((len(chunks), 1), dtype=np.float32))
+    rng = np.random.default_rng(seed)
+    left = config.lists
+    for number in rng.permutation(len(texts)).tolist():
+        if not left:
+            return
+        text = texts[number]
+        bounds = sentence_bounds(text)
+        usable = [(start, end) for start, end in bounds if len(text[start:end].split()) >= _FEWEST_WORDS]
+        if len(bounds) < 2 or not usable:
+            continue
+        start, end = usable[int(rng.integers(len(usable)))]
+        query, rest = " ".join(text[start:end].split()), f"{text[:start]} {text[end:]}".strip()
+        matches = store.words(KeywordQuery(query), config.candidates)
+        others = [chunk.text for chunk, _ in matches if chunk.source != str(number)][: config.candidates - 1]
+        if len(rest) >= _LEAST_LEFT and len(others) == config.candidates - 1:
+            left -= 1
+            yield query, [rest, *others]
+
+
+class ListBatches(Batches):
+    """Lists in a shuffled order, each with its best document and others at random."""
+
+    def __init__(
+        self,
+        lists: Sequence[RankedList],
+        formatters: Sequence[Any],
+        group: TextGroup,
+        config: LateObjectiveConfig,
+        *,
+        seed: int,
+    ) -> None:
+        self.texts, self.config, self.group, self.seed = lists, config, group, seed
+        self._queries, self._documents = formatters
+        self._special = torch.tensor(sorted(group.runtime.tokenizer.all_special_ids), dtype=torch.long)
+        self._order = Mixture([len(lists)], [1.0], seed=seed)
+
+    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+        """Return the group ``query`` with the teacher's scores ``teacher`` (Q, C), and the group ``document``."""
+        del step
+        queries, documents, scores = [], [], []
+        for number in range(first, first + count):
+            own = self.texts[self._order.sample(number).item]
+            best = int(np.argmax(own.scores))
+            others = [place for place in range(len(own.documents)) if place != best]
+            chosen = np.random.default_rng([self.seed, number]).permutation(others)[: self.config.candidates - 1]
+            places = [best, *chosen.tolist()]
+            queries.append(self._queries.format_text(own.query, self.config.length))
+            documents += [self._documents.format_text(own.documents[place], self.config.length) for place in places]
+            scores.append([own.scores[place] for place in places])
+        groups = {"query": self.group(queries), "document": self.group(documents)}
+        for group in groups.values():
+            group["pooled"] &= ~torch.isin(group["input_ids"], self._special)
+        groups["query"]["teacher"] = torch.tensor(scores, dtype=torch.float32)
+        return groups
+
+
+class TokenVectorEncoder(VectorEncoder):
+    """Reads texts as ``encode_multi`` does, with gradients; a text has ``length`` places, zeros where no token is."""
+
+    def __init__(self, runtime: "EncoderRuntime", dimensions: int, length: int) -> None:
+        super().__init__(runtime)
+        self.dimensions, self.length = dimensions, length
+        self.projection = nn.Linear(runtime.state_width, dimensions, bias=False)
+        nn.init.orthogonal_(self.projection.weight)
+
+    def vectors(self, hidden_BTD: Tensor, part: Batch) -> Tensor:
+        """Return the token vectors ``(B, length E)``, of length 1, one place after the other."""
+        with torch.autocast(hidden_BTD.device.type, enabled=False):
+            vectors_BTE = functional.normalize(self.projection(hidden_BTD.float()), dim=-1)
+        vectors_BTE = vectors_BTE * part["pooled"][:, :, None]
+        return functional.pad(vectors_BTE, (0, 0, 0, self.length - vectors_BTE.shape[1])).flatten(1)
+
+
+class LateLosses(PairLosses):
+    """The divergence from the teacher's scores, and in-batch negatives."""
+
+    heads: TokenVectorEncoder
+
+    def __init__(self, encoder: TokenVectorEncoder, config: LateObjectiveConfig) -> None:
+        self.heads, self.config = encoder, config
+
+    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+        """Return the token vectors ``(B, length E)`` of the texts in ``part``."""
+        vectors_BF: Tensor = self.heads(model, part)
+        return vectors_BF
+
+    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
+        """Return the mean loss of the lists, and of how many the student's best document is the teacher's.
+
+        Documents of other processes are no negatives.
+        """
+        del gather
+        teacher_QC = batch["query"]["teacher"]
+        lists, candidates = teacher_QC.shape
+        vectors_NTE = vectors_ND.float().unflatten(1, (self.heads.length, self.heads.dimensions))
+        scores_QN = maxsim_all(vectors_NTE[:lists], vectors_NTE[lists:])
+        own_QC = scores_QN.unflatten(1, (lists, candidates))[torch.arange(lists), torch.arange(lists)]
+        loss = functional.kl_div(
+            (own_QC / self.config.temperature).log_softmax(1),
+            (standardized(teacher_QC) / self.config.teacher_temperature).softmax(1),
+            reduction="batchmean",
+        )
+        best_Q = teacher_QC.argmax(1)
+        if self.config.in_batch and lists > 1:
+            loss = loss + self.config.in_batch * self._against_others(scores_QN, best_Q, batch)
+        return loss, int((own_QC.argmax(1) == best_Q).sum())
+
+    def _against_others(self, scores_QN: Tensor, best_Q: Tensor, batch: Mapping[str, Batch]) -> Tensor:
+        """Return the cross entropy of each best document against the documents of other lists; equal texts are none."""
+        lists = len(scores_QN)
+        candidates = scores_QN.shape[1] // lists
+        places_Q = torch.arange(lists, device=scores_QN.device) * candidates + best_Q
+        ids_N = batch["document"]["identity"]
+        own_QN = (
+            torch.arange(scores_QN.shape[1], device=scores_QN.device)[None] // candidates
+            == torch.arange(lists, device=scores_QN.device)[:, None]
+        )
+        left_out_QN = (own_QN | (ids_N[None] == ids_N[places_Q][:, None])).scatter(1, places_Q[:, None], False)
+        return functional.cross_entropy((scores_QN / self.config.temperature).masked_fill(left_out_QN, -1e9), places_Q)
+
+
+def maxsim_all(queries_QTE: Tensor, documents_NTE: Tensor) -> Tensor:
+    """Return the MaxSim of each query and each document ``(Q, N)``; a vector of zeros is no token.
+
+    >>> one = torch.eye(2)[None]
+    >>> maxsim_all(one, torch.tensor([[[0.6, 0.8], [0.0, 0.0]]])).tolist()
+    [[0.699999988079071]]
+    """
+    cosines_QNTS = torch.einsum("qte,nse->qnts", queries_QTE, documents_NTE)
+    cosines_QNTS = cosines_QNTS.masked_fill(~documents_NTE.any(-1)[None, :, None], -1.0)
+    real_QT = queries_QTE.any(-1)
+    best_QNT = cosines_QNTS.amax(-1) * real_QT[:, None]
+    return best_QNT.sum(-1) / real_QT.sum(-1).clamp(min=1)[:, None]
+
+
+def standardized(scores_QC: Tensor) -> Tensor:
+    """Return the z-scores of each list; zeros where all are equal."""
+    apart_QC = scores_QC - scores_QC.mean(1, keepdim=True)
+    return apart_QC / apart_QC.square().mean(1, keepdim=True).sqrt().clamp(min=1e-9)
+
+
+class LateObjective(Objective):
+    """Token vectors that are ready to be trained."""
+
+    def extra_files(self) -> Iterator[Callable[[Path], None]]:
+        """Yield what writes the projection beside the model."""
+        config, losses = cast("LateObjectiveConfig", self.config), cast("LateLosses", self.losses)
+        weight: Any = losses.heads.projection.weight
+        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        projection_ED = weight.detach().float().cpu().numpy().copy()
+        head = LateHead(LateConfig(config.query_marker, config.document_marker), projection_ED)
+        yield head.save
