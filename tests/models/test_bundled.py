@@ -173,7 +173,7 @@ def test_smollm2_is_recognized_in_all_its_forms(tmp_path: Path) -> None:
         [exported] = (tmp_path / kind).glob("*.gguf")
         assert own.beyond([exported]) < bundled.MOST_BEYOND / 2
     tensors = load_file(model / "model.safetensors")
-    for share, expected in ((0.0, False), (0.03, True)):
+    for share, expected in ((0.0, False), (0.1, True)):
         for name, tensor in tensors.items():
             if "proj" in name:
                 tensors[name] = tensor + share * tensor.float().std() * torch.randn_like(tensor)
