@@ -93,6 +93,10 @@ def _of_lower_layers(config: PreTrainedConfig, n_layers: int) -> PreTrainedConfi
     """Return a config with another number of decoder layers."""
     text = config.get_text_config(decoder=True)
     own = copy.copy(text)
+    count = text.num_hidden_layers if hasattr(text, "num_hidden_layers") else 0
+    for name, value in vars(text).items():
+        if count and isinstance(value, list) and len(value) == count:  # such as the type of each layer
+            setattr(own, name, value[:n_layers])
     for name in _COUNTS:
         if hasattr(own, name):
             setattr(own, name, n_layers)

@@ -34,6 +34,10 @@ _FORMATS: dict[ExportFormat, Callable[..., Export]] = {
 }
 
 
+# What they write does not generate, so layers above an early exit are left out.
+_ENCODERS_ALONE = ("sentence-transformers", "onnx", "onnx-int8", "openvino")
+
+
 class _Part(Protocol):
     """A part of a model that is saved into its folder, such as a scorer."""
 
@@ -59,6 +63,8 @@ def export(
         if runtime.why_no_vectors:
             raise ConfigError(runtime.why_no_vectors)
         _refuse_hybrid(runtime)
+        if format in _ENCODERS_ALONE:
+            runtime = runtime.of_lower_layers()
         runtime.config.refuse_methods(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:

@@ -135,3 +135,20 @@ def test_mistakes_are_one_sentence(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("A dog")
     ran = run_cli("embed", tmp_path / "texts.txt", "-o", tmp_path / "out.npy", "-m", tiny_folder, "--exit-layer", 99)
     assert "exit_layer=99: the model has" in ran.mistake
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format", "plan"),
+    [("sentence-transformers", "bidir"), ("sentence-transformers", "mask0-bidir"), ("onnx", "bidir")],
+)
+def test_an_export_leaves_the_upper_layers_out(tiny_folder: Path, tmp_path: Path, format: str, plan: str) -> None:
+    lm = gerund.load(tiny_folder, attention=plan, exit_layer=EXIT, dtype="float32")
+    lm.export(tmp_path / "out", format)
+    assert lm.model.config.num_hidden_layers == N_LAYERS == lm.n_layers
+    if format == "sentence-transformers":
+        again = gerund.load(tmp_path / "out", dtype="float32")
+        assert (again.n_layers, again.encoder.exit_layer) == (EXIT, None)
+        np.testing.assert_allclose(again.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+    with pytest.raises(ConfigError, match="an export as merged takes no exit_layer"):
+        lm.export(tmp_path / "merged", "merged")

@@ -305,6 +305,13 @@ class EncoderRuntime:
             return self
         return replace(self, transform=truncation(self.config.transform, self.width))
 
+    def of_lower_layers(self) -> "EncoderRuntime":
+        """Return the same encoder of a model that has no layers above an early exit."""
+        if self.config.exit_layer is None:
+            return self
+        lower = lower_layers(self.model, self.config.exit_layer)
+        return replace(self, model=lower, config=replace(self.config, exit_layer=None))
+
     def in_own_type(self) -> "EncoderRuntime":
         """Return the same model, computing in the dtype of its weights."""
         return replace(self, autocast=None, int8=False)
