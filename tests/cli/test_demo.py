@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gerund.cli.main import app
-from gerund.demo.steps import HITS, SAMPLES, Demo, read_beginnings, read_gaps, read_passages
+from gerund.demo.steps import SAMPLES, Demo, read_beginnings, read_documents, read_gaps, read_searches
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
 from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
@@ -51,10 +51,12 @@ def test_searches_writes_verifies_and_draws(roomy_folder: Path, tmp_path: Path) 
     assert page.count('src="data:image/png;base64,') == 3
     assert not re.search(r'(?:src|href)="(?!data:|#)', page), "nothing is fetched"
     report = json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf-8"))
-    queries = read_passages("queries.jsonl")
-    assert [search["query"] for search in report["searches"]] == [query.text for query in queries]
-    assert all(len(search["answers"]) == HITS for search in report["searches"])
-    assert set(report["right"]) == {"untouched", "mask0-bidir"}
+    assert [search["query"] for search in report["searches"]] == [query.text for query in read_searches()]
+    for plan in ("untouched", "mask0-bidir"):
+        ranks = [search["ranks"].pop(plan) for search in report["searches"]]
+        assert report["found_first"].pop(plan) == ranks.count(1)
+        assert all(1 <= rank <= 48 for rank in ranks)
+    assert not report["found_first"]
     assert report["verification"]["equal"]
     assert report["verification"]["difference"] == 0
     assert report["written"][0]["prompt"] == "One day"
@@ -68,7 +70,7 @@ def test_searches_writes_verifies_and_draws(roomy_folder: Path, tmp_path: Path) 
     gaps = [f"{item['before']} [blank]{item['after']}" for item in report["filled"]]
     assert gaps == [gap.text for gap in read_gaps()]
     assert report["missing"] == []
-    for line in ("Searches in 48 documents on 6 topics", "bit-equal", "Where the time went", "demo.html"):
+    for line in ("29 searches in 48 documents", "bit-equal", "Where the time went", "demo.html"):
         assert line in output
     assert "\x1b" not in output, "piped output must be plain"
     assert not list((tmp_path / "out").glob(".*")), "no half-written file may stay"
@@ -77,16 +79,28 @@ def test_searches_writes_verifies_and_draws(roomy_folder: Path, tmp_path: Path) 
 def test_scores_and_marks_are_those_of_the_texts(roomy_folder: Path) -> None:
     demo = Demo(ModelSpec(model=str(roomy_folder)))
     lm = demo.start()
-    found = demo.search()
+    before, found = demo.search()
+    assert (before.plan, found.plan) == ("untouched", "mask0-bidir")
     documents = lm.encode([item.text for item in demo.documents])
-    topic_of = {item.text: item.topic for item in demo.documents}
-    queries = lm.encode([item.text for item in demo.queries])
-    for query, vector, hits in zip(demo.queries, queries, found.answers, strict=True):
-        scores = documents @ vector
-        assert [hit.score for hit in hits] == pytest.approx(sorted(scores, reverse=True)[:HITS], abs=1e-5)
-        assert [hit.right for hit in hits] == [topic_of[hit.text] == query.topic for hit in hits]
-    right = np.mean([hit.right for hits in found.answers for hit in hits])
-    assert found.right == pytest.approx(right)
+    for query, rank, first in zip(demo.queries, found.ranks, found.first, strict=True):
+        scores = documents @ lm.encode(query.text)
+        own = next(score for item, score in zip(demo.documents, scores, strict=True) if item == query.answer)
+        assert abs(rank - 1 - np.sum(scores > own)) <= np.sum(np.abs(scores - own) < 1e-5)
+        assert first == demo.documents[int(scores.argmax())].text
+    assert found.right == sum(
+        query.answer.text == first for query, first in zip(demo.queries, found.first, strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_plan_adapter_and_scorer_visibly_help() -> None:
+    demo = Demo(ModelSpec())
+    demo.start()
+    untouched, plan, adapter = demo.search()
+    assert untouched.right + 3 < plan.right
+    assert plan.right + 8 < adapter.right
+    own, likely = (sum(item.is_right for item in demo.choose(scorer)) for scorer in (None, "avg_cll"))
+    assert likely + 3 < own
 
 
 @pytest.mark.slow
@@ -115,10 +129,14 @@ def test_without_matplotlib_only_the_pictures_are_missing(roomy_folder: Path, tm
 
 
 def test_texts_are_balanced_and_labelled() -> None:
-    documents, queries = read_passages("documents.jsonl"), read_passages("queries.jsonl")
+    documents, queries = read_documents(), read_searches()
     counts = {topic: sum(item.topic == topic for item in documents) for topic in {item.topic for item in documents}}
     assert set(counts.values()) == {8}
-    assert {query.topic for query in queries} == set(counts)
+    assert {query.answer.topic for query in queries} == set(counts)
+    # In other words than the document's: none of four letters or more is shared.
+    for query in queries:
+        words, others = (set(re.findall(r"\w{4,}", text.lower())) for text in (query.text, query.answer.text))
+        assert not words & others, query.text
     assert len({item.text for item in documents}) == len(documents)
 
 
@@ -148,7 +166,7 @@ def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: P
     lm.save(tmp_path / "causal")
     run("-m", str(tmp_path / "causal"), "-o", str(tmp_path / "out"))
     report = json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf-8"))
-    assert set(report["right"]) == {"untouched", "causal"}
+    assert set(report["found_first"]) == {"untouched", "causal"}
 
 
 def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

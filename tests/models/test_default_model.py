@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import gerund
-from gerund.demo.steps import read_beginnings, read_passages
+from gerund.demo.steps import read_beginnings, read_documents, read_searches
 from gerund.models.encoder_settings import read_adapters
 from gerund.settings.encoder import JOBS
 from gerund.training.recipe import find_recipe
@@ -73,14 +73,12 @@ def test_it_writes_as_the_base_to_the_bit(lm, base):
 
 @pytest.mark.slow
 def test_it_finds_what_is_meant(lm, base):
-    documents, queries = read_passages("documents.jsonl"), read_passages("queries.jsonl")
-    same = np.array([[document.topic == query.topic for document in documents] for query in queries])
+    documents, queries = read_documents(), read_searches()
+    same = np.array([[document.topic == query.answer.topic for document in documents] for query in queries])
 
     def apart(model: gerund.LanguageModel) -> float:
         """How far documents of the topic that was asked for lie from others, in standard deviations."""
         similar = model.similarity([one.text for one in queries], model.encode([one.text for one in documents]))
-        best = np.argsort(-similar, axis=1)[:, :3]
-        assert np.take_along_axis(same, best, axis=1).mean() > 0.8
         return float((similar[same].mean() - similar[~same].mean()) / similar[~same].std())
 
     assert apart(lm) > 1.2 * apart(base)

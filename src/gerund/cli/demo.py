@@ -83,17 +83,18 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
 
 def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults":
     """Go through the steps, and print what each finds."""
-    from gerund.demo.steps import DemoResults
+    from gerund.demo.steps import LIKELIHOOD, DemoResults
 
     with _waiting(console, "embedding"):
-        baseline, searched = demo.baseline(), demo.search()
-    _print_searches(console, demo, searched, baseline)
-    prompts = [*([prompt] if prompt else []), *(item.text for item in demo.beginnings)]
+        searches = demo.search()
+    _print_searches(console, demo, searches)
+    prompts = demo.prompts(prompt)
     with _waiting(console, "generating"):
         written, fitting = demo.write(prompts), demo.choose()
+        likely = sum(item.is_right for item in demo.choose(LIKELIHOOD))
         filled = demo.fill()
         verification = demo.verify(prompts[0])
-    results = DemoResults(searched, baseline, written, demo.scorer, fitting, filled, verification)
+    results = DemoResults(searches, written, demo.scorer, fitting, likely, filled, verification)
     _print_writing(console, results)
     _print_verification(console, verification)
     return results
@@ -104,23 +105,26 @@ def _waiting(console: "Console", what: str) -> Any:
     return console.status(f"{what} ...") if console.is_terminal and not console.quiet else nullcontext()
 
 
-def _print_searches(console: "Console", demo: "Demo", found: "SearchResults", baseline: "SearchResults") -> None:
+def _print_searches(console: "Console", demo: "Demo", searches: "tuple[SearchResults, ...]") -> None:
     from rich.text import Text
 
-    topics = len(set(demo.topics))
-    console.print(f"Searches in {len(demo.documents)} documents on {topics} topics", style="bold")
-    width = max(40, console.width - 14)
-    for query, hits in zip(demo.queries, found.answers, strict=True):
+    console.print(
+        f"{len(demo.queries)} searches in {len(demo.documents)} documents, in other words than theirs", style="bold"
+    )
+    width = max(40, console.width - 8)
+    # One search of each topic, the one that gains most.
+    gains = [first - last for first, last in zip(searches[0].ranks, searches[-1].ranks, strict=True)]
+    best = {demo.queries[number].answer.topic: number for number in sorted(range(len(gains)), key=gains.__getitem__)}
+    for number in sorted(best.values()):
+        query = demo.queries[number]
         console.print(f"  {query.text}", style="cyan")
-        for hit in hits:
-            text = hit.text if len(hit.text) <= width else hit.text[: width - 3].rstrip() + "..."
-            mark = Text("+", "green") if hit.right else Text("-", "red")
-            console.print(Text(f"    {hit.score:.3f} ") + mark + Text(f" {text}"), overflow="ellipsis", no_wrap=True)
-    console.print("\n  right topic (+)       among the answers   among a document's 3 nearest")
-    for item in (baseline, found):
-        console.print(f"  {item.plan:<22}{item.right:>17.0%}{item.neighbours:>31.0%}")
-    chance, near = demo.chance
-    console.print(f"  {'(by chance)':<22}{chance:>17.0%}{near:>31.0%}\n")
+        console.print(Text(f"    {_line(query.answer.text)[:width]}"), overflow="ellipsis", no_wrap=True)
+        places = ", ".join(f"{item.plan} {item.ranks[number]}" for item in searches)
+        console.print(f"    place: {places}", style="dim")
+    console.print("\n  found first")
+    for item in searches:
+        console.print(f"  {item.plan:<22}{item.right:>4} of {len(demo.queries)}")
+    console.print()
 
 
 def _print_writing(console: "Console", results: "DemoResults") -> None:
@@ -136,7 +140,8 @@ def _print_writing(console: "Console", results: "DemoResults") -> None:
     right = sum(item.is_right for item in results.fitting)
     console.print(f"They know what fits ({results.scorer})", style="bold")
     console.print(
-        f"  {right} of {len(results.fitting)} beginnings: the sentence that follows scored above all others\n"
+        f"  {right} of {len(results.fitting)} beginnings: the sentence that follows scored above three others; by "
+        f"likelihood alone {results.likely}\n"
     )
     if results.filled:
         console.print("They infill spans, using both sides", style="bold")

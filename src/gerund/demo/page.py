@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gerund.demo.steps import HITS, Demo, DemoResults
+from gerund.demo.steps import Demo, DemoResults
 from gerund.errors import OutputExistsError, ResourceError
 from gerund.inference.inspection import AttentionInspection
 from gerund.jobs.files import write_atomic
@@ -39,20 +39,24 @@ def make_folder(folder: Path) -> None:
 def report(demo: Demo, results: DemoResults) -> dict[str, Any]:
     """Put everything that the demo found into one JSON-ready dict."""
     lm = demo.lm
-    plans = (results.baseline, results.found)
     return {
         "model": lm.name,
         "layers": lm.n_layers,
         "dimensions": lm.dimensions,
         "fingerprint": lm.fingerprint(),
         "searches": [
-            {"query": query.text, "topic": query.topic, "answers": [asdict(hit) for hit in hits]}
-            for query, hits in zip(demo.queries, results.found.answers, strict=True)
+            {
+                "query": query.text,
+                "answer": query.answer.text,
+                "ranks": {item.plan: item.ranks[number] for item in results.searches},
+                "first": {item.plan: item.first[number] for item in results.searches},
+            }
+            for number, query in enumerate(demo.queries)
         ],
-        "right": {item.plan: item.right for item in plans},
-        "right_neighbours": {item.plan: item.neighbours for item in plans},
+        "found_first": {item.plan: item.right for item in results.searches},
         "written": [asdict(item) for item in results.written],
         "scorer": results.scorer,
+        "likelihood_right": results.likely,
         "fitting": [{**asdict(item), "is_right": item.is_right} for item in results.fitting],
         "filled": [asdict(item) for item in results.filled],
         "missing": demo.missing,
@@ -78,12 +82,10 @@ def write_page(folder: Path, demo: Demo, results: DemoResults, pictures: Gallery
         title=f"{Path(lm.name).name}: one model, four models' work",
         kind=demo.kind,
         plan=demo.reads_as,
-        searches=list(zip(demo.queries, results.found.answers, strict=True)),
+        queries=demo.queries,
         documents=len(demo.documents),
-        topics=len(set(demo.topics)),
-        nearest=HITS,
-        chance=demo.chance,
         results=results,
+        fitting_right=sum(item.is_right for item in results.fitting),
         searching=groups.get(SEARCHING, []),
         attention=groups.get(ATTENTION, []),
         missing=[*demo.missing, *pictures.missing],
@@ -114,8 +116,8 @@ def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) 
     figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
     return Picture(
         "A map of the documents",
-        "Each point is a document, coloured by a topic that the model never sees: encoded by the base model, and "
-        "under its plan.",
+        "Each point is a document, colored by a topic that the model never sees: encoded by the base model, and as "
+        "the model encodes.",
         "Two scatter plots of the documents, coloured by topic, before and after the conversion.",
         picture(figure),
         SEARCHING,

@@ -30,10 +30,19 @@ from gerund.types import Ranked
 
 @dataclass(frozen=True)
 class Passage:
-    """A document or a search, with the topic that it is about."""
+    """A document, with the topic that it is about."""
 
+    id: str
     topic: str
     text: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched for: something that one document says in other words."""
+
+    text: str
+    answer: Passage
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,15 @@ class Gap:
     original: str
 
 
-def read_passages(name: str) -> list[Passage]:
-    """Read ``documents.jsonl`` or ``queries.jsonl``."""
-    return [Passage(row["topic"], row["text"]) for row in _rows(name)]
+def read_documents() -> list[Passage]:
+    """Read ``documents.jsonl``."""
+    return [Passage(row["id"], row["topic"], row["text"]) for row in _rows("documents.jsonl")]
+
+
+def read_searches() -> list[Search]:
+    """Read ``queries.jsonl``."""
+    documents = {document.id: document for document in read_documents()}
+    return [Search(row["text"], documents[row["answer"]]) for row in _rows("queries.jsonl")]
 
 
 def read_beginnings() -> list[Beginning]:
@@ -74,22 +89,17 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One answer to a search."""
-
-    text: str
-    score: float
-    right: bool
-
-
-@dataclass(frozen=True)
 class SearchResults:
     """What the searches found, under one attention plan."""
 
     plan: str  # name of the plan, and of the adapter where there is one; or what the baseline is called
-    answers: tuple[tuple[Hit, ...], ...]  # for each search its best documents, best first
-    right: float  # fraction of those answers whose topic is the search's
-    neighbours: float  # fraction of the documents' own nearest documents that have the same topic
+    first: tuple[str, ...]  # for each search the document that came first
+    ranks: tuple[int, ...]  # for each search the place of the document that answers it, from 1
+
+    @property
+    def right(self) -> int:
+        """How many searches found their document first."""
+        return self.ranks.count(1)
 
 
 @dataclass(frozen=True)
@@ -153,20 +163,22 @@ class Verification:
 class DemoResults:
     """All that one run of the demo found."""
 
-    found: SearchResults  # the searches under the model's own plan
-    baseline: SearchResults  # the same with the untouched causal attention
+    searches: tuple[SearchResults, ...]  # with the untouched causal attention, then under the plan, then as it encodes
     written: tuple[Written, ...]  # the beginnings, continued
     scorer: str  # what ranked them
-    fitting: tuple[Fitting, ...]  # the same beginnings with sentences to choose from
+    fitting: tuple[Fitting, ...]  # the beginnings with sentences to choose from
+    likely: int  # for how many of them the likelihood of a token chooses the right one
     filled: tuple[Filled, ...]  # the gaps; empty where the model cannot see both sides of one
     verification: Verification  # whether it is still the same language model
 
 
-HITS = 3
 SMALL = 50_000_000
 # Not the name of a plan: the model's own may be the causal one.
 BASELINE = "untouched"
+LIKELIHOOD = "avg_cll"
 SAMPLES = 8
+# Beginnings that are continued; all of them are ranked.
+_CONTINUED = 3
 NEW_TOKENS = 48
 _SAMPLING = Sampling(temperature=0.8, top_p=0.9, seed=1)
 # Lengths of a gap that are tried.
@@ -194,8 +206,8 @@ class Demo:
     def __init__(self, spec: ModelSpec) -> None:
         """Read the texts."""
         self.spec = spec
-        self.documents = read_passages("documents.jsonl")
-        self.queries = read_passages("queries.jsonl")
+        self.documents = read_documents()
+        self.queries = read_searches()
         self.beginnings = read_beginnings()
         self.gaps = read_gaps()
         self.missing: list[str] = []
@@ -221,11 +233,9 @@ class Demo:
         """The topic of each document."""
         return [item.topic for item in self.documents]
 
-    @property
-    def chance(self) -> tuple[float, float]:
-        """How often the topic would be right by chance: among the answers, and among a document's nearest."""
-        documents, topics = len(self.documents), len(set(self.topics))
-        return 1 / topics, (documents / topics - 1) / (documents - 1)
+    def prompts(self, own: str | None) -> list[str]:
+        """Return the texts that are continued: the user's own, and some beginnings."""
+        return [*([own] if own else []), *(item.text for item in self.beginnings[:_CONTINUED])]
 
     @property
     def scorer(self) -> str:
@@ -254,16 +264,21 @@ class Demo:
                 torch.set_num_threads(threads)
         return self.lm
 
-    def search(self) -> SearchResults:
-        """Embed collection and searches, and answer them."""
-        with self.timed(f"embed {len(self.documents) + len(self.queries)} texts"):
-            return self._found(self.lm, self.reads_as)
-
-    def baseline(self) -> SearchResults:
-        """Do the same with causal attention, no adapter and the mean: what the conversion is measured against."""
-        with self.timed("the causal baseline"):
+    def search(self) -> tuple[SearchResults, ...]:
+        """Search as the model is untouched, under its plan alone where it has an adapter, and as it encodes."""
+        texts = len(self.documents) + len(self.queries)
+        with self.timed(f"embed {texts} texts, untouched"):
+            # Causal attention, no adapter and the mean.
             lm = load(self.spec, runtime="torch", attention="causal", pooling="mean", adapter=NO_ADAPTER)
-            return self._found(lm, BASELINE)
+            found = [self._found(lm, BASELINE)]
+        if self.lm.runtime.adapter is not None:
+            with self.timed(f"embed {texts} texts, plan alone"):
+                lm = load(self.spec, runtime="torch", adapter=NO_ADAPTER)
+                found.append(self._found(lm, self.lm.encoder.attention.name))
+        with self.timed(f"embed {texts} texts"):
+            found.append(self._found(self.lm, self.reads_as))
+        self.vectors = {item.plan: self.vectors[item.plan] for item in (found[0], found[-1])}
+        return tuple(found)
 
     def write(self, prompts: list[str]) -> tuple[Written, ...]:
         """Continue each beginning once, then several times to keep what a scorer likes best, where the model can."""
@@ -284,11 +299,11 @@ class Demo:
             written.append(Written(prompt, generation.text, rows))
         return tuple(written)
 
-    def choose(self) -> tuple[Fitting, ...]:
-        """Let the scorer choose the sentence that follows each beginning."""
+    def choose(self, scorer: str | None = None) -> tuple[Fitting, ...]:
+        """Let a scorer, by default the model's best, choose the sentence that follows each beginning."""
         with self.timed("choose what fits"):
             candidates = [(item.right, *item.wrong) for item in self.beginnings]
-            scores = self.lm.score([item.text for item in self.beginnings], candidates)
+            scores = self.lm.score([item.text for item in self.beginnings], candidates, scorer)
         chosen = []
         for item, texts, row in zip(self.beginnings, candidates, scores, strict=True):
             rows = sorted(map(Scored, texts, row), key=lambda candidate: -candidate.score)
@@ -344,20 +359,11 @@ class Demo:
         documents = lm.encode([item.text for item in self.documents], show_progress=False)
         queries = lm.encode([item.text for item in self.queries], show_progress=False)
         self.vectors[name] = documents
-        answers = []
-        for query, scores in zip(self.queries, lm.similarity(queries, documents), strict=True):
-            best = np.argsort(-scores)[:HITS]
-            hits = [(self.documents[place], float(scores[place])) for place in best]
-            answers.append(tuple(Hit(item.text, score, item.topic == query.topic) for item, score in hits))
-        right = np.mean([hit.right for hits in answers for hit in hits])
-        return SearchResults(name, tuple(answers), float(right), self._neighbours(lm, documents))
-
-    def _neighbours(self, lm: LanguageModel, documents: np.ndarray) -> float:
-        topics = np.array(self.topics)
-        scores = lm.similarity(documents, documents)
-        np.fill_diagonal(scores, -np.inf)
-        nearest = np.argsort(-scores, axis=1)[:, :HITS]
-        return float((topics[nearest] == topics[:, None]).mean())
+        scores = lm.similarity(queries, documents)
+        answers = [self.documents.index(query.answer) for query in self.queries]
+        ranks = [1 + int((row > row[answer]).sum()) for row, answer in zip(scores, answers, strict=True)]
+        first = [self.documents[place].text for place in scores.argmax(axis=1)]
+        return SearchResults(name, tuple(first), tuple(ranks))
 
 
 @torch.no_grad()
