@@ -121,9 +121,9 @@ def _print_searches(console: "Console", demo: "Demo", searches: "tuple[SearchRes
         console.print(Text(f"    {_line(query.answer.text)[:width]}"), overflow="ellipsis", no_wrap=True)
         places = ", ".join(f"{item.plan} {item.ranks[number]}" for item in searches)
         console.print(f"    place: {places}", style="dim")
-    console.print("\n  found first")
+    console.print("\n  the document is       found first      place, mean")
     for item in searches:
-        console.print(f"  {item.plan:<22}{item.right:>4} of {len(demo.queries)}")
+        console.print(f"  {item.plan:<22}{item.right:>4} of {len(demo.queries)}{item.place:>15.1f}")
     console.print()
 
 

@@ -54,6 +54,7 @@ def report(demo: Demo, results: DemoResults) -> dict[str, Any]:
             for number, query in enumerate(demo.queries)
         ],
         "found_first": {item.plan: item.right for item in results.searches},
+        "mean_place": {item.plan: round(item.place, 2) for item in results.searches},
         "written": [asdict(item) for item in results.written],
         "scorer": results.scorer,
         "likelihood_right": results.likely,

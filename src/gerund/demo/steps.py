@@ -101,6 +101,11 @@ class SearchResults:
         """How many searches found their document first."""
         return self.ranks.count(1)
 
+    @property
+    def place(self) -> float:
+        """The mean place of the document that answers."""
+        return sum(self.ranks) / len(self.ranks)
+
 
 @dataclass(frozen=True)
 class Scored:
