@@ -26,7 +26,7 @@ _OF_BASE = (WEIGHTS, INDEX, "*.safetensors.index.json", "model-*-of-*.safetensor
             "merges.txt", "modules.json", "config_sentence_transformers.json")  # fmt: skip
 
 # Trained parts that gerund.load takes from a full model's folder only.
-_WITH_BASE = ("head.safetensors", "scorer.safetensors", "transform.safetensors")
+_WITH_BASE = ("head.safetensors", "late.safetensors", "scorer.safetensors", "transform.safetensors")
 
 
 @dataclass(frozen=True)
