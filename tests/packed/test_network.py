@@ -7,7 +7,10 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from gerund.errors import ConfigError, ModelError
+from gerund.packed import graph
+from gerund.packed.gguf_weights import GgufWeights
 from gerund.packed.network import MASKED, KeyValues, PackedNetwork
+from gerund.packed.shape import read_shape
 from tests.packed import reference
 
 IDS = np.array([[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 3]])
@@ -30,6 +33,18 @@ def test_logits_are_those_of_the_blocks(tmp_path: Path, kind: Type):
     np.testing.assert_allclose(run.logits[0], expected, atol=1e-4)
     rounded = PackedNetwork.open(file.path, threads=1).run(IDS[:1], outputs=["logits"])
     assert np.corrcoef(rounded.logits.ravel(), expected.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("kind", [Type.Q5_1, Type.Q8_0])
+def test_a_large_head_is_multiplied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Type):
+    file = reference.write_llama(tmp_path / "model.gguf", kind, output=True)
+    whole = PackedNetwork.open(file.path, threads=1, cache=tmp_path / "whole").run(IDS, outputs=["logits"]).logits
+    head = GgufWeights(file, read_shape(file)).matrix("head")
+    monkeypatch.setattr(graph, "PIECE", head.codes_NGb.nbytes // 2)
+    made = graph.build_head(read_shape(file), GgufWeights(file, read_shape(file)))
+    assert [node.op_type for node in made.nodes].count("MatMulNBits") == 2
+    pieces = PackedNetwork.open(file.path, threads=1, cache=tmp_path / "pieces").run(IDS, outputs=["logits"]).logits
+    np.testing.assert_allclose(pieces, whole, atol=1e-6)
 
 
 def test_each_layer_takes_its_mask(network: PackedNetwork):

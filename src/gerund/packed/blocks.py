@@ -46,7 +46,7 @@ class Blocks:
         """Return what two matrices must share to become one: bits, block size, whether there are offsets."""
         return self.bits, self.size, self.offsets_NG is not None
 
-    def rows(self, order: np.ndarray) -> "Blocks":
+    def rows(self, order: np.ndarray | slice) -> "Blocks":
         """Return a matrix with these rows."""
         offsets = None if self.offsets_NG is None else self.offsets_NG[order]
         return Blocks(self.bits, self.size, self.codes_NGb[order], self.scales_NG[order], offsets)

@@ -30,6 +30,9 @@ _OPSETS = {"": 24, MICROSOFT: 1}
 _IR_VERSION = 11
 _ALIGNMENT = 4096  # of weights in their file, so that they can be mapped
 
+PIECE = 1 << 25
+"""Bytes of a large matrix that is multiplied in pieces. The system takes back the memory of no smaller ones at once."""
+
 
 class Weights(Protocol):
     """Weights by the names that the graph has for them."""
@@ -217,7 +220,7 @@ def build_head(shape: NetworkShape, weights: Weights, *, accuracy: int = 4) -> G
     graph = GraphBuilder(accuracy)
     # Rows as (1, N, D): the sums of blocks are taken over three dimensions.
     rows = graph.input("rows", [1, "N", shape.width])
-    y = graph.linear(rows, weights.matrix("head"), "head", weights.vector("head_bias"))
+    y = _in_pieces(graph, rows, weights.matrix("head"), "head", weights.vector("head_bias"))
     y = _scaled(graph, y, shape.logit_scale, "scaled_logits")
     if shape.logit_cap:
         y = _scaled(graph, y, 1 / shape.logit_cap, "logits_in_caps")
@@ -245,6 +248,20 @@ def keep_outputs(model: onnx.ModelProto, names: Collection[str]) -> None:
         found = copy.deepcopy(kept)
         del field_[:]
         field_.extend(found)
+
+
+def _in_pieces(graph: GraphBuilder, x: str, weights: Blocks | np.ndarray, name: str, bias: np.ndarray | None) -> str:
+    """Multiply with a matrix in pieces of its rows, since ONNX Runtime copies a matrix while it opens a graph."""
+    count = weights.codes_NGb.nbytes // PIECE if isinstance(weights, Blocks) else 0
+    if not isinstance(weights, Blocks) or count < 2:
+        return graph.linear(x, weights, name, bias)
+    size = -(-weights.shape[0] // count)
+    rows = [slice(start, start + size) for start in range(0, weights.shape[0], size)]
+    parts = [
+        graph.linear(x, weights.rows(part), f"{name}_{index}", None if bias is None else bias[part])
+        for index, part in enumerate(rows)
+    ]
+    return graph.joined(parts, f"{name}_joined")
 
 
 def _norm(graph: GraphBuilder, shape: NetworkShape, x: str, weight: np.ndarray | None, name: str) -> str:
