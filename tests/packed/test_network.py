@@ -44,7 +44,7 @@ def test_a_large_head_is_multiplied_in_pieces(tmp_path: Path, monkeypatch: pytes
     made = graph.build_head(read_shape(file), GgufWeights(file, read_shape(file)))
     assert [node.op_type for node in made.nodes].count("MatMulNBits") == 2
     pieces = PackedNetwork.open(file.path, threads=1, cache=tmp_path / "pieces").run(IDS, outputs=["logits"]).logits
-    np.testing.assert_allclose(pieces, whole, atol=1e-6)
+    np.testing.assert_allclose(pieces, whole, **CLOSE)
 
 
 def test_each_layer_takes_its_mask(network: PackedNetwork):
