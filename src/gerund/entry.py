@@ -19,6 +19,7 @@ from gerund.models.late_head import read_late
 from gerund.models.loading import LoadedModel, open_model
 from gerund.models.peft_folders import ADAPTER_FILES
 from gerund.models.sources import find, find_spec
+from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
@@ -62,7 +63,13 @@ def load(
 
 def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool = False) -> LanguageModel:
     texts = None if spec.sample is None else read_sample(spec.sample)
-    opened, spec = open_model(spec, token, generates=generates), spec.without_auto()
+    opened = open_model(spec, token, generates=generates)
+    if opened.is_bundled and spec.adapter is None:
+        say_once(
+            f"{opened.options['name']} encodes with the adapter that comes with gerund for it; adapter none loads the "
+            "model alone (and adapter auto does not say this)"
+        )
+    spec = spec.without_auto()
     kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)
     lm.load_again = load

@@ -568,14 +568,7 @@ def _settings_of(
     if source.gguf is not None and encoder_settings(read_file(source.gguf)) is not None:
         return None, own
     found = bundled_for(spec, config, lambda: weight_files(source, getattr(config, "transformers_weights", None)))
-    if found is None:
-        return None, own
-    if spec.adapter is None:
-        say_once(
-            f"{source.name} encodes with the adapter that comes with gerund for it; adapter none loads the model alone "
-            "(and adapter auto does not say this)"
-        )
-    return found, found.folder
+    return (None, own) if found is None else (found, found.folder)
 
 
 def _spec_again(spec: ModelSpec, source: Source, packed: Path | None, bundled: BundledAdapters | None) -> ModelSpec:
