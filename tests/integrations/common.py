@@ -9,8 +9,9 @@ from tests.tiny import tiny
 
 
 @cache
-def chat_model() -> LanguageModel:
+def chat_model(context: int = 512) -> LanguageModel:
     """Return one model of noise, which all tests share; none changes it."""
     tokenizer = chat_tokenizer()
-    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=512)
+    tokenizer.model_max_length = context
+    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=context)
     return LanguageModel(model, tokenizer, EncoderConfig(prompts={"query": "Q:", "document": "D:"}))

@@ -3,7 +3,7 @@
 import asyncio
 import importlib
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -79,6 +79,7 @@ class TestChatUnit(_Chat, ChatModelUnitTests):
 class TestChatIntegration(_Chat, ChatModelIntegrationTests):
     # A model of noise never ends a string of JSON at temperature 0, and after some tokens where it samples.
     structured_output_kwargs = {"temperature": 1.0, "max_tokens": 400, "seed": 0}  # noqa: RUF012
+    has_tool_calling = False  # it would have to call tools by itself
 
 
 class TestEmbeddingsUnit(EmbeddingsUnitTests):
@@ -240,3 +241,34 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langchain_core.callbacks", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[langchain\]'"):
         importlib.import_module("gerund.integrations.langchain")
+
+
+def forecast(city: Literal["Bonn", "Rome"]) -> str:
+    """Get the weather forecast of a city."""
+    return f"rain in {city}"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tools_are_bound_called_and_answered(streaming: bool) -> None:
+    pytest.importorskip("llguidance")
+    model = ChatGerund(lm=chat_model(context=2048), max_tokens=80, tool_prompt="generic", streaming=streaming)
+    asked: list[Any] = [HumanMessage("What is the weather?")]
+    answer = model.bind_tools([forecast], tool_choice="any", parallel_tool_calls=False).invoke(asked)
+    [call] = answer.tool_calls
+    assert (call["name"], call["args"]["city"] in ("Bonn", "Rome"), bool(call["id"])) == ("forecast", True, True)
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    result = ToolMessage(forecast(**call["args"]), tool_call_id=call["id"])
+    # The conversation goes on, with the call and its result.
+    after = model.bind_tools([forecast], tool_choice="none").invoke([*asked, answer, result])
+    assert not after.tool_calls
+    assert after.usage_metadata["input_tokens"] > model.invoke(asked).usage_metadata["input_tokens"]
+    named = model.bind_tools([forecast], tool_choice="forecast").invoke(asked)
+    assert named.tool_calls[0]["name"] == "forecast"
+
+
+def test_arguments_that_are_no_json_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = chat_model()
+    broken = gerund.types.Generation("", [], 0.0, True, tool_calls=[gerund.types.ToolCall("forecast", "{city", "1")])
+    monkeypatch.setattr(type(lm), "chat", lambda *_, **__: [broken])
+    [call] = ChatGerund(lm=lm).bind_tools([forecast]).invoke("Hello").invalid_tool_calls
+    assert (call["name"], call["args"], call["id"]) == ("forecast", "{city", "1")

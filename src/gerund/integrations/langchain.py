@@ -11,12 +11,16 @@ True
 True
 """
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from gerund.checks import one_of
 from gerund.errors import MissingDependencyError
+from gerund.inference.generate.config import ToolPrompt
+from gerund.inference.generate.tools import ToolKeywords
 from gerund.integrations.shared import (
     chat_model_of,
     facts,
@@ -38,6 +42,7 @@ try:
     from langchain_core.language_models import BaseChatModel, BaseLLM
     from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
     from langchain_core.messages.ai import UsageMetadata
+    from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
     from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
     from langchain_core.outputs import (
         ChatGeneration,
@@ -49,13 +54,14 @@ try:
     )
     from langchain_core.retrievers import BaseRetriever
     from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-    from langchain_core.utils.function_calling import convert_to_json_schema
+    from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
     from langchain_core.utils.pydantic import is_basemodel_subclass
 except ImportError as error:
     raise MissingDependencyError("this needs langchain-core: pip install 'gerund[langchain]'") from error
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+_TOOLS = tuple(ToolKeywords.__annotations__)
 _METHODS = ["json_schema", "function_calling", "json_mode"]
 
 
@@ -166,8 +172,8 @@ class ChatGerund(_Generating, BaseChatModel):
     """A chat model: conversations in the form of the model's own chat template.
 
     ``invoke``, ``stream`` and their asynchronous forms take all settings of ``gerund.Sampling`` and ``generate`` as
-    keywords, such as ``model.invoke(messages, n=2, temperature=1)`` or ``model.bind(choice=["yes", "no"])``. Tools and
-    images are refused.
+    keywords, such as ``model.invoke(messages, n=2, temperature=1)`` or ``model.bind(choice=["yes", "no"])``. Tools are
+    bound with ``bind_tools``; images are refused.
 
     Raises:
         ModelError: the model has no chat template.
@@ -177,6 +183,8 @@ class ChatGerund(_Generating, BaseChatModel):
 
     streaming: bool = False
     """Stream in ``invoke`` too, so that callbacks get each piece."""
+    tool_prompt: ToolPrompt | None = None
+    """How tools are described to a model whose chat template knows none: ``generic`` or ``smollm2``."""
 
     _load = field_validator("lm", mode="before")(chat_model_of)
 
@@ -196,15 +204,39 @@ class ChatGerund(_Generating, BaseChatModel):
         del run_manager
         return self._result(await self._run(self.lm.achat, messages, stop, kwargs))
 
+    def bind_tools(
+        self, tools: Sequence[Any], *, tool_choice: str | bool | dict[str, Any] | None = None, **kwargs: Any
+    ) -> Runnable[Any, Any]:
+        """Return a model that may call tools; its messages have ``tool_calls``.
+
+        Args:
+            tools: functions with type hints, LangChain's tools, pydantic classes, or dicts in OpenAI's form.
+            tool_choice: ``auto``, ``none``, ``required`` (also ``any`` and True) or a tool's name. A required call
+                matches its tool's schema, which needs llguidance.
+            **kwargs: further settings of each call, such as ``parallel_tool_calls``.
+        """
+        chosen = "required" if tool_choice in ("any", True) else tool_choice or None
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], tool_choice=chosen, **kwargs)
+
+    def _run(self, method: Callable[..., Any], prompt: Any, stop: list[str] | None, given: dict[str, Any]) -> Any:
+        tools = {name: given[name] for name in _TOOLS if name in given} | (
+            {} if self.tool_prompt is None else {"tool_prompt": self.tool_prompt}
+        )
+        rest = {name: value for name, value in given.items() if name not in _TOOLS}
+        return super()._run(partial(method, **tools), prompt, stop, rest)
+
     def _prompt(self, prompt: Any) -> Any:
-        return list(convert_to_openai_messages(list(prompt)))  # with tools and images, which gerund rejects by name
+        return list(convert_to_openai_messages(list(prompt)))  # with images, which gerund rejects by name
 
     def _chunk(self, piece: str) -> Any:
         return ChatGenerationChunk(message=AIMessageChunk(content=piece))
 
     def _last(self, result: Written) -> list[Any]:
         metadata = {"response_metadata": facts(self.lm, result), "usage_metadata": _usage(result)}
-        return [ChatGenerationChunk(message=AIMessageChunk(content="", chunk_position="last", **metadata))]
+        calls = [tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=place)
+                 for place, call in enumerate(result.tool_calls)]  # fmt: skip
+        message = AIMessageChunk(content="", chunk_position="last", tool_call_chunks=calls, **metadata)
+        return [ChatGenerationChunk(message=message)]
 
     def with_structured_output(
         self, schema: Any, *, include_raw: bool = False, method: str = "json_schema", **kwargs: Any
@@ -243,7 +275,18 @@ class ChatGerund(_Generating, BaseChatModel):
         generations = []
         for completion in completions:
             metadata = facts(self.lm, completion)
-            message = AIMessage(content=completion.text, response_metadata=metadata, usage_metadata=_usage(completion))
+            calls: dict[str, list[Any]] = {"tool_calls": [], "invalid_tool_calls": []}
+            for call in completion.tool_calls:
+                if call.is_valid:
+                    calls["tool_calls"].append(tool_call(name=call.name, args=json.loads(call.arguments), id=call.id))
+                else:
+                    why = "the arguments are not a JSON object"
+                    calls["invalid_tool_calls"].append(
+                        invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=why)
+                    )
+            message = AIMessage(
+                content=completion.text, response_metadata=metadata, usage_metadata=_usage(completion), **calls
+            )
             info = {"finish_reason": metadata["finish_reason"]}
             generations.append(ChatGeneration(message=message, generation_info=info))
         return ChatResult(generations=generations)
