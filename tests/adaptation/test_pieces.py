@@ -215,7 +215,7 @@ SCORERS |= {"default-scorer"}
 OF_A_T5 = {"t5-default-base", "gur-cl-default"}
 
 
-@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5))
+@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5 - {"relevance"}))
 def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
     own = settings(tmp_path, recipe=name)
     assert own["model"]["base"] == "default"
@@ -249,6 +249,11 @@ def values(data):
 def test_a_recipe_for_scorers_is_refused_in_a_sentence(tmp_path, name):
     with pytest.raises(ConfigError, match=f"{name} trains a scorer of continuations, and adapting trains vectors"):
         settings(tmp_path, recipe=name)
+
+
+def test_a_recipe_for_token_vectors_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="relevance trains token vectors to rank documents by"):
+        settings(tmp_path, recipe="relevance")
 
 
 @pytest.mark.parametrize("name", sorted(OF_A_T5))
