@@ -153,8 +153,8 @@ def _check_purpose(objective: dict[str, Any], name: str) -> None:
         )
     if kind.purpose is Purpose.RANK:
         raise ConfigError(
-            f"{name} trains token vectors to rank documents by, and adapting trains one vector for each text: gerund train "
-            f"{name} --texts trains it"
+            f"{name} trains token vectors to rank documents by, and adapting trains one vector for each text: "
+            f"gerund train {name} --texts trains it"
         )
     # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
     writes = ENCODER_DECODER in kind.models and kind.purpose_of(objective) is Purpose.WRITE
