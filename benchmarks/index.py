@@ -27,10 +27,10 @@ from gerund import Chunking, Document
 from gerund.evaluation.beir import collection_files, read_collection
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
-from gerund.retrieval.hybrid_search import DEPTH, WEIGHT, convex, hybrid_rankings, rrf, to_hits
+from gerund.retrieval.hybrid_search import DEPTH, convex, hybrid_rankings, rrf, to_hits
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import IndexMetadata, Match
-from gerund.settings.ranking import RELEVANCE_MEASURES
+from gerund.settings.ranking import RELEVANCE_MEASURES, TRAINED_FUSION
 from results import Column, Row, Table
 
 WEIGHTS = [place / 10 for place in range(11)]
@@ -191,7 +191,7 @@ def quality(options: Any) -> Table:
     columns = [
         Column("way", "chunks"), Column("set", "collection"), Column("encoder", "encoder"), Column("plan", "plan"),
         Column("words", "words", "%", 1), Column("vectors", "vectors", "%", 1),
-        Column("fused", f"joined, weight {WEIGHT}", "%", 1), Column("best", "best weight", "", 1),
+        Column("fused", f"joined, weight {TRAINED_FUSION}", "%", 1), Column("best", "best weight", "", 1),
         Column("tuned", "joined, best weight", "%", 1), Column("rrf", "reciprocal ranks", "%", 1),
         Column("others", "best weight of the other collections", "", 1),
         Column("fair", "joined, best weight of the others", "%", 1),
@@ -222,7 +222,7 @@ def scored(own: Set, sides: Mapping[str, Sides], by_weight: Mapping[float, float
     return {
         "words": joined_score(own, sides, lambda words, _: words),
         "vectors": joined_score(own, sides, lambda _, vectors: vectors),
-        "fused": by_weight[WEIGHT], "best": best, "tuned": by_weight[best],
+        "fused": by_weight[TRAINED_FUSION], "best": best, "tuned": by_weight[best],
         "rrf": joined_score(own, sides, lambda words, vectors: rrf([[*words], [*vectors][: DEPTH]])),
     }  # fmt: skip
 
@@ -271,7 +271,7 @@ def reranked(options: Any) -> Table:
 
 def _in_order(lm: Any, query: str, sides: Sides, measure: str, count: int) -> dict[str, float]:
     """Return the documents' scores: minus the place of the first chunk of each."""
-    hits = to_hits(*sides, "hybrid", WEIGHT)
+    hits = to_hits(*sides, "hybrid", TRAINED_FUSION)
     if measure != AS_FOUND:
         order = lm.rerank(query, [one.text for one in hits[:count]], by=measure).indices
         hits = [*(hits[place] for place in order), *hits[count:]]

@@ -340,7 +340,7 @@ def test_settings_that_cannot_be(command: str, kind: str, tiny_folder: Path, tmp
         ("export", "--dtype", "Type of the weights"),
         ("infill", "--adapter", "active while the model infills"),
         ("generate", "--temperature", "[default: 0, or 1 with --top-p"),
-        ("generate", "--samples", "[default: 20]"),
+        ("generate", "--samples", "[default with --rank: 20]"),
         ("generate", "--column", "[default: prompt]"),
     ],
 )

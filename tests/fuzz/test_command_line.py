@@ -55,7 +55,7 @@ BEGINNINGS = {
     "tune": ["{model} --data {file} -o {out} --tasks sts"],
 }
 # The first two go on until they are stopped, or for minutes; the last would upload.
-LASTING = {"demo", "serve", "push"}
+LASTING = {"demo", "serve", "push", "mcp"}
 PROSE = (
     "The old man looked at the sea. He had no boat, and the wind was cold.\n\nNobody spoke to him for a long time.\n"
     * 20

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gerund.entry import load
-from gerund.scoring.names import MEASURE_NAMES, MODEL_NAMES
+from gerund.scoring.names import MODEL_NAMES, SCORER_NAMES
 from gerund.server.config import ServerConfig
 from gerund.server.openai_format import Echo, Form
 from gerund.server.schemas.generation import ScorerName
@@ -204,7 +204,7 @@ def test_offsets_of_characters_that_several_tokens_spell() -> None:
 
 
 def test_scorers_are_those_of_the_library() -> None:
-    assert set(get_args(ScorerName)) == {*MODEL_NAMES, *MEASURE_NAMES}
+    assert set(get_args(ScorerName)) == {*MODEL_NAMES, *SCORER_NAMES}
 
 
 def test_impossible_logprobs_are_json() -> None:

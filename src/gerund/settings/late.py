@@ -22,7 +22,7 @@ class LateConfig:
 
     >>> LateConfig(layers="nowhere")
     Traceback (most recent call last):
-    gerund.errors.ConfigError: layers='nowhere': say last, all, or layers such as 6, -2, 4-8 or 1+8
+    gerund.errors.ConfigError: layers='nowhere' is none of last, all, 6, -2, 4-8 and 1+8
     """
 
     query: str = "Query: "  # put before every query

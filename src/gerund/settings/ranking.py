@@ -39,7 +39,7 @@ MOST_HITS = 10_000
 
 def check_measure(by: str | None) -> None:
     """Refuse an unknown measure of relevance; None is the default."""
-    if by not in (None, OWN):
+    if by is not None and not (isinstance(by, str) and by == OWN):
         one_of("measure of relevance", by, RELEVANCE_MEASURES)
 
 

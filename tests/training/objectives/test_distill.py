@@ -238,7 +238,7 @@ def test_mistakes_are_told(settings, write_recipe, changes, reason):
 
 def test_a_layer_that_is_not_there(run, settings):
     settings["objectives"][0]["layers"] = [9]
-    with pytest.raises(ConfigError, match="the model has 2"):
+    with pytest.raises(ConfigError, match="texts are read by 2"):
         run("out")
 
 

@@ -40,7 +40,7 @@ class EmbeddingRequest(RequestBody):
     input: Text | Texts | Ids | ManyIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
-    multi: bool = False
+    multi: bool | None = None
     """Return a vector for each token of a text instead, for late interaction: a list of lists."""
     prompt: Annotated[str, Field(max_length=10_000)] | None = None
     """Precedes every text."""
