@@ -1,4 +1,4 @@
-"""What kind of model one is, by its config; imports neither torch nor transformers."""
+"""Tell whether a model is an encoder-decoder, by its config; imports neither torch nor transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's token vectors were trained with: their settings and projection, as files in its folder.
+"""Settings and projection of trained token vectors (late interaction), as files in a model's folder.
 
 Shapes: D dimensions of a state, E of a token vector.
 """

@@ -1,4 +1,4 @@
-"""How texts are read for late interaction: ``LateConfig``, as ``late.json`` in a model's folder has it.
+"""Settings of late interaction: ``LateConfig``, which a model's folder has as ``late.json``.
 
 Knows: names, ranges, JSON. Does not know: torch.
 """

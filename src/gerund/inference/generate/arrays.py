@@ -1,4 +1,4 @@
-"""What choosing a token needs of arrays, for those of numpy and for torch's tensors alike; imports no torch.
+"""Array functions that sampling needs, for numpy arrays and torch tensors alike; imports no torch.
 
 Both have many functions of the same names and meanings; ``library_of`` gives them. Those that differ are here.
 
