@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ModelError
-from gerund.jobs import content_keys
+from gerund.jobs import disk_cache
 from gerund.packed import graph, graph_cache
 from gerund.packed.network import PackedNetwork
 from tests.packed import reference
@@ -73,7 +73,7 @@ def test_stopped_while_building(path: Path, tmp_path: Path, expected: np.ndarray
     cache = tmp_path / "cache"
     with monkeypatch.context() as patched:
         patched.setattr(graph_cache, "sha256_of", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        patched.setattr(content_keys, "_digest", lambda *_: "0")
+        patched.setattr(disk_cache, "_digest", lambda *_: "0")
         patched.setattr(graph_cache, "_code", lambda: "0")
         with pytest.raises(KeyboardInterrupt):
             PackedNetwork.open(path, threads=1, cache=cache)

@@ -24,7 +24,7 @@ Beside = Callable[[int, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class KeepsParts(Protocol):
-    """Is told of the values and the output of each layer's attention; see ``inference.encode.attention_parts``."""
+    """Is told of the values and the output of each layer's attention; see ``inference.encode.other_states``."""
 
     def keep(self, index: int, module: nn.Module, value: Tensor, output: Tensor) -> None:
         """Note the values ``(B, heads, T, d)`` and the output ``(B, T, heads, d)`` of a layer, counted from 0."""

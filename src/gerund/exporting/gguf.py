@@ -31,8 +31,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, encode, smallest_cos
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import NoHead
-from gerund.models.gguf_architectures import LAYOUTS, Layout
-from gerund.models.gguf_encoders import POOLING_TYPES, encoder_settings
+from gerund.models.gguf_architectures import LAYOUTS, POOLING_TYPES, Layout, encoder_settings
 from gerund.models.gguf_tokenizer import SPACE
 from gerund.models.gguf_weights import pairs_from_halves
 from gerund.models.origin import GENERATED, front_matter
@@ -152,8 +151,7 @@ def _other(kinds: list[str]) -> ConfigError:
     )
 
 
-# llama.cpp's architectures by transformers' names.
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+_LAYOUTS = {model_type: layout for layout in LAYOUTS.values() for model_type in layout.exports}
 
 
 def write(
@@ -191,17 +189,16 @@ def _program(*, embeds: bool) -> str:
 def _kind_of(model: PreTrainedModel, *, embeds: bool = False) -> Layout:
     """Return the architecture's layout, or raise ``ConfigError`` if llama.cpp would compute it differently."""
     config = model.config
-    name = _ARCHITECTURES.get(config.model_type)
-    if name is None:
-        known = ", ".join(_ARCHITECTURES)
+    kind = _LAYOUTS.get(config.model_type)
+    if kind is None:
+        known = ", ".join(_LAYOUTS)
         raise ConfigError(
             f"a {config.model_type} model is not written as GGUF; {known} are (llama.cpp's repository has a converter "
             "for others, convert_hf_to_gguf.py)"
         )
-    kind = LAYOUTS[name]
     if isinstance(model.get_output_embeddings(), NoHead) and not embeds:
         raise ConfigError("this model was saved without an output head: it only encodes; take gguf-embedding")
-    if name == "gemma3":
+    if kind.name == "gemma3":
         _refuse_other_gemma(config)
         return kind
     rope = config.rope_parameters.get("rope_type", "default")

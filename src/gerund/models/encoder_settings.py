@@ -1,7 +1,9 @@
 """The encoder settings stored with a model: ``gerund.json``, sentence-transformers' files, or GGUF metadata.
 
 ``gerund.json`` is a file of its own, not part of transformers' ``config.json``, so that the folder still opens as a
-plain language model.
+plain language model. Published models whose folders leave their settings to their authors' code are known here: GritLM
+(Muennighoff et al., 2024, "Generative Representational Instruction Tuning") and LLM2Vec (BehnamGhader et al., 2024,
+"LLM2Vec: Large Language Models Are Secretly Powerful Text Encoders").
 """
 
 import json
@@ -15,26 +17,29 @@ from transformers import PreTrainedConfig
 
 from gerund import checks
 from gerund.attention.recurrent import ATTENTION_FREE
-from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.gguf_file import read_file
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.adapters import Adapters
 from gerund.models.architectures import is_bidirectional, is_body, state_width
 from gerund.models.folder_files import hub_name
-from gerund.models.gguf_encoders import encoder_settings
+from gerund.models.gguf_architectures import encoder_settings
 from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
 from gerund.models.kinds import SEQ2SEQ
-from gerund.models.known_encoders import known_encoder
+from gerund.models.peft_folders import LLM2VEC_FILE, AdaptedModel, is_llm2vec
 from gerund.models.reranker_folder import is_reranker, read_reranker
+from gerund.models.sentence_transformers_folder import read_object
 from gerund.models.sources import Source
 from gerund.progress import say_once
 from gerund.settings.encoder import (
     CONFIG_FILE,
     FORMAT,
     JOBS,
+    LLM2VEC_CONVENTIONS,
     METHODS,
     RANKING,
     READING,
+    ST_CONVENTIONS,
     EncoderConfig,
     Job,
     read_settings,
@@ -44,7 +49,7 @@ from gerund.settings.fields import plainly
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.rerankers import RerankerConfig
-from gerund.settings.templates import NO_TRANSFORM, transform_parts
+from gerund.settings.templates import NO_TRANSFORM, PLACE, transform_parts
 
 # The encoder of a T5 is bidirectional, and so is a decoder whose config says so.
 _BOTH_WAYS = AttentionPlan("bidir")
@@ -346,3 +351,58 @@ def write_settings(
     text = settings_text(EncoderSpec.of_config(encoder, n_layers), identity, places)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     ready_made.write_own_modules(folder, encoder)
+
+
+_RETRIEVE = "Given a web search query, retrieve relevant passages that answer the query"
+# The authors' tokenizers don't normalize texts, and both models attend in both directions.
+_SHARED: dict[str, Any] = {"attention": AttentionPlan("bidir"), "pooling": "mean", "text_normalization": "none"}
+
+GRITLM = EncoderConfig(
+    **_SHARED,
+    conventions=ST_CONVENTIONS,
+    prompt="<|embed|>\n",
+    prompts={"query": f"<|user|>\n{_RETRIEVE}\n<|embed|>\n", "document": "<|embed|>\n"},
+)
+"""GritLM's encoder settings; the task in its query prompt can be replaced."""
+
+# What LLM2Vec puts around a text, by the model that it was made from.
+_AROUND = {
+    "Meta-Llama-3-8B-Instruct": ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+    "Mistral-7B-Instruct-v0.2": ("[INST] ", " [/INST]"),
+    "Llama-2-7b-chat-hf": ("[INST] ", " [/INST]"),
+    "Qwen2-1.5B-Instruct": ("<|im_start|>user\n", "<|im_end|>"),
+    "Qwen2-7B-Instruct": ("<|im_start|>user\n", "<|im_end|>"),
+}
+_POOLINGS = {"mean": "mean", "weighted_mean": "weighted-mean", "last_token": "last"}
+_LLM2VEC_LENGTH = 512
+
+
+def known_encoder(config: PreTrainedConfig, adapted: AdaptedModel | None) -> EncoderConfig | None:
+    """Return the encoder settings of a model that is known by its config or its adapters; None for another one."""
+    if any("gritlm" in str(value).lower() for value in (getattr(config, "auto_map", None) or {}).values()):
+        return GRITLM
+    if adapted is not None and adapted.encoding and any(map(is_llm2vec, adapted.encoding)):
+        return _llm2vec(adapted)
+    return None
+
+
+def _llm2vec(adapted: AdaptedModel) -> EncoderConfig:
+    path = adapted.holding(LLM2VEC_FILE) / LLM2VEC_FILE
+    stored = read_object(path)
+    pooling = stored.get("pooling_mode", "mean")
+    if pooling not in _POOLINGS:
+        raise ModelError(f"{path} pools by {pooling!r}; gerund knows {', '.join(_POOLINGS)} of LLM2Vec")
+    length, skips = stored.get("max_length", _LLM2VEC_LENGTH), stored.get("skip_instruction", True)
+    if type(length) is not int or length < 1 or type(skips) is not bool:
+        raise DataError(f"{path}: max_length is a whole number above 0, and skip_instruction is true or false")
+    before, after = _AROUND.get(Path(adapted.base_name).name, ("", ""))
+    around = f"{before}{PLACE}{after}" if before else ""
+    return EncoderConfig(
+        **{**_SHARED, "pooling": _POOLINGS[pooling]},
+        conventions=LLM2VEC_CONVENTIONS,
+        max_length=length,
+        pool_prompt=not skips,
+        pool_bos="never",
+        prompt=around,
+        prompts={"query": f"{before}{_RETRIEVE}: {PLACE if before else ''}{after}", "document": around},
+    )

@@ -19,6 +19,7 @@ from gerund.gguf_file import GgufFile
 from gerund.models import gguf_weights
 from gerund.models.gguf_weights import Rule
 from gerund.models.library_calls import guarded
+from gerund.settings.model_spec import EncoderSpec
 
 Settings = dict[str, Any]
 
@@ -48,6 +49,7 @@ class Layout:
             two halves of a head.
         offset_norms: whether norms are stored with one added.
         scalings: the ways in which positions may be scaled.
+        exports: the model types, by transformers' names, that are written as GGUF in this layout.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Layout:
     pairs: bool = False
     offset_norms: bool = False
     scalings: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
 
 
 def _has(file: GgufFile, name: str) -> bool:
@@ -405,11 +408,14 @@ _BY_FACTORS = (*_SCALED, "llama3")
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("llama", "llama", "Llama, Mistral, Mixtral, SmolLM 2", _llama, pairs=True, scalings=_BY_FACTORS),
+        Layout(
+            "llama", "llama", "Llama, Mistral, Mixtral, SmolLM 2", _llama, pairs=True, scalings=_BY_FACTORS,
+            exports=("llama", "mistral"),
+        ),
         Layout("mistral3", "ministral3", "Ministral 3", _ministral3, pairs=True, scalings=("yarn",)),
-        Layout("qwen2", "qwen2", "Qwen 2 and 2.5", scalings=_SCALED),
+        Layout("qwen2", "qwen2", "Qwen 2 and 2.5", scalings=_SCALED, exports=("qwen2",)),
         Layout("qwen2moe", "qwen2_moe", "Qwen 1.5 and 2 with experts", _with_shared_expert, scalings=_SCALED),
-        Layout("qwen3", "qwen3", "Qwen 3", _qwen3, scalings=_SCALED),
+        Layout("qwen3", "qwen3", "Qwen 3", _qwen3, scalings=_SCALED, exports=("qwen3",)),
         Layout(
             "qwen3moe", "qwen3_moe", "Qwen 3 with experts",
             lambda file: {**_qwen3(file), **_experts(file), "norm_topk_prob": True}, scalings=_SCALED,
@@ -426,7 +432,10 @@ LAYOUTS = {
         ),
         Layout("gemma", "gemma", "Gemma", lambda file: {"head_dim": _head(file)}, offset_norms=True),
         Layout("gemma2", "gemma2", "Gemma 2", _gemma2, offset_norms=True),
-        Layout("gemma3", "gemma3_text", "Gemma 3", _gemma3, offset_norms=True, scalings=("linear",)),
+        Layout(
+            "gemma3", "gemma3_text", "Gemma 3", _gemma3, offset_norms=True, scalings=("linear",),
+            exports=("gemma3_text",),
+        ),
         Layout("phi2", "phi", "Phi 1.5 and 2", lambda file: {**_layer_norms(file), **_partial_rope(file)}),
         Layout("phi3", "phi3", "Phi 3, 3.5 and 4", _phi3, scalings=("longrope",)),
         Layout("olmo", "olmo", "OLMo", lambda file: {"clip_qkv": file.fraction("attention.clamp_kqv")}, pairs=True),
@@ -621,3 +630,23 @@ def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> 
     """Unpack a file's weights into a model on torch's meta device."""
     layout = layout_of(file)
     gguf_weights.read_weights(file, model, dtype, layout.rules, pairs=layout.pairs, offset_norms=layout.offset_norms)
+
+
+POOLING_TYPES = {1: "mean", 2: "first", 3: "last"}
+"""Poolings by llama.cpp's numbers."""
+_NO_POOLING, _RANK = 0, 4
+
+
+def encoder_settings(file: GgufFile) -> EncoderSpec | None:
+    """Return the encoder settings of an embedding model; None for other files."""
+    pooling = file.value("pooling_type")
+    causal = file.value("attention.causal", True)
+    if pooling in (None, _NO_POOLING):
+        return None if causal else EncoderSpec(attention="bidir", pooling="mean", append_eos=False)
+    if type(pooling) is not int or pooling not in POOLING_TYPES:
+        what = f"it pools in a way that is not known ({pooling!r})"
+        if pooling == _RANK:
+            what = "it is a reranker, which is not read from GGUF; give the folder of the model in safetensors"
+        raise ModelError(f"cannot load {file.path}: {what}")
+    # The tokenizer adds an end token where the file asks for one.
+    return EncoderSpec(attention="causal" if causal else "bidir", pooling=POOLING_TYPES[pooling], append_eos=False)

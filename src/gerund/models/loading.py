@@ -47,7 +47,7 @@ from gerund.models.architectures import (
 from gerund.models.bundled import BundledAdapters, bundled_for
 from gerund.models.encoder_settings import read_adapters, stored_settings
 from gerund.models.folder_files import demand_readable
-from gerund.models.gguf_encoders import encoder_settings
+from gerund.models.gguf_architectures import encoder_settings
 from gerund.models.hash_cache import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder

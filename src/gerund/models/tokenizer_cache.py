@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from gerund.errors import GerundError
-from gerund.jobs.content_keys import content_key, sha256_of
-from gerund.jobs.disk_cache import DiskCache, user_cache
+from gerund.jobs.disk_cache import DiskCache, content_key, sha256_of, user_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

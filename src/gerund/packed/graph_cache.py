@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from gerund.errors import GerundError, ModelError, ResourceError
-from gerund.jobs.content_keys import content_key, key_of, sha256_of, stamp_of
-from gerund.jobs.disk_cache import DiskCache
+from gerund.jobs.disk_cache import DiskCache, content_key, key_of, sha256_of, stamp_of
 from gerund.jobs.files import atomic_file, write_atomic
 
 if TYPE_CHECKING:  # onnx is imported only to build: it takes 20 MB

@@ -27,7 +27,7 @@ from gerund.evaluation.systems.base import Generates, HasLikelihoods
 from gerund.evaluation.systems.language_model import scorer_of
 from gerund.evaluation.task import EvaluationConfig, Examples, FileTask, Score, Side, Task
 from gerund.inference.generate.generation import continuations_of_length
-from gerund.scoring.hard_negatives import Hardest
+from gerund.papers.rankgen_negatives import Hardest
 from gerund.scoring.names import MODEL_NAMES
 from gerund.scoring.registry import fixed_scorer
 from gerund.scoring.word_overlap import WORD_MEASURES

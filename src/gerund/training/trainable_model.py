@@ -1,21 +1,23 @@
 """Build or load the model that a recipe trains, with or without a LoRA adapter, and check that it can be trained."""
 
+import copy
 import re
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
 from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.attention.probe import verify
-from gerund.attention.recurrent import read_by_weight
+from gerund.attention.recurrent import kind_of, read_by_weight
 from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
@@ -23,11 +25,13 @@ from gerund.models import loading
 from gerund.models.encoder_settings import default_encoder_config, stored_settings
 from gerund.models.heads import ProjectionHead
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
+from gerund.models.library_calls import guarded
 from gerund.models.sources import Source, find
-from gerund.models.two_layer_check import verify_on_two_layers
+from gerund.models.weights import LAYER_COUNTS
 from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.fields import NO_ADAPTER
+from gerund.settings.plan import ResolvedPlan
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.lower_states import LowerStates
 from gerund.training.machine import uses_bf16
@@ -37,6 +41,7 @@ from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 # Of the tokenizer that stands in for one that is not trained yet.
 _SMALLEST_VOCABULARY = 272
@@ -356,3 +361,65 @@ def _known_tokenizer(recipe: Recipe) -> Any:
     """Return the tokenizer of a new model if it is there already."""
     settings = recipe.tokenizer
     return load_tokenizer(settings.path) if settings is not None and settings.path is not None else None
+
+
+# What a layer attends to depends on its code, not on its weights. So a process that gets its weights from another one
+# can still check within seconds that its installation obeys the plan.
+_VOCABULARY = 64
+
+
+def verify_on_two_layers(model: PreTrainedModel, plan: ResolvedPlan) -> None:
+    """Verify the first and the last layer of a plan on a small copy of a model, with random weights.
+
+    An architecture whose layers are of several kinds is left to the process that has the weights and verifies all.
+    """
+    if len({kind_of(layer) for layer in decoder_layers(model)}) > 1 or len(plan.views) < 2:
+        return
+    config = two_layers_of(model.config.get_text_config(decoder=True))
+    with torch.random.fork_rng(devices=[]):
+        small = guarded(
+            f"cannot try the attention plan on two layers of this {model.config.model_type} model",
+            AutoModelForCausalLM.from_config,
+            config,
+            dtype=torch.float32,
+        )
+    attach(small)
+    attach_streams(decoder_layers(small))
+    verify(small, outermost(plan))
+
+
+def two_layers_of(config: Any) -> Any:
+    """Return a config of two layers, the first and the last, and few tokens.
+
+    >>> from transformers import LlamaConfig
+    >>> small = two_layers_of(LlamaConfig(num_hidden_layers=32))
+    >>> small.num_hidden_layers, small.vocab_size, small.hidden_size
+    (2, 64, 4096)
+    """
+    small = copy.deepcopy(config)
+    count = config.num_hidden_layers
+    for name, value in vars(config).items():
+        if isinstance(value, list | tuple) and len(value) == count > 2:
+            setattr(small, name, [value[0], value[-1]])
+        elif name.endswith("_token_id"):
+            setattr(small, name, None)
+    for name in LAYER_COUNTS:
+        if getattr(config, name, None) == count:
+            setattr(small, name, 2)
+    small.vocab_size = min(config.vocab_size, _VOCABULARY)
+    return small
+
+
+def outermost(plan: ResolvedPlan) -> ResolvedPlan:
+    """Return what a plan does in the first and in the last layer, as a plan of two layers.
+
+    >>> from gerund.settings.plan import AttentionPlan
+    >>> [str(view) for view in outermost(AttentionPlan("mask0-bidir", k=10).resolve(22)).views]
+    ['causal', 'bidirectional without the first token']
+    """
+    last = len(plan.views) - 1
+    stream = plan.stream
+    if stream is not None:
+        inside = [place for place, layer in enumerate((0, last)) if layer in stream.layers]
+        stream = replace(stream, layers=range(inside[0], inside[-1] + 1), repeats=min(stream.repeats, 1))
+    return replace(plan, views=(plan.views[0], plan.views[-1]), stream=stream, skips=())

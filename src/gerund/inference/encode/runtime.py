@@ -25,8 +25,7 @@ from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one
 from gerund.attention.shared_layer_state import counts_rows
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
-from gerund.inference.encode.attention_parts import AttentionParts, reads_attention, width_of
-from gerund.inference.encode.generated_states import generated_states
+from gerund.inference.encode.other_states import AttentionParts, generated_states, reads_attention, width_of
 from gerund.inference.tokens import (
     InputFormat,
     Tokens,

@@ -1,19 +1,34 @@
-"""Read the values of the attention, or its output, in the place of hidden states.
+"""Pool other states than the text's: attention values, attention outputs, or states of tokens generated after it.
 
 Zhang et al., 2026, "LLM-based Embeddings: Attention Values Encode Sentence Semantics Better Than Hidden States" (arXiv
 2602.01572): the values of all tokens, pooled over layers and tokens (value aggregation); and the values weighted by the
 last token's attention and mapped by the output projection W_O, which is the output of the attention at the last token
 (AlignedWVA, with a template). Layers are mixed by the mean of what they give, as hidden states are.
+
+"The Truth Lies Somewhere in the Middle (of the Generated Tokens)" (2026, arXiv 2605.09969): the mean of the hidden
+states of tokens that are generated after a text. They are generated greedily, never one that ends a text, and each
+state is the one after reading its token.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gerund.attention.cache_names import CACHE
+from gerund.attention.layouts import is_one_graph
+from gerund.attention.recurrent import keeps_states
 from gerund.errors import UnsupportedModelError
+from gerund.inference.lm_head import TokenHead
+from gerund.inference.text_ids import end_ids
+from gerund.inference.tokens import Tokens
 from gerund.settings.templates import HIDDEN
+
+if TYPE_CHECKING:
+    from gerund.inference.encode.runtime import EncoderRuntime
+
 
 VALUES = "values"
 # What architectures call the projection of the heads' outputs.
@@ -89,3 +104,36 @@ def reads_attention(states: str) -> bool:
     (False, True)
     """
     return states != HIDDEN
+
+
+@torch.no_grad()
+def generated_states(runtime: "EncoderRuntime", texts: Sequence[Tokens], count: int) -> Tensor:
+    """Return the last hidden states ``(B, count, D)`` of the tokens that continue each text.
+
+    Texts of one length are run together, so that there is no padding in a cache.
+
+    Raises:
+        UnsupportedModelError: the model keeps other states than keys and values, or runs as one graph.
+    """
+    model = runtime.model
+    if is_one_graph(model):
+        raise UnsupportedModelError("generated needs a cache that a packed model has not: take runtime='torch'")
+    if keeps_states(model):
+        raise UnsupportedModelError(f"generated is for attention alone; {model.config.model_type} has recurrent layers")
+    head, ends = TokenHead(model), end_ids(model, runtime.tokenizer)
+    found: dict[int, Tensor] = {}
+    for length in sorted({len(text) for text in texts}):
+        rows = [row for row, text in enumerate(texts) if len(text) == length]
+        next_BT = torch.tensor([texts[row].ids for row in rows], device=runtime.device)
+        states, cache = list[Tensor](), None
+        with runtime.computing():
+            for _ in range(count + 1):
+                output = model.base_model(next_BT, use_cache=True, **({} if cache is None else {CACHE: cache}))
+                states.append(output.last_hidden_state[:, -1])
+                cache = getattr(output, CACHE)
+                if len(states) <= count:
+                    logits_BV = head.logits(states[-1]).float()
+                    logits_BV[:, ends] = -torch.inf
+                    next_BT = logits_BV.argmax(dim=-1, keepdim=True)
+        found |= dict(zip(rows, torch.stack(states[1:], dim=1), strict=True))
+    return torch.stack([found[row] for row in range(len(texts))])

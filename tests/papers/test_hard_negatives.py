@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from gerund.papers.rankgen_negatives import Hardest
 from gerund.scoring.dual_encoder import VectorScorer
-from gerund.scoring.hard_negatives import Hardest
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from gerund.attention import interface
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.errors import GerundError
-from gerund.models.two_layer_check import outermost, two_layers_of, verify_on_two_layers
 from gerund.settings.plan import PLAN_NAMES, AttentionPlan
+from gerund.training.trainable_model import outermost, two_layers_of, verify_on_two_layers
 
 
 @pytest.fixture(scope="module")
