@@ -149,9 +149,9 @@ def _demand_same_weights(lm: LanguageModel, other: str | Path) -> None:
     if folder is None or encoder is None:
         raise DataError(f"{other} has no {CONFIG_FILE}, so nothing says which weights it was trained from")
     head = read_head(folder)
-    own = Adapters(read_adapters(folder)).hash("encode") + (head.fingerprint if head is not None else "")
-    said = read_settings(folder / CONFIG_FILE, "encoder").get("fingerprint")
-    if fingerprint(lm.weights_hash, own, encoder, lm.n_layers) != said:
+    actual = Adapters(read_adapters(folder)).hash("encode") + (head.fingerprint if head is not None else "")
+    recorded = read_settings(folder / CONFIG_FILE, "encoder").get("fingerprint")
+    if fingerprint(lm.weights_hash, actual, encoder, lm.n_layers) != recorded:
         raise DataError(f"{other} was not trained from the weights of {lm.name} (or its {CONFIG_FILE} was changed)")
 
 

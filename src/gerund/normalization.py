@@ -61,7 +61,7 @@ def halves(text: str) -> list[str]:
     >>> halves("A well-\nknown and reor-\nganised house")
     ['well known', 'reor ganised']
     """
-    return [" ".join(one) for one in _HYPHENATED.findall(text)] if _has_lines(text) else []
+    return [" ".join(halves) for halves in _HYPHENATED.findall(text)] if _has_lines(text) else []
 
 
 def _has_lines(text: str) -> bool:
@@ -86,12 +86,12 @@ class Alignment:
         if self.text == text:
             return
         pieces = _pieces(text)
-        if "".join(one for one, _, _ in pieces) != self.text:
+        if "".join(piece for piece, _, _ in pieces) != self.text:
             pieces = [(self.text, 0, len(text))]  # clusters that compose with each other; none are known
         starts, at = [], 0
-        for one, _, _ in pieces:
+        for piece, _, _ in pieces:
             starts.append(at)
-            at += len(one)
+            at += len(piece)
         self._starts, self._source = starts, [(start, end) for _, start, end in pieces]
 
     def original(self, start: int, end: int) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class Alignment:
 
 def _pieces(text: str) -> list[tuple[str, int, int]]:
     """Return the normal form of each cluster of characters, with where the cluster starts and ends in the text."""
-    removed = [one.span() for one in _REMOVED.finditer(text)]
+    removed = [match.span() for match in _REMOVED.finditer(text)]
     gaps = zip([0, *(end for _, end in removed)], [*(start for start, _ in removed), len(text)], strict=True)
     places = [place for start, end in gaps for place in range(start, end)]
     pieces = []

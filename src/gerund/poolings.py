@@ -136,7 +136,7 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str, before_B: Tensor |
     >>> pool(states, counted, "first+last").tolist()
     [[1.0, 3.0]]
     """
-    vectors = [_pooled(hidden_BTD, pooled_BT.bool(), one, before_B) for one in pooling_parts(pooling)]
+    vectors = [_pooled(hidden_BTD, pooled_BT.bool(), part, before_B) for part in pooling_parts(pooling)]
     if len(vectors) == 1:
         return vectors[0]
     import torch

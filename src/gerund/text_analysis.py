@@ -49,7 +49,7 @@ _SCRIPTS = {
     "south_east": r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}",
 }
 _UNSPACED = rf"[{''.join(_SCRIPTS.values())}]"
-_RUNS = "|".join(rf"(?P<{name}>(?:[[\p{{L}}\p{{N}}]&&[{one}]]\p{{M}}*)+)" for name, one in _SCRIPTS.items())
+_RUNS = "|".join(rf"(?P<{name}>(?:[[\p{{L}}\p{{N}}]&&[{script}]]\p{{M}}*)+)" for name, script in _SCRIPTS.items())
 _WORD = regex.compile(
     rf"(?V1){_RUNS}|(?P<spaced>[[\p{{L}}\p{{N}}]--{_UNSPACED}](?:[[\p{{L}}\p{{N}}]--{_UNSPACED}]|[\p{{M}}\u200c\u200d])*)"
 )
@@ -215,7 +215,9 @@ def word_spans(text: str) -> list[tuple[int, int]]:
         if word.characters is None or word.kind == "hangul":
             spans.append((word.start, word.end))
         else:
-            spans += [(word.start + one.start(), word.start + one.end()) for one in _CHARACTER.finditer(word.text)]
+            spans += [
+                (word.start + match.start(), word.start + match.end()) for match in _CHARACTER.finditer(word.text)
+            ]
     return spans
 
 

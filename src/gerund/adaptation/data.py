@@ -448,9 +448,9 @@ def make_pairs(
     if options.write_questions:
         kinds, asked = _pairs_with_negatives(split.training, lm, options, show)
     else:
-        found = {"sentences": _mined(folder, "all", options, show), "titles": _mined(folder, "title", options, show)}
-        found["chunks"] = [(text, chunk.text) for text, chunk in chunk_pairs(split.training, lm, options)]
-        kinds = {kind: [(a, b, ()) for a, b in members] for kind, members in found.items()}
+        by_kind = {"sentences": _mined(folder, "all", options, show), "titles": _mined(folder, "title", options, show)}
+        by_kind["chunks"] = [(text, chunk.text) for text, chunk in chunk_pairs(split.training, lm, options)]
+        kinds = {kind: [(a, b, ()) for a, b in members] for kind, members in by_kind.items()}
     leaks = leak_finder(split, options.language)
     counts, left_out = dict.fromkeys(("sentences", "titles", "chunks", *kinds), 0), 0
     written: set[tuple[str, str]] = set()
@@ -494,7 +494,9 @@ def _pairs_with_negatives(
             "the passage: take an instruction-tuned model, such as smollm2, or leave out --write-questions"
         )
     kinds = {"questions": questions.kept, "chunks": mined(index, by_title)}
-    triples = {kind: [(one.question, one.passage, one.negatives) for one in own] for kind, own in kinds.items()}
+    triples = {
+        kind: [(triple.question, triple.passage, triple.negatives) for triple in group] for kind, group in kinds.items()
+    }
     return triples, questions.written
 
 
@@ -541,7 +543,7 @@ def leak_finder(split: Split, language: str) -> Callable[[str], bool]:
     exact = held_out_texts(split, language)
     telling = {text for text in exact if _is_telling(text)}
     sentences = (telling & _sentences(document.text, language) for document in split.training)
-    counts = Counter(sentence for found in sentences for sentence in found)
+    counts = Counter(sentence for group in sentences for sentence in group)
     telling -= {sentence for sentence, count in counts.items() if count > _VERSIONS}
     documents = sorted({plain(document.text) for document in split.held_out} & telling, key=len)
     joined = "\n".join(documents) if sum(map(len, documents)) <= _SEARCHED else ""

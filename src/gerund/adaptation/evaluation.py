@@ -219,8 +219,8 @@ def beside_words(after: Measured, seed: int = 0) -> str:
         assert difference is not None
         low, high = difference.interval.low, difference.interval.high
         surely = difference.p < SIGNIFICANT and (low > 0 or high < 0)
-        found = "may be as good" if not surely else "are better" if low > 0 else "are worse"
-        texts.append(f"{name} {found} ({_signed(difference.value)} [{_signed(low)} to {_signed(high)}])")
+        verdict = "may be as good" if not surely else "are better" if low > 0 else "are worse"
+        texts.append(f"{name} {verdict} ({_signed(difference.value)} [{_signed(low)} to {_signed(high)}])")
     return f"Beside BM25 ({MAIN} {100 * after.mean('words'):.1f}), after the training {' and '.join(texts)}."
 
 

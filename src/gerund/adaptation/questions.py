@@ -126,8 +126,8 @@ def mined(index: "Index", asked: Sequence[tuple[str, Passage]], *, place: int = 
             sources = list(dict.fromkeys(hit.source for hit in hits))
             if passage.source not in sources[:place]:
                 continue
-            own = next(number for number, hit in enumerate(hits) if hit.source == passage.source)
-            negatives = [hit.text for hit in hits[own + 1 :] if hit.source != passage.source][:_NEGATIVES]
+            rank = next(number for number, hit in enumerate(hits) if hit.source == passage.source)
+            negatives = [hit.text for hit in hits[rank + 1 :] if hit.source != passage.source][:_NEGATIVES]
             if negatives:
                 kept.append(Asked(question, passage.text, tuple(negatives)))
     return kept

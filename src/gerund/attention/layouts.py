@@ -51,11 +51,11 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 def text_half(model: PreTrainedModel) -> PreTrainedModel:
     """Return the innermost model that holds the decoder layers: all but the head and towers for pictures and sound."""
     layers = decoder_layers(model)
-    found = model
+    half = model
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and any(own is layers for own in part.modules()):
-            found = part
-    return found
+        if isinstance(part, PreTrainedModel) and any(inner is layers for inner in part.modules()):
+            half = part
+    return half
 
 
 def lower_layers(model: PreTrainedModel, n_layers: int) -> PreTrainedModel:
@@ -67,9 +67,9 @@ def lower_layers(model: PreTrainedModel, n_layers: int) -> PreTrainedModel:
     layers = decoder_layers(model)
     if n_layers == len(layers):
         return model
-    found = _holding(model, layers, nn.ModuleList(list(layers)[:n_layers]))
-    assert isinstance(found, PreTrainedModel)
-    return found
+    lower = _holding(model, layers, nn.ModuleList(list(layers)[:n_layers]))
+    assert isinstance(lower, PreTrainedModel)
+    return lower
 
 
 def _holding(module: nn.Module, layers: nn.ModuleList, lower: nn.ModuleList) -> nn.Module | None:
@@ -81,31 +81,31 @@ def _holding(module: nn.Module, layers: nn.ModuleList, lower: nn.ModuleList) -> 
             continue
         if "forward" in vars(module):
             raise UnsupportedModelError("exit_layer is not for models whose forward was replaced, as accelerate does")
-        own = copy.copy(module)
-        own._modules = {**module._modules, name: part}
-        if isinstance(own, PreTrainedModel):
-            own.config = _of_lower_layers(own.config, len(lower))
-        return own
+        shallow = copy.copy(module)
+        shallow._modules = {**module._modules, name: part}
+        if isinstance(shallow, PreTrainedModel):
+            shallow.config = _of_lower_layers(shallow.config, len(lower))
+        return shallow
     return None
 
 
 def _of_lower_layers(config: PreTrainedConfig, n_layers: int) -> PreTrainedConfig:
     """Return a config with another number of decoder layers."""
     text = config.get_text_config(decoder=True)
-    own = copy.copy(text)
+    shallow = copy.copy(text)
     count = text.num_hidden_layers if hasattr(text, "num_hidden_layers") else 0
     for name, value in vars(text).items():
         if count and isinstance(value, list) and len(value) == count:  # such as the type of each layer
-            setattr(own, name, value[:n_layers])
+            setattr(shallow, name, value[:n_layers])
     for name in _COUNTS:
-        if hasattr(own, name):
-            setattr(own, name, n_layers)
+        if hasattr(shallow, name):
+            setattr(shallow, name, n_layers)
     if text is config:
-        return own
+        return shallow
     outer = copy.copy(config)
     for name, value in vars(config).items():
         if value is text:
-            setattr(outer, name, own)
+            setattr(outer, name, shallow)
     return outer
 
 

@@ -72,10 +72,10 @@ def bidirectional_attention(
                 added = added_to_scores(real_BT[:, None, None], query.dtype)
             return _in_parts(query, key, value, added, scale, query.new_empty((rows, length, heads, width)))
         found_BTHd = query.new_zeros((rows, length, heads, width))
-        for row, own in enumerate(texts):
+        for row, text in enumerate(texts):
             part = slice(row, row + 1)
-            mine, its_key, its_value = (one[part, :, own] for one in (query, key, value))
-            _in_parts(mine, its_key, its_value, None, scale, found_BTHd[part, own])
+            mine, its_key, its_value = (states[part, :, text] for states in (query, key, value))
+            _in_parts(mine, its_key, its_value, None, scale, found_BTHd[part, text])
     return found_BTHd
 
 
@@ -98,9 +98,9 @@ def _in_parts(
     for rows in _parts(query.shape[0], max(1, together // key_heads)):
         mine = added[rows] if added is not None and len(added) > 1 else added
         for heads in _parts(key_heads, min(together, key_heads)):
-            own = slice(heads.start * groups, heads.stop * groups)
-            found_BHTd = _attended(query[rows, own], key[rows, heads], value[rows, heads], mine, scale)
-            found_BTHd[rows, :, own] = found_BHTd.transpose(1, 2)
+            query_heads = slice(heads.start * groups, heads.stop * groups)
+            found_BHTd = _attended(query[rows, query_heads], key[rows, heads], value[rows, heads], mine, scale)
+            found_BTHd[rows, :, query_heads] = found_BHTd.transpose(1, 2)
     return found_BTHd
 
 

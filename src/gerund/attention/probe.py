@@ -59,8 +59,8 @@ class LayerMap:
         ones = torch.ones_like(self.expected)
         for side in (ones.triu(1), ones.tril(-1)):
             wanted = int((self.expected & side).sum())
-            found = int((self.expected & side & self.moves).sum())
-            if wanted and (found == 0 or (self.exact and 2 * found < wanted)):
+            seen = int((self.expected & side & self.moves).sum())
+            if wanted and (seen == 0 or (self.exact and 2 * seen < wanted)):
                 return False
         return True
 
@@ -250,17 +250,17 @@ def _separate_copy(model: PreTrainedModel) -> PreTrainedModel | None:
     copies: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
         kind: type[nn.Module] = type(module)
-        copies[module] = own = kind.__new__(kind)
+        copies[module] = duplicate = kind.__new__(kind)
         # Hooks, buffers and the like stand in dictionaries, which a shallow copy would share.
-        vars(own).update(
+        vars(duplicate).update(
             {name: value.copy() if type(value) in _TABLES else value for name, value in vars(module).items()}
         )
-    for own in copies.values():
-        for name, child in own._modules.items():
-            own._modules[name] = None if child is None else copies[child]
-    found = copies[model]
-    assert isinstance(found, PreTrainedModel)
-    return found
+    for duplicate in copies.values():
+        for name, child in duplicate._modules.items():
+            duplicate._modules[name] = None if child is None else copies[child]
+    small = copies[model]
+    assert isinstance(small, PreTrainedModel)
+    return small
 
 
 _TABLES = (dict, OrderedDict, set)
@@ -294,8 +294,8 @@ class _Recorder:
         del layer
         if get_ident() != self.thread:
             return None
-        own = args[0] if args else kwargs["hidden_states"]
-        hidden_RTD, streams = _states_of_texts(own)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        hidden_RTD, streams = _states_of_texts(hidden)
         base_TD = hidden_RTD[0]
         # Twice the size and a new direction: a token that the sink drowns out still shows.
         # In float32, since squares of half precision overflow beyond 256.
@@ -304,7 +304,7 @@ class _Recorder:
         disturbed_RTD = base_TD.expand_as(hidden_RTD).clone()
         token_T = torch.arange(len(base_TD), device=base_TD.device)
         disturbed_RTD[token_T + 1, token_T] = noise_TD
-        disturbed = disturbed_RTD.unflatten(2, (-1, own.shape[-1])).movedim(2, streams).reshape(own.shape)
+        disturbed = disturbed_RTD.unflatten(2, (-1, hidden.shape[-1])).movedim(2, streams).reshape(hidden.shape)
         if args:
             return (disturbed, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": disturbed}

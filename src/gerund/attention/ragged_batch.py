@@ -79,7 +79,7 @@ class RaggedBatch(BoundPlan):
             # On a CPU the kernel of half precision takes up to four times as long for a single query: it brings all
             # keys and values into another order first.
             inner = torch.float32 if half else query.dtype
-            found: Tensor = functional.scaled_dot_product_attention(
+            output: Tensor = functional.scaled_dot_product_attention(
                 query.to(inner),
                 key.to(inner),
                 value.to(inner),
@@ -88,13 +88,13 @@ class RaggedBatch(BoundPlan):
                 # Not several queries of a head in one product, whose sums depend on how many keys there are.
                 enable_gqa=query.shape[1] != key.shape[1],
             )
-            return found.to(query.dtype).transpose(1, 2)
-        own = []
+            return output.to(query.dtype).transpose(1, 2)
+        attended = []
         for row, length in enumerate(self.lengths):
             part = slice(row, row + 1)
             mine = query[part], key[part, :, :length], value[part, :, :length]
-            own.append(sdpa_attention_forward(module, *mine, None, **kwargs)[0])
-        return own[0] if len(own) == 1 else torch.cat(own)
+            attended.append(sdpa_attention_forward(module, *mine, None, **kwargs)[0])
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def _by_matmul(query: Tensor, key: Tensor, value: Tensor, real_B11W: Tensor, scale: float | None) -> Tensor:
@@ -146,14 +146,14 @@ class BlockPrefill(BoundPlan):
         """Return the attention ``(1, T, heads, head_dim)`` of the tokens that are read now, text after text."""
         self.asked.add(layer)
         _refuse_more(module, kwargs)
-        found, first = [], 0
+        outputs, first = [], 0
         for text, (start, length) in enumerate(self.parts):
             keys = whole_blocks(start + length)
-            own_key, own_value = (one[text : text + 1, :, :keys] for one in (key, value))
+            own_key, own_value = (states[text : text + 1, :, :keys] for states in (key, value))
             own_query = query[:, :, first : first + length]
-            found.append(self._text(own_query, own_key, own_value, start, kwargs.get("scaling")))
+            outputs.append(self._text(own_query, own_key, own_value, start, kwargs.get("scaling")))
             first += length
-        return torch.cat(found, dim=2).transpose(1, 2)
+        return torch.cat(outputs, dim=2).transpose(1, 2)
 
     def _text(self, query: Tensor, key: Tensor, value: Tensor, start: int, scale: float | None) -> Tensor:
         """Return the attention of one text, ``(1, heads, T, head_dim)``."""
@@ -164,10 +164,10 @@ class BlockPrefill(BoundPlan):
         query = functional.pad(query, (0, 0, 0, width - start - length))
         # Many small calls are quick on a CPU alone; what another device computes is looked at like any other.
         size = BLOCK if query.device.type == "cpu" else query.shape[2]
-        found = []
+        outputs = []
         for first in range(0, query.shape[2], size):
             keys = start + first + size
-            found.append(
+            outputs.append(
                 functional.scaled_dot_product_attention(
                     query[:, :, first : first + size],
                     key[:, :, :keys],
@@ -176,7 +176,7 @@ class BlockPrefill(BoundPlan):
                     scale=scale,
                 )
             )
-        return torch.cat(found, dim=2)[:, :, :length]
+        return torch.cat(outputs, dim=2)[:, :, :length]
 
     def _added_to(self, query: Tensor, size: int, keys: int) -> Tensor:
         """Return what is added to the scores of a block, the last of so many keys, ``(size, keys)``."""
@@ -240,7 +240,7 @@ class Branches(BoundPlan):
         if window is not None and window < key.shape[2]:
             key, value = key[:, :, -window:], value[:, :, -window:]
         own_BKGS = query_BKGD @ key.transpose(2, 3)
-        found = []
+        outputs = []
         start = 0
         for (trunk_key_KTD, trunk_value_KTD), count in zip(self.trunks[layer], self.rows, strict=True):
             rows = slice(start, start + count)
@@ -254,8 +254,8 @@ class Branches(BoundPlan):
             scores_BKGT = _through(query_BKGD[rows], trunk_key_KTD.transpose(1, 2))
             both = torch.cat([scores_BKGT, own_BKGS[rows]], dim=-1).softmax(dim=-1, dtype=torch.float32)
             trunk_BKGT, branch_BKGS = both.to(query.dtype).split([scores_BKGT.shape[-1], key.shape[2]], dim=-1)
-            found.append(_through(trunk_BKGT, trunk_value_KTD) + branch_BKGS @ value[rows])
-        return torch.cat(found).reshape(B, 1, heads, width)
+            outputs.append(_through(trunk_BKGT, trunk_value_KTD) + branch_BKGS @ value[rows])
+        return torch.cat(outputs).reshape(B, 1, heads, width)
 
 
 def _through(left_BKGX: Tensor, right_KXY: Tensor) -> Tensor:

@@ -113,18 +113,18 @@ def _functions(named: list[str]) -> dict[str, "Callable[..., Any]"]:
     functions: dict[str, Callable[..., Any]] = {}
     if named and "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    for one in named:
-        module, colon, name = one.partition(":")
+    for item in named:
+        module, colon, name = item.partition(":")
         if not module or not colon or not name:
-            raise ConfigError(f"--tools is MODULE:FUNCTION, such as weather:forecast, not {one!r}")
+            raise ConfigError(f"--tools is MODULE:FUNCTION, such as weather:forecast, not {item!r}")
         try:
             function = getattr(import_module(module), name)
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"--tools {one}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"--tools {item}: {type(error).__name__}: {error}") from error
         from gerund.inference.generate.tools import function_tool
 
         if not callable(function):
-            raise ConfigError(f"--tools {one}: {name} is not a function")
+            raise ConfigError(f"--tools {item}: {name} is not a function")
         functions[function_tool(function)["function"]["name"]] = function
     return functions
 
@@ -134,7 +134,7 @@ def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[s
     conversation: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     if file is not None:
         read = read_json(file)
-        if not isinstance(read, list) or not read or not all(isinstance(one, dict) for one in read):
+        if not isinstance(read, list) or not read or not all(isinstance(message, dict) for message in read):
             raise DataError(f"{file} holds no conversation: a list of messages, each with role and content")
         return [*conversation, *read]
     if reads:
@@ -177,9 +177,9 @@ class _Answers:
                 return result
             conversation.append(result.message)
             for call in result.tool_calls:
-                found = run_call(self.functions, call)
-                tell(f"{call.name}({call.arguments}) -> {found}")
-                conversation.append({"role": "tool", "content": found, "tool_call_id": call.id, "name": call.name})
+                outcome = run_call(self.functions, call)
+                tell(f"{call.name}({call.arguments}) -> {outcome}")
+                conversation.append({"role": "tool", "content": outcome, "tool_call_id": call.id, "name": call.name})
         raise DataError(f"the model called tools {_MOST_ROUNDS} times and gave no answer")
 
 

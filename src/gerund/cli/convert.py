@@ -124,9 +124,9 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
     saved = None if settings is None else read_saved(settings)
     if saved is None or lm.runtime.adapter is None:
         return
-    own = saved.applied_to(EncoderConfig()).with_defaults(lm.n_layers).attention
-    if own != lm.encoder.with_defaults(lm.n_layers).attention:
-        tell(f"warning: the adapter was trained under {own.name}; --adapter none leaves it aside")
+    plan = saved.applied_to(EncoderConfig()).with_defaults(lm.n_layers).attention
+    if plan != lm.encoder.with_defaults(lm.n_layers).attention:
+        tell(f"warning: the adapter was trained under {plan.name}; --adapter none leaves it aside")
 
 
 def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
@@ -148,8 +148,8 @@ def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
     from gerund.models.folder_files import demand_readable
 
     given = {"infill": infill_adapter, "score": scorer}
-    found = {name: where for job, name in _REPORTS.items() if (where := given[job])}
-    paths = {name: Path(where).expanduser() / "training.json" for name, where in found.items()}
+    reports = {name: where for job, name in _REPORTS.items() if (where := given[job])}
+    paths = {name: Path(where).expanduser() / "training.json" for name, where in reports.items()}
     there = {name: path for name, path in paths.items() if path.is_file()}
     for path in there.values():
         demand_readable(path, path.parent)

@@ -156,16 +156,18 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _print_verification(console: "Console", found: "Verification") -> None:
+def _print_verification(console: "Console", verification: "Verification") -> None:
     console.print("And it is still the same language model", style="bold")
-    if found.is_equal:
+    if verification.is_equal:
         outcome = (
-            f"{found.numbers:,} logits at {found.tokens} positions are bit-equal to those of the unconverted model"
+            f"{verification.numbers:,} logits at {verification.tokens} positions are bit-equal to those of the "
+            "unconverted model"
         )
         console.print(f"  {outcome}; greedy decoding generates the same text\n", style="green")
     else:
         outcome = (
-            f"largest difference of {found.numbers:,} logits: {found.difference:.2e}; same text: {found.same_text}"
+            f"largest difference of {verification.numbers:,} logits: {verification.difference:.2e}; "
+            f"same text: {verification.same_text}"
         )
         console.print(f"  NOT EQUAL to the unconverted model: {outcome}\n", style="red")
 

@@ -59,60 +59,66 @@ def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def _print(console: "Console", found: "Diagnosis") -> None:
+def _print(console: "Console", diagnosis: "Diagnosis") -> None:
     for part in (_print_model, _print_plan, _print_sinks, _print_checks, _print_tokenizer, _print_advice):
-        part(console, found)
+        part(console, diagnosis)
 
 
-def _print_model(console: "Console", found: "Diagnosis") -> None:
-    healthy, reached = found.healthy, found.reached
+def _print_model(console: "Console", diagnosis: "Diagnosis") -> None:
+    healthy, reached = diagnosis.healthy, diagnosis.reached
     verdict, style = ("healthy", "bold green") if healthy else ("needs care", "bold yellow")
     if not reached:
         verdict, style = "this plan does not work", "bold red"
-    console.print(f"{found.name}: ", style="bold", end="")
+    console.print(f"{diagnosis.name}: ", style="bold", end="")
     console.print(verdict, style=style)
-    heads = f"{found.heads} heads" + (f" ({found.kv_heads} for keys)" if found.kv_heads != found.heads else "")
-    context = "unknown" if found.context is None else f"{found.context:,} tokens"
-    console.print(f"  {found.architecture} ({found.model_class}), {found.parameters:,} parameters")
-    console.print(f"  {found.n_layers} layers, {heads}, width {found.width}, context {context}")
-    adapter = ", with its adapter while encoding" if found.adapter else ""
-    console.print(f"  stored as {found.stored_dtype}, examined in {found.dtype} on {found.device}{adapter}")
-    if found.reranker:
+    heads = f"{diagnosis.heads} heads" + (
+        f" ({diagnosis.kv_heads} for keys)" if diagnosis.kv_heads != diagnosis.heads else ""
+    )
+    context = "unknown" if diagnosis.context is None else f"{diagnosis.context:,} tokens"
+    console.print(f"  {diagnosis.architecture} ({diagnosis.model_class}), {diagnosis.parameters:,} parameters")
+    console.print(f"  {diagnosis.n_layers} layers, {heads}, width {diagnosis.width}, context {context}")
+    adapter = ", with its adapter while encoding" if diagnosis.adapter else ""
+    console.print(f"  stored as {diagnosis.stored_dtype}, examined in {diagnosis.dtype} on {diagnosis.device}{adapter}")
+    if diagnosis.reranker:
         console.print("  a reranker: it scores a query and a document together (gerund rerank), and gives no vectors")
-    if found.settings_from:
-        prompts = f", prompts {', '.join(found.prompts)}" if found.prompts else ""
-        console.print(f"  read as {found.settings_from} says{prompts}")
-    if found.adapter_computation:
-        console.print(f"  {found.adapter_computation}")
+    if diagnosis.settings_from:
+        prompts = f", prompts {', '.join(diagnosis.prompts)}" if diagnosis.prompts else ""
+        console.print(f"  read as {diagnosis.settings_from} says{prompts}")
+    if diagnosis.adapter_computation:
+        console.print(f"  {diagnosis.adapter_computation}")
     console.print()
 
 
-def _print_plan(console: "Console", found: "Diagnosis") -> None:
+def _print_plan(console: "Console", diagnosis: "Diagnosis") -> None:
     from rich.columns import Columns
     from rich.text import Text
 
-    numbers = [f"{name}={value}" for name, value in (("k", found.plan.k), ("k0", found.plan.k0)) if value is not None]
-    wrong = sum(not layer.obeys for layer in found.layers)
-    outcome = "every layer obeys" if found.reached else f"{wrong} of {found.n_layers} layers do not obey"
-    console.print(f"Plan {' '.join([found.plan.name, *numbers])}, {found.pooling} pooling: ", style="bold", end="")
-    console.print(outcome, style="green" if found.reached else "bold red")
+    numbers = [
+        f"{name}={value}" for name, value in (("k", diagnosis.plan.k), ("k0", diagnosis.plan.k0)) if value is not None
+    ]
+    wrong = sum(not layer.obeys for layer in diagnosis.layers)
+    outcome = "every layer obeys" if diagnosis.reached else f"{wrong} of {diagnosis.n_layers} layers do not obey"
+    console.print(
+        f"Plan {' '.join([diagnosis.plan.name, *numbers])}, {diagnosis.pooling} pooling: ", style="bold", end=""
+    )
+    console.print(outcome, style="green" if diagnosis.reached else "bold red")
     pictures = []
-    for layers in _alike(found):
+    for layers in _alike(diagnosis):
         first = layers[0]
         title = Text(_name(layers), style="bold" if first.obeys else "bold red")
         window = f", window {first.window}" if first.window else ""
         pictures.append(Text("\n").join([title, Text(first.view + window), *_picture(console, first)]))
     console.print(Columns([_indented(picture) for picture in pictures], padding=(1, 4)))
     legend = "row: the token that looks; column: what it was measured to see"
-    if any(mark in row for layer in found.layers for row in layer.seen for mark in "xo"):
+    if any(mark in row for layer in diagnosis.layers for row in layer.seen for mark in "xo"):
         legend += "; x: sees what it must not; o: does not see what it should"
     console.print(f"\n  {legend}", style="dim")
-    obeyed = [name for name, obeys in found.plans.items() if obeys]
-    both = found.only_both_ways
-    others = [name for name, obeys in found.plans.items() if not obeys and name not in both]
+    obeyed = [name for name, obeys in diagnosis.plans.items() if obeys]
+    both = diagnosis.only_both_ways
+    others = [name for name, obeys in diagnosis.plans.items() if not obeys and name not in both]
     from gerund.doctor.results import MEANINGS
 
-    console.print(f"  {found.architecture}: {MEANINGS[found.support]}")
+    console.print(f"  {diagnosis.architecture}: {MEANINGS[diagnosis.support]}")
     if both:
         console.print(f"  plans that work with recurrent='both' only: {', '.join(both)}")
     elif not others:
@@ -121,13 +127,13 @@ def _print_plan(console: "Console", found: "Diagnosis") -> None:
     console.print(f"  plans that work: {', '.join(obeyed)}")
     if others:
         console.print(f"  plans that do not: {', '.join(others)}", style="red")
-    console.print(f"  because {found.reason}\n" if others else "", style="dim")
+    console.print(f"  because {diagnosis.reason}\n" if others else "", style="dim")
 
 
-def _alike(found: "Diagnosis") -> "list[list[LayerResult]]":
+def _alike(diagnosis: "Diagnosis") -> "list[list[LayerResult]]":
     """Put layers together that look the same."""
     groups: dict[tuple[Any, ...], list[LayerResult]] = {}
-    for layer in found.layers:
+    for layer in diagnosis.layers:
         groups.setdefault((layer.view, layer.window, layer.seen, layer.obeys), []).append(layer)
     return list(groups.values())
 
@@ -158,16 +164,16 @@ def _indented(text: "Text") -> Any:
     return Padding(text, (0, 0, 0, 2))
 
 
-def _print_sinks(console: "Console", found: "Diagnosis") -> None:
+def _print_sinks(console: "Console", diagnosis: "Diagnosis") -> None:
     from rich.table import Table
     from rich.text import Text
 
     console.print("Attention to the first token ", style="bold", end="")
-    console.print(f"(the sink; even attention would give it {found.even_fraction:.0%})")
+    console.print(f"(the sink; even attention would give it {diagnosis.even_fraction:.0%})")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("  layer", "before", "after"):
         table.add_column(title, justify="right" if title == "  layer" else "left", no_wrap=True)
-    for layer in found.layers:
+    for layer in diagnosis.layers:
         fractions = ((layer.sink_before, "yellow"), (layer.sink_after, "magenta"))
         bars = [Text("-") if fraction is None else _bar(console, fraction, style) for fraction, style in fractions]
         table.add_row(f"  {layer.layer}", *bars)
@@ -186,11 +192,11 @@ def _bar(console: "Console", fraction: float, style: str) -> "Text":
     return Text(f"{fraction:4.0%} ") + Text(f"{bar:<{_BAR}}", style=style)
 
 
-def _print_checks(console: "Console", found: "Diagnosis") -> None:
+def _print_checks(console: "Console", diagnosis: "Diagnosis") -> None:
     from rich.text import Text
 
     console.print("Tried out", style="bold")
-    for check in found.checks:
+    for check in diagnosis.checks:
         mark = Text("ok  ", "green") if check.passed else Text("NOT ", "bold red")
         console.print(Text("  ") + mark + Text(check.what) + Text(_measured(check), "dim"), soft_wrap=True)
     console.print()
@@ -206,21 +212,21 @@ def _measured(check: "Check") -> str:
     return f": largest difference {check.value:.1e} of the largest value"
 
 
-def _print_tokenizer(console: "Console", found: "Diagnosis") -> None:
-    facts = found.tokenizer
+def _print_tokenizer(console: "Console", diagnosis: "Diagnosis") -> None:
+    facts = diagnosis.tokenizer
     console.print("Tokenizer", style="bold")
     added = [name for name, adds in (("beginning", facts.adds_bos), ("end", facts.adds_eos)) if adds]
-    console.print(f"  {facts.tokens:,} tokens ({found.embeddings:,} embedded), {'fast' if facts.fast else 'slow'}, "
+    console.print(f"  {facts.tokens:,} tokens ({diagnosis.embeddings:,} embedded), {'fast' if facts.fast else 'slow'}, "
                   f"pads on the {facts.padding_side}", soft_wrap=True)  # fmt: skip
     named = [("beginning", facts.bos), ("end", facts.eos), ("padding", facts.pad), ("unknown", facts.unk)]
     console.print("  " + ", ".join(f"{name} {token or 'none'}" for name, token in named), soft_wrap=True)
     console.print(f"  adds to a text: {' and '.join(added) if added else 'nothing'}\n")
 
 
-def _print_advice(console: "Console", found: "Diagnosis") -> None:
+def _print_advice(console: "Console", diagnosis: "Diagnosis") -> None:
     from rich.padding import Padding
 
     console.print("Advice", style="bold")
-    for sentence in found.advice:
+    for sentence in diagnosis.advice:
         console.print(Padding(f"- {sentence}", (0, 0, 0, 2)))
-    console.print(f"\nexamined in {found.seconds:.1f} s", style="dim")
+    console.print(f"\nexamined in {diagnosis.seconds:.1f} s", style="dim")

@@ -211,7 +211,7 @@ def report_folder(output: Path) -> Any:
         from gerund.evaluation.run import EMBEDDINGS
 
         # What was interrupted before its first score has left vectors alone.
-        if {one.name for one in output.iterdir()} != {EMBEDDINGS}:
+        if {path.name for path in output.iterdir()} != {EMBEDDINGS}:
             raise OutputExistsError(f"{output} holds other files; choose a new folder or that of an earlier report")
     return lock_folder(output / "scores", output)
 

@@ -257,7 +257,8 @@ def _lines(
             record = {"prompt": rows.texts[place // n], **text_io.as_record(result)}
             if candidates and isinstance(result, Ranked):
                 record["candidates"] = [
-                    {**text_io.as_record(one), "rank_score": round(one.rank_score, 6)} for one in result.candidates
+                    {**text_io.as_record(candidate), "rank_score": round(candidate.rank_score, 6)}
+                    for candidate in result.candidates
                 ]
             if with_usage:
                 usage = result.usage

@@ -275,11 +275,11 @@ def _says_something(spec: "ModelSpec") -> bool:
     return bool(spec.model_fields_set - set(options.MACHINE))
 
 
-def _chunking(own: "Chunking | None", said: dict[str, Any]) -> "Chunking":
+def _chunking(stored: "Chunking | None", given: dict[str, Any]) -> "Chunking":
     """Return how documents are to be cut: what is left out is the index's own."""
     from gerund.retrieval.documents import Chunking
 
-    return replace(own or Chunking(), **{name: value for name, value in said.items() if value is not None})
+    return replace(stored or Chunking(), **{name: value for name, value in given.items() if value is not None})
 
 
 def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
@@ -294,11 +294,11 @@ def _counted(number: int, what: str) -> str:
 
 
 def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
-    for one in summary.failed:
-        for reason in (one.reason, *one.more[: _REASONS - 1]):
+    for failure in summary.failed:
+        for reason in (failure.reason, *failure.more[: _REASONS - 1]):
             tell(f"error: {reason}")
-        if one.rows > _REASONS:
-            tell(f"error: {one.file}: {_counted(one.rows - _REASONS, 'more row')} could not be read")
+        if failure.rows > _REASONS:
+            tell(f"error: {failure.file}: {_counted(failure.rows - _REASONS, 'more row')} could not be read")
     parts = [
         _counted(summary.files, "file"),
         f"{_counted(summary.documents, 'document')} stored ({_counted(summary.chunks, 'chunk')})",

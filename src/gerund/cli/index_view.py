@@ -60,9 +60,11 @@ def highlighted(text: str, query: str, language: str = "en") -> "Text":
     return result
 
 
-def _best_begin(line: str, found: Sequence[tuple[int, int]]) -> int:
+def _best_begin(line: str, spans: Sequence[tuple[int, int]]) -> int:
     """Return where the stretch begins that has most of what was found; the beginning where that is as good."""
-    if len(line) <= _SNIPPET or not found:
+    if len(line) <= _SNIPPET or not spans:
         return 0
-    starts = [0, *(max(0, line.rfind(" ", 0, max(0, start - 40)) + 1) for start, _ in found)]
-    return max(starts, key=lambda begin: (sum(begin <= one and end <= begin + _SNIPPET for one, end in found), -begin))
+    starts = [0, *(max(0, line.rfind(" ", 0, max(0, start - 40)) + 1) for start, _ in spans)]
+    return max(
+        starts, key=lambda begin: (sum(begin <= start and end <= begin + _SNIPPET for start, end in spans), -begin)
+    )

@@ -143,18 +143,20 @@ def _layers(spec: str | None, n_layers: int) -> list[int] | None:
     return layers
 
 
-def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | None, output: Path, kind: str) -> None:
+def _draw(
+    lm: "LanguageModel", inspection: "AttentionInspection", shown: list[int] | None, output: Path, kind: str
+) -> None:
     from gerund.inference.inspection import token_labels
     from gerund.jobs.files import atomic_file
     from gerund.reporting.plots.attention import attention_figure
     from gerund.reporting.plots.style import picture
 
     title = f"{Path(lm.name).name}, {lm.encoder.plan_label(lm.n_layers)}, {lm.n_layers} layers"
-    if len(found.ids) > 1:
-        title += f"; mean of {len(found.ids)} texts"
+    if len(inspection.ids) > 1:
+        title += f"; mean of {len(inspection.ids)} texts"
     figure = attention_figure(
-        found.before, found.after, title=title, even=found.even, layers=shown,
-        labels=token_labels(lm.tokenizer, found.ids[0]) if len(found.ids) == 1 else None,
+        inspection.before, inspection.after, title=title, even=inspection.even, layers=shown,
+        labels=token_labels(lm.tokenizer, inspection.ids[0]) if len(inspection.ids) == 1 else None,
     )  # fmt: skip
     data = picture(figure, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -162,19 +164,19 @@ def _draw(lm: "LanguageModel", found: "AttentionInspection", shown: list[int] | 
         sink.write(data)
 
 
-def _report(lm: "LanguageModel", found: "AttentionInspection", output: Path | None) -> dict[str, Any]:
+def _report(lm: "LanguageModel", inspection: "AttentionInspection", output: Path | None) -> dict[str, Any]:
     from gerund.inference.inspection import sink_fraction
 
-    fractions = zip(sink_fraction(found.after), found.after, strict=True)
-    first = sink_fraction(found.before)
+    fractions = zip(sink_fraction(inspection.after), inspection.after, strict=True)
+    first = sink_fraction(inspection.before)
     return {
         "model": lm.name,
         "architecture": lm.model.config.model_type,
         "attention": lm.encoder.with_defaults(lm.n_layers).attention.to_dict(),
-        "texts": len(found.ids),
-        "tokens": sum(map(len, found.ids)),
+        "texts": len(inspection.ids),
+        "tokens": sum(map(len, inspection.ids)),
         "picture": None if output is None else str(output),
-        "even_fraction": round(found.even, 6),
+        "even_fraction": round(inspection.even, 6),
         "layers": [
             {
                 "layer": item.layer,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FILTERS = ("top_p", "top_k", "typical_p", "min_p")
 """Options that choose among sampled tokens, so that they imply a temperature."""
 DEFAULT_MODEL = encoder.DEFAULT_MODEL
-PLAN = ("attention", *(one.name for one in fields(PlanSettings)))
+PLAN = ("attention", *(field.name for field in fields(PlanSettings)))
 METHODS = (*encoder.METHODS, "sample")
 ENCODER = (
     *(*PLAN, "pooling", "prompt", "pool_prompt", "append_eos", "normalize"),
@@ -98,13 +98,13 @@ def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None
         @wraps(function)
         def command(**given: Any) -> None:
             made = {
-                name: group.make({one.name: given.pop(one.name) for one in group.options})
+                name: group.make({option.name: given.pop(option.name) for option in group.options})
                 for name, group in groups.items()
             }
             function(**given, **made)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": None}
         return command
 
     return decorate
@@ -164,7 +164,7 @@ def _options_of(settings: type, *names: str, before: str = "") -> list[inspect.P
 
 def sampling(*names: str) -> Group:
     """Return options for settings of ``Sampling``; the command gets a dict of those that are given."""
-    options, helps = {one.name: one for one in _options_of(Sampling, *names)}, help_of(settings_of(Sampling))
+    options, helps = {option.name: option for option in _options_of(Sampling, *names)}, help_of(settings_of(Sampling))
     if "temperature" in options:
         text = f"{helps['temperature']} [default: 0, or 1 with --top-p and the like]"
         options["temperature"] = option("temperature", float | None, text)

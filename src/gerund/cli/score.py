@@ -91,7 +91,7 @@ def _pairs(prefix: str | None, continuations: list[str], file: Path | None) -> l
     for text, texts, where, _ in text_io.one_or_file(prefix, continuations, file, ("prefix", "continuations")):
         if not texts:
             raise DataError(f"{where}: needs 'continuations', a list of texts")
-        checked = [checked_text(one, where, "continuations") for one in texts] if where else texts
+        checked = [checked_text(text, where, "continuations") for text in texts] if where else texts
         pairs.append(_spaced(text, checked, where))
     return pairs
 
@@ -118,5 +118,5 @@ def _scored(lm: "LanguageModel", pairs: list[Pair], scorer: "Scorer") -> "Iterat
                 raise
             raise TextError(_placed(chunk[error.index][2], f"the prefix {error.reason}")) from error
         for (prefix, _, _), scores in zip(chunk, scored, strict=True):
-            best = max(range(len(scores)), key=lambda index, own=scores: own[index])  # type: ignore[misc]
+            best = max(range(len(scores)), key=lambda index, values=scores: values[index])  # type: ignore[misc]
             yield {"prefix": prefix, "scores": [round(score, 6) for score in scores], "best": best}

@@ -95,11 +95,11 @@ def command(
         raise ConfigError("--api-key-file is for --server, which is missing")
     asked = _queries(queries)
     index = index_view.open_existing(where, spec, rerank_with)
-    found = index.search_all(asked, k, mode=mode, expand=expand, **how)  # type: ignore[arg-type]
+    results = index.search_all(asked, k, mode=mode, expand=expand, **how)  # type: ignore[arg-type]
     if as_json:
-        _print_lines(asked, found)
+        _print_lines(asked, results)
     else:
-        _print_hits(asked, found, index.chunking.language)
+        _print_hits(asked, results, index.chunking.language)
 
 
 def _refuse_local(spec: "ModelSpec", **given: Any) -> None:
@@ -119,7 +119,7 @@ def _remote_hits(
 
     remote = Remote(url, api_key_file)
     fields = Hit.__dataclass_fields__
-    found = []
+    results = []
     for query in asked:
         answer = remote.post(
             "/v1/search", {"query": query, **{key: value for key, value in request.items() if value is not None}}
@@ -130,10 +130,10 @@ def _remote_hits(
                 f"{remote.url} serves the index {served}, not {PurePath(index).name}; leave INDEX out to search it"
             )
         try:
-            found.append([Hit(**{name: hit[name] for name in fields}) for hit in answer["data"]])
+            results.append([Hit(**{name: hit[name] for name in fields}) for hit in answer["data"]])
         except (KeyError, TypeError) as error:
             raise DataError(f"{remote.url} is not a gerund server, or one of another version") from error
-    return found
+    return results
 
 
 def _queries(given: "list[str] | None") -> list[str]:
@@ -152,19 +152,19 @@ def _queries(given: "list[str] | None") -> list[str]:
     return lines
 
 
-def _print_lines(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]") -> None:
-    for query, hits in zip(asked, found, strict=True):
+def _print_lines(asked: "Sequence[str]", results: "Sequence[Sequence[Hit]]") -> None:
+    for query, hits in zip(asked, results, strict=True):
         for hit in hits:
             which = {"query": query} if len(asked) > 1 else {}
             typer.echo(json.dumps({**which, **hit.to_dict()}, ensure_ascii=False))
 
 
-def _print_hits(asked: "Sequence[str]", found: "Sequence[Sequence[Hit]]", language: str = "en") -> None:
+def _print_hits(asked: "Sequence[str]", results: "Sequence[Sequence[Hit]]", language: str = "en") -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    for query, hits in zip(asked, found, strict=True):
+    for query, hits in zip(asked, results, strict=True):
         if len(asked) > 1:
             console.print(Text(f"== {query}", style="bold"))
         if not hits:

@@ -96,18 +96,18 @@ def one_or_file(
     """
     from gerund.evaluation.data_files import read_json_lines
 
-    own, many = names
+    single, many = names
     if (text is None) == (file is None):
-        raise ConfigError(f"give either a {own} with its {many} or --file" + (", not both" if file else ""))
+        raise ConfigError(f"give either a {single} with its {many} or --file" + (", not both" if file else ""))
     if file is None:
         if not others:
-            raise ConfigError(f"give at least one {many.removesuffix('s')} after the {own}")
+            raise ConfigError(f"give at least one {many.removesuffix('s')} after the {single}")
         return [(text or "", others, "", None)]
     rows = []
     for row in read_json_lines(file):
         if not isinstance(listed := row.values.get(many), list):
             raise DataError(f"{row.where}: needs {many!r}, a list of texts")
-        rows.append((row.text(own), listed, row.where, row.values.get(more)))
+        rows.append((row.text(single), listed, row.where, row.values.get(more)))
     return rows
 
 
@@ -151,8 +151,8 @@ def tell(sentence: str) -> None:
 
 def tell_unused(what: str, count: int, shown: Sequence[str], listed: str | Path | None) -> None:
     """Warn of what could not be used: the first few, and where all of them are listed."""
-    for one in shown:
-        tell(f"warning: {one}")
+    for warning in shown:
+        tell(f"warning: {warning}")
     if count:
         more = f"; the first {len(shown)} are above" if 0 < len(shown) < count else ""
         tell(f"warning: {count:,} {what}{'' if count == 1 else 's'} not used{more}: {listed}")
@@ -165,15 +165,16 @@ def as_record(result: "Generation") -> dict[str, Any]:
         record["stop"] = result.stop
     if result.logprobs is not None:
         record["logprobs"] = [
-            {**_token(one), **({"top": [_token(top) for top in one.top]} if one.top else {})} for one in result.logprobs
+            {**_token(token), **({"top": [_token(top) for top in token.top]} if token.top else {})}
+            for token in result.logprobs
         ]
     if isinstance(result, Ranked):
         record["rank_score"] = round(result.rank_score, 6)
     return record
 
 
-def _token(one: "TokenLogprob") -> dict[str, Any]:
-    return {"id": one.token_id, "text": one.text, "logprob": round(one.logprob, 6)}
+def _token(token: "TokenLogprob") -> dict[str, Any]:
+    return {"id": token.token_id, "text": token.text, "logprob": round(token.logprob, 6)}
 
 
 class SeedsByText:

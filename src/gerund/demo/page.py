@@ -66,9 +66,9 @@ def report(demo: Demo, results: DemoResults) -> dict[str, Any]:
     }
 
 
-def write_report(folder: Path, found: dict[str, Any]) -> Path:
+def write_report(folder: Path, results: dict[str, Any]) -> Path:
     """Write what the demo found as JSON."""
-    write_atomic(folder / REPORT, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(folder / REPORT, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return folder / REPORT
 
 
@@ -98,7 +98,7 @@ def gallery(
     vectors: Mapping[str, np.ndarray],
     topics: Sequence[str],
     inspected: tuple[AttentionInspection, AttentionPlan] | None,
-    own: AttentionPlan,
+    plan_of_model: AttentionPlan,
 ) -> Gallery:
     """Draw everything; what cannot be drawn is a sentence."""
     # t-SNE is scikit-learn's, which the demo can do without.
@@ -108,12 +108,15 @@ def gallery(
         ("The picture of similarities", lambda: _similarities(vectors, topics)),
     ]
     if inspected is not None:
-        figures.append(("The picture of attention", lambda: _attention(*inspected, own)))
+        figures.append(("The picture of attention", lambda: _attention(*inspected, plan_of_model)))
     return drawn(figures)
 
 
 def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) -> Picture:
-    maps = {f"{when}: {plan}": own for when, (plan, own) in zip(("before", "after"), vectors.items(), strict=True)}
+    maps = {
+        f"{when}: {plan}": vectors_ND
+        for when, (plan, vectors_ND) in zip(("before", "after"), vectors.items(), strict=True)
+    }
     figure = embedding_maps(maps, topics, title="The documents on a plane", method=method)
     return Picture(
         "A map of the documents",
@@ -128,8 +131,10 @@ def _map(vectors: Mapping[str, np.ndarray], topics: Sequence[str], method: str) 
 def _similarities(vectors: Mapping[str, np.ndarray], topics: Sequence[str]) -> Picture:
     figure = new_figure(_PANEL_INCHES * len(vectors), _PANEL_INCHES)
     headline(figure, "How alike every two documents are")
-    for axes, (plan, own) in zip(figure.subplots(1, len(vectors), squeeze=False)[0], vectors.items(), strict=True):
-        _draw_similarities(axes, plan, topics, own)
+    for axes, (plan, vectors_ND) in zip(
+        figure.subplots(1, len(vectors), squeeze=False)[0], vectors.items(), strict=True
+    ):
+        _draw_similarities(axes, plan, topics, vectors_ND)
     return Picture(
         "Similarities",
         "Cosines of every two documents, sorted by topic. Bright squares on the diagonal are topics that were told "
@@ -157,13 +162,13 @@ def _draw_similarities(axes: Any, plan: str, topics: Sequence[str], vectors: np.
     axes.figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
 
 
-def _attention(inspected: AttentionInspection, plan: AttentionPlan, own: AttentionPlan) -> Picture:
+def _attention(inspected: AttentionInspection, plan: AttentionPlan, model_plan: AttentionPlan) -> Picture:
     title = f"Attention, base model and under {plan.name}; mean of {len(inspected.ids)} sentences"
     figure = attention_figure(inspected.before, inspected.after, title=title, even=inspected.even)
     return Picture(
         "Attention",
         f"Above, how much each token attends to each other one: in the base model, with the sink at the first token, "
-        f"and under {plan.name}{_aside(plan, own)}. Below, the fraction of attention that the first "
+        f"and under {plan.name}{_aside(plan, model_plan)}. Below, the fraction of attention that the first "
         "token takes in each layer.",
         "Attention maps of the layers before and after, and the fraction that the first token takes.",
         picture(figure),
@@ -171,10 +176,10 @@ def _attention(inspected: AttentionInspection, plan: AttentionPlan, own: Attenti
     )
 
 
-def _aside(plan: AttentionPlan, own: AttentionPlan) -> str:
+def _aside(plan: AttentionPlan, model_plan: AttentionPlan) -> str:
     """Say what hides the sink, and whether this model is encoded so."""
     if not plan.name.startswith("mask0"):
         return ""
-    if own.name == plan.name:
+    if model_plan.name == plan.name:
         return ", which hides it"
-    return f", which hides it; {own.name}, the plan elsewhere on this page, leaves the sink where it is"
+    return f", which hides it; {model_plan.name}, the plan elsewhere on this page, leaves the sink where it is"

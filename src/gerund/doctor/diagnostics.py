@@ -296,10 +296,10 @@ class _Diagnostics:
         alone = [runtime.states([text])[0][0] for text in texts]
         return self._near("batch", "a batch gives what single texts do", list(runtime.states(texts)[0]), alone)
 
-    def _near(self, name: str, what: str, found: list[Tensor], expected: list[Tensor]) -> Check:
+    def _near(self, name: str, what: str, actual: list[Tensor], expected: list[Tensor]) -> Check:
         limit = _NEAR.get(self.model.dtype, _NEAR_HALF)
         largest = max(float(item.abs().max()) for item in expected)
-        apart = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+        apart = max(float((a - b).abs().max()) for a, b in zip(actual, expected, strict=True))
         value = apart / max(largest, 1e-30)
         # Not "value > limit": a state that is no number at all must not pass.
         return Check(name, what, value <= limit, value, limit)

@@ -144,34 +144,34 @@ def spans(layers: list[int]) -> str:
     return f"{'layer' if len(layers) == 1 else 'layers'} {words}"
 
 
-def advise(found: Diagnosis) -> list[str]:
+def advise(diagnosis: Diagnosis) -> list[str]:
     """Return what a user ought to know or do, most important first."""
-    advice = [*_reach(found), *_checks(found), *_sinks(found), *_tokenizer(found)]
+    advice = [*_reach(diagnosis), *_checks(diagnosis), *_sinks(diagnosis), *_tokenizer(diagnosis)]
     return advice or ["Nothing to do."]
 
 
-def _reach(found: Diagnosis) -> list[str]:
-    wrong = [layer.layer for layer in found.layers if not layer.obeys]
-    if found.reached:
-        both = found.only_both_ways
-        disobeyed = [name for name, obeyed in found.plans.items() if not obeyed and name not in both]
+def _reach(diagnosis: Diagnosis) -> list[str]:
+    wrong = [layer.layer for layer in diagnosis.layers if not layer.obeys]
+    if diagnosis.reached:
+        both = diagnosis.only_both_ways
+        disobeyed = [name for name, obeyed in diagnosis.plans.items() if not obeyed and name not in both]
         turned = [f"Only with recurrent='both': {', '.join(both)}."] * bool(both)
-        is_specific = found.reason and not found.reason.startswith("the attention plan reaches")
-        why = f"not work: {found.reason}." if is_specific else "not reach every layer; take one of the others."
+        is_specific = diagnosis.reason and not diagnosis.reason.startswith("the attention plan reaches")
+        why = f"not work: {diagnosis.reason}." if is_specific else "not reach every layer; take one of the others."
         sentence = "The plan {} does {}" if len(disobeyed) == 1 else "The plans {} do {}"
         return [*turned, *[sentence.format(", ".join(disobeyed), why)] * bool(disobeyed)]
-    if not any(obeyed for name, obeyed in found.plans.items() if name not in ("causal", "echo")):
+    if not any(obeyed for name, obeyed in diagnosis.plans.items() if name not in ("causal", "echo")):
         return [
-            f"No attention plan reaches this architecture ({found.architecture}): it would silently stay causal, so "
-            "gerund refuses it. Only attention='causal' works (and 'echo', which is causal too); or take another "
+            f"No attention plan reaches this architecture ({diagnosis.architecture}): it would silently stay causal, "
+            "so gerund refuses it. Only attention='causal' works (and 'echo', which is causal too); or take another "
             "architecture, such as llama, qwen, mistral, gemma, gpt2, gpt_neox, olmo, phi3, opt or granite."
         ]
-    return [f"The plan {found.plan.name} does not reach {spans(wrong)} of this {found.architecture} model; "
-            f"plans that do: {', '.join(name for name, obeyed in found.plans.items() if obeyed)}."]  # fmt: skip
+    return [f"The plan {diagnosis.plan.name} does not reach {spans(wrong)} of this {diagnosis.architecture} model; "
+            f"plans that do: {', '.join(name for name, obeyed in diagnosis.plans.items() if obeyed)}."]  # fmt: skip
 
 
-def _checks(found: Diagnosis) -> list[str]:
-    failed = {check.name for check in found.checks if not check.passed}
+def _checks(diagnosis: Diagnosis) -> list[str]:
+    failed = {check.name for check in diagnosis.checks if not check.passed}
     advice = []
     if "untouched" in failed:
         advice.append("Even without a plan the logits have changed: please report this model.")
@@ -190,39 +190,40 @@ def _checks(found: Diagnosis) -> list[str]:
     return advice
 
 
-def _sinks(found: Diagnosis) -> list[str]:
-    high = max(SINK, 2 * found.even_fraction)
-    before = {layer.layer: layer.sink_before for layer in found.layers if layer.sink_before is not None}
-    sinks = [layer for layer in found.layers if before.get(layer.layer, 0.0) >= high]
-    if not before or (not sinks and not found.reached):
+def _sinks(diagnosis: Diagnosis) -> list[str]:
+    high = max(SINK, 2 * diagnosis.even_fraction)
+    before = {layer.layer: layer.sink_before for layer in diagnosis.layers if layer.sink_before is not None}
+    sinks = [layer for layer in diagnosis.layers if before.get(layer.layer, 0.0) >= high]
+    if not before or (not sinks and not diagnosis.reached):
         return []
     if not sinks:
         strongest = max(before.values())
         return [
             f"No layer leans on the first token (at most {strongest:.0%}, where even attention would give it "
-            f"{found.even_fraction:.0%}): there is no sink to hide, so a mask0 plan gains little over inplace-bidir."
+            f"{diagnosis.even_fraction:.0%}): there is no sink to hide, so a mask0 plan gains little over "
+            "inplace-bidir."
         ]
     fraction = sum(before[layer.layer] for layer in sinks) / len(sinks)
     is_one = len(sinks) == 1
     return [
         f"{_layers(sinks)} {'gives' if is_one else 'give'} {fraction:.0%} of {'its' if is_one else 'their'} attention "
-        f"to the first token{_remedy(found, sinks, high)}"
+        f"to the first token{_remedy(diagnosis, sinks, high)}"
     ]
 
 
-def _remedy(found: Diagnosis, sinks: list[LayerResult], high: float) -> str:
+def _remedy(diagnosis: Diagnosis, sinks: list[LayerResult], high: float) -> str:
     """Say what becomes of the sinks under the plan, as the end of a sentence."""
-    name = found.plan.name
+    name = diagnosis.plan.name
     # LBW, section 3.5, finding 4: hidden too early, the sink comes back at the next token.
-    moved = [layer for layer in found.layers if layer.hidden and (layer.moved_sink or 0) >= high]
+    moved = [layer for layer in diagnosis.layers if layer.hidden and (layer.moved_sink or 0) >= high]
     left = [layer for layer in sinks if layer.converted and (layer.sink_after or 0) >= high]
-    if not found.reached:
+    if not diagnosis.reached:
         return ", and no plan can hide it here."
     if name in ("causal", "echo"):
         return ": a mask0 plan may help."
     if name.startswith(("inter", "extra", "extend")):
         # An adapter was trained under its plan, and any other would be worse.
-        other = "" if found.adapter else " Compare it with mask0-bidir."
+        other = "" if diagnosis.adapter else " Compare it with mask0-bidir."
         return f"; {name} leaves them as they are and adds layers that look elsewhere.{other}"
     if moved:
         return (
@@ -232,19 +233,19 @@ def _remedy(found: Diagnosis, sinks: list[LayerResult], high: float) -> str:
     if left:
         still = "still does so" if len(left) == 1 else "still do so"
         # An adapter was trained under its plan, and any other would be worse.
-        other = "." if found.adapter else ": a mask0 plan may help."
+        other = "." if diagnosis.adapter else ": a mask0 plan may help."
         return f", and {_layers(left).lower()} {still} under {name}{other}"
     return f"; those that {name} converts do so no longer."
 
 
-def _tokenizer(found: Diagnosis) -> list[str]:
-    facts = found.tokenizer
-    hides = any(layer.hidden for layer in found.layers)
+def _tokenizer(diagnosis: Diagnosis) -> list[str]:
+    facts = diagnosis.tokenizer
+    hides = any(layer.hidden for layer in diagnosis.layers)
     cases: list[tuple[bool, Callable[[], str]]] = [
         (
-            facts.tokens > found.embeddings,
+            facts.tokens > diagnosis.embeddings,
             lambda: (
-                f"The tokenizer has {facts.tokens} tokens and the model embeds {found.embeddings}: texts with the "
+                f"The tokenizer has {facts.tokens} tokens and the model embeds {diagnosis.embeddings}: texts with the "
                 "others fail."
             ),
         ),
@@ -253,7 +254,7 @@ def _tokenizer(found: Diagnosis) -> list[str]:
             lambda: "The tokenizer puts no beginning token before a text, so what the plan hides is the first word.",
         ),
         (
-            found.pooling == "last" and not facts.adds_eos,
+            diagnosis.pooling == "last" and not facts.adds_eos,
             lambda: "Pooling is last and the tokenizer adds no end token: append_eos gives every text the same one.",
         ),
         (facts.pad is None, lambda: "There is no padding token; none is needed, since padding is never looked at."),
@@ -263,7 +264,7 @@ def _tokenizer(found: Diagnosis) -> list[str]:
             not facts.round_trip,
             lambda: "The tokenizer does not give a text back as it was: generation may look odd.",
         ),
-        (found.context is None, lambda: "Nothing says how long a text may be: set max_length."),
+        (diagnosis.context is None, lambda: "Nothing says how long a text may be: set max_length."),
     ]
     return [sentence() for applies, sentence in cases if applies]
 

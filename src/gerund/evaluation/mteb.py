@@ -140,7 +140,7 @@ def run_search(
     }
     scores = _scores(local, {_SUBSET: {"test": split}}, system, config, prompt)
     known = {name: query for query, name in renamed.items()}
-    return {**scores, _BY_QUERY: {known.get(name, name): found for name, found in scores[_BY_QUERY].items()}}
+    return {**scores, _BY_QUERY: {known.get(name, name): values for name, values in scores[_BY_QUERY].items()}}
 
 
 def _renamed(queries: Sequence[str], documents: Sequence[str], itself: Collection[str]) -> dict[str, str]:
@@ -169,7 +169,7 @@ def score_of(scores: Mapping[str, Any], main: str, others: Sequence[str] = (), *
 def _examples(scores: Mapping[str, Any], main: str) -> Examples | None:
     """Return what the queries contribute to the main metric; None where its mean over them is another number."""
     measured = _TREC_EVAL.get(main)
-    by_query = {query: own[measured] for query, own in scores.get(_BY_QUERY, {}).items() if measured in own}
+    by_query = {query: values[measured] for query, values in scores.get(_BY_QUERY, {}).items() if measured in values}
     if not by_query or abs(float(np.mean(list(by_query.values()))) - float(scores[main])) > _ROUNDING:
         return None
     return Examples.of_mean(by_query.values(), by_query)
@@ -232,8 +232,10 @@ def _scores(
     with own_random_state():
         by_query: dict[str, Mapping[str, float]] = {}
 
-        def note(_task: Any, found: Mapping[str, Mapping[str, float]], *_: Any, **__: Any) -> dict[str, float]:
-            by_query.update(found)
+        def note(
+            _task: Any, scores_by_query: Mapping[str, Mapping[str, float]], *_: Any, **__: Any
+        ) -> dict[str, float]:
+            by_query.update(scores_by_query)
             return {}
 
         # Called with what pytrec_eval has measured, query by query; MTEB keeps the means alone.

@@ -60,30 +60,30 @@ def interval_of(examples: Examples, *, seed: int = 0) -> Interval | None:
     return _bootstrap((values, np.array(examples.targets)), _spearman, seed)[0]
 
 
-def difference_of(one: Examples, other: Examples, *, seed: int = 0) -> Difference | None:
+def difference_of(ours: Examples, theirs: Examples, *, seed: int = 0) -> Difference | None:
     """Return how much better ``one`` is; None where the two were not measured on the same examples, or on too few.
 
     >>> difference = difference_of(Examples.of_mean([1, 1, 1, 1]), Examples.of_mean([0, 0, 0, 0]))
     >>> difference.value, difference.p
     (1.0, 0.125)
     """
-    same = (one.statistic, one.targets) == (other.statistic, other.targets) and set(one.ids) == set(other.ids)
-    if not same or len(one.values) < FEWEST or len(set(one.ids)) < len(one.ids):
+    same = (ours.statistic, ours.targets) == (theirs.statistic, theirs.targets) and set(ours.ids) == set(theirs.ids)
+    if not same or len(ours.values) < FEWEST or len(set(ours.ids)) < len(ours.ids):
         return None
-    row = {name: row for row, name in enumerate(other.ids)}
-    first, second = np.array(one.values), np.array([other.values[row[name]] for name in one.ids])
-    if one.targets is None:
+    row = {name: row for row, name in enumerate(theirs.ids)}
+    first, second = np.array(ours.values), np.array([theirs.values[row[name]] for name in ours.ids])
+    if ours.targets is None:
         gaps = first - second
         return Difference(
             float(gaps.mean()), _bootstrap((gaps,), np.mean, seed)[0], _randomization(gaps, seed), len(first)
         )
-    if one.ids != other.ids:
+    if ours.ids != theirs.ids:
         return None
 
     def gap(first_RN: np.ndarray, second_RN: np.ndarray, targets_RN: np.ndarray, axis: int = -1) -> np.ndarray:
         return _spearman(first_RN, targets_RN, axis) - _spearman(second_RN, targets_RN, axis)
 
-    targets = np.array(one.targets)
+    targets = np.array(ours.targets)
     interval, resampled = _bootstrap((first, second, targets), gap, seed)
     # Twice the smaller part of the differences on one side of zero; never quite 0.
     least = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))

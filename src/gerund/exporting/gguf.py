@@ -174,9 +174,9 @@ def write(
     write_file(runtime, path, kind, embeds=embeds)
     model, tokenizer = read_written(path, runtime.model.dtype)
     read = replace(runtime.in_own_type(), model=model, tokenizer=tokenizer, adapter=None)
-    found = _check_vectors(runtime, read, path, kind) if embeds else _check_texts(runtime, read, path, kind)
+    result = _check_vectors(runtime, read, path, kind) if embeds else _check_texts(runtime, read, path, kind)
     bits = 8 * path.stat().st_size / read_file(path).n_parameters
-    about = f"{kind.name}, {path.stat().st_size / 1e6:.1f} MB, {bits:.2f} bits per weight; {found}"
+    about = f"{kind.name}, {path.stat().st_size / 1e6:.1f} MB, {bits:.2f} bits per weight; {result}"
     (work / "README.md").write_text(_readme(runtime, about, embeds=embeds), encoding="utf-8")
     target = shlex.quote(str(folder / MODEL_FILE))
     return Export(folder, f"{_program(embeds=embeds)} -m {target}", about=about)

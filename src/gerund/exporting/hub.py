@@ -159,8 +159,8 @@ def upload(
         commit_message=commit_message or "Upload a model with gerund",
         revision=revision,
     )
-    found = _called(what, api.get_paths_info, repo_id, list(prepared.files), revision=revision)
-    sizes = {item.path: int(item.size) for item in found}
+    infos = _called(what, api.get_paths_info, repo_id, list(prepared.files), revision=revision)
+    sizes = {item.path: int(item.size) for item in infos}
     if wrong := [name for name, size in prepared.sizes.items() if sizes.get(name) != size]:
         raise ModelError(
             f"{repo_id} has {wrong[0]} with {sizes.get(wrong[0], 'no')} bytes after the upload; upload again"
@@ -205,17 +205,17 @@ def _files_of(folder: Path) -> dict[str, Path]:
     """Return the files to upload by their names in the folder; hidden files and folders are left out."""
     if not folder.is_dir() or not any(next(folder.glob(pattern), None) for pattern in _MODELS):
         raise ModelError(f"{folder} holds no model; give a folder of lm.save, or of gerund convert, train or export")
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if any(part.startswith(".") or part == "__pycache__" for part in name.parts):
             continue
         demand_readable(path, folder)
         if path.is_file():
-            found[name.as_posix()] = path
-    if other := next((name for name in found if name.endswith("/tokenizer.json")), None):
+            files[name.as_posix()] = path
+    if other := next((name for name in files if name.endswith("/tokenizer.json")), None):
         raise ModelError(f"{folder} holds several models, such as {Path(other).parent}; give the folder of one")
-    return found
+    return files
 
 
 def _card(folder: Path, repo_id: str, base_model: str | None, *, alone: bool, results: str | Path | None) -> str:

@@ -41,7 +41,7 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
     exact = _with_float32_states(model)
     context = min(CONTEXT, model.config.max_position_embeddings)
     server = _attempt(lambda: serve(path, context))
-    found: list[float] = []
+    differences: list[float] = []
     for text in (*TEXTS, *(text[: len(text) // 2].rstrip() for text in TEXTS)):
         try:
             ids = prompt_ids(model, tokenizer, text)
@@ -50,16 +50,16 @@ def check(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
         if len(ids) + 2 > context:
             continue
         chosen = _continued(server, text, ids, min(_NEW_TOKENS, context - len(ids) - 1))
-        found += _differences(exact, ids, chosen)
-    if not found:
+        differences += _differences(exact, ids, chosen)
+    if not differences:
         raise ModelError("llama.cpp continued none of the texts that the file was tried on by a whole character")
-    typical = sum(found) / len(found) if quantized else max(found)
+    typical = sum(differences) / len(differences) if quantized else max(differences)
     if not typical <= near:
         raise ModelError(
             f"llama.cpp finds other continuations probable than gerund (log-probabilities differ by {typical:.2g}, and "
             f"rounding explains {near:g}); try dtype float32, or llama.cpp's own convert_hf_to_gguf.py"
         )
-    return max(found)
+    return max(differences)
 
 
 def _continued(server: Any, text: str, ids: list[int], count: int) -> list[dict[str, Any]]:

@@ -233,7 +233,7 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
     data = read_json(path)
     try:
         labels = {item["label"]: item["description"].get("fingerprint") for item in data["systems"]}
-        label = next((label for label, found in labels.items() if found == fingerprint), None)
+        label = next((label for label, measured in labels.items() if measured == fingerprint), None)
         rows = [
             (row["task"], row["score"]["main"], _shown(row["score"]["metrics"][row["score"]["main"]], row["unit"]))
             for row in data["scores"]
@@ -242,7 +242,7 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
     except (LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not the results.json of gerund eval") from error
     if not rows:
-        measured = ", ".join(f"{name} ({found})" for name, found in labels.items()) or "no models"
+        measured = ", ".join(f"{name} ({identity})" for name, identity in labels.items()) or "no models"
         raise DataError(f"{path} has no scores of the encoder {fingerprint}; it has {measured}")
     listed = "".join(f"| {task} | {metric} | {value:g} |\n" for task, metric, value in rows)
     section = f"{_SCORES}\nMeasured by `gerund eval`.\n\n| task | metric | score |\n|---|---|---|\n{listed}\n"

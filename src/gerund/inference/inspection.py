@@ -114,11 +114,11 @@ def unplanned_maps(model: PreTrainedModel, ids: Sequence[int]) -> list[Attention
         output = model.base_model(_input_ids(model, ids), use_cache=False, output_attentions=True)
     finally:
         model.config._attn_implementation = current
-    found = output.attentions
-    if not found or any(item is None for item in found):
+    maps = output.attentions
+    if not maps or any(item is None for item in maps):
         raise ModelError(f"this {model.config.model_type} model does not give its attention away")
-    views = causal_plan(len(found)).views
-    weights = [item[0].float().cpu() for item in found]
+    views = causal_plan(len(maps)).views
+    weights = [item[0].float().cpu() for item in maps]
     return [AttentionMap(i, views[i], 0, item, _taken(item)) for i, item in enumerate(weights)]
 
 

@@ -162,8 +162,8 @@ def token_logprobs(
                 f"this model's log-probabilities are not numbers in {runtime.model.dtype}; load it with another dtype"
             )
         cuts = np.cumsum([len(places) for places, _ in scored])[:-1]
-        for row, own in zip(rows, np.split(logprobs, cuts), strict=True):
-            results[row] = own
+        for row, values in zip(rows, np.split(logprobs, cuts), strict=True):
+            results[row] = values
 
     in_batches(runtime, texts, states, keep, batch_tokens=batch_tokens, show=show, label="scoring")
     return results
@@ -284,8 +284,8 @@ def span_logprobs(
     else:
         logprobs = _causal(runtime, spanned, batch_tokens, show)
     return [
-        [own[labels == number] for number in range(1, len(text.spans) + 1)]
-        for own, labels, text in zip(logprobs, map(_labels, spanned), texts, strict=True)
+        [values[labels == number] for number in range(1, len(text.spans) + 1)]
+        for values, labels, text in zip(logprobs, map(_labels, spanned), texts, strict=True)
     ]
 
 
@@ -310,12 +310,12 @@ def _infill(
     plan = verified_hybrid(runtime)
 
     def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        one = runtime.batch(batch)
-        span_BT = torch.zeros_like(one.inputs["input_ids"])
-        for row, (text, begin) in enumerate(zip(batch, one.begin.tolist(), strict=True)):
+        inputs = runtime.batch(batch)
+        span_BT = torch.zeros_like(inputs.inputs["input_ids"])
+        for row, (text, begin) in enumerate(zip(batch, inputs.begin.tolist(), strict=True)):
             assert isinstance(text, _Spanned)
             span_BT[row, begin : begin + len(text)] = torch.tensor(text.span)
-        return runtime.run(one, BoundPlan(plan, one.real_BT, span_BT)), one.begin
+        return runtime.run(inputs, BoundPlan(plan, inputs.real_BT, span_BT)), inputs.begin
 
     def wanted(row: int) -> tuple[Sequence[int], Sequence[int]]:
         places = [place for place, span in enumerate(texts[row].span) if span]
@@ -402,7 +402,7 @@ def prompt_logprobs(
     for ids, rows in zip(prompts, logprobs, strict=True):
         tokens = [described(ids[0], NAN)]
         for token, row in zip(ids[1:], rows.tolist(), strict=True):
-            best = [described(int(one), value) for one, value in zip(row[1 : 1 + top], row[1 + top :], strict=True)]
+            best = [described(int(token), value) for token, value in zip(row[1 : 1 + top], row[1 + top :], strict=True)]
             tokens.append(described(token, row[0], best))
         result.append(tokens)
     return result

@@ -145,7 +145,7 @@ class SentenceEncoder:
         if prompt is None:
             prompt = self.encoder.prompt_text(prompt_name=prompt_name)
         vectors_ND = self.encode(texts, prompt, True, empty=empty)
-        counts = [len(one.ids) for one in encode_texts(self.tokenizer, [prompt + text for text in texts])]
+        counts = [len(encoded.ids) for encoded in encode_texts(self.tokenizer, [prompt + text for text in texts])]
         limit = self.max_length
         too_long = [limit is not None and count > limit for count in counts]
         if overflow == "error" and True in too_long:

@@ -63,16 +63,16 @@ class TextIds:
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, specials: bool = True) -> list[int]:
     """Return the token ids of one text; see ``encode_texts``."""
-    [found] = encode_texts(tokenizer, [text], specials=specials)
-    return found.ids
+    [encoded] = encode_texts(tokenizer, [text], specials=specials)
+    return encoded.ids
 
 
 def has_control(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Whether a text holds a control token's characters, such as ``<|user|>``."""
     if not text:
         return False
-    [found] = _call(tokenizer, [text], False, False)
-    return not _of(tokenizer, _control_ids).isdisjoint(found.ids)
+    [encoded] = _call(tokenizer, [text], False, False)
+    return not _of(tokenizer, _control_ids).isdisjoint(encoded.ids)
 
 
 def encode_texts(
@@ -90,16 +90,16 @@ def encode_texts(
     if offsets and not tokenizer.is_fast:
         raise ModelError("prompts and words need a fast tokenizer (tokenizer.json): this model has none")
     plain = [place for place, text in enumerate(texts) if not isinstance(text, Rendered)]
-    found: dict[int, TextIds] = {}
+    encoded: dict[int, TextIds] = {}
     if plain:
-        own = _encode_plain(tokenizer, [texts[place] for place in plain], specials, offsets, parses_control, most)
-        found.update(zip(plain, own, strict=True))
+        plain_ids = _encode_plain(tokenizer, [texts[place] for place in plain], specials, offsets, parses_control, most)
+        encoded.update(zip(plain, plain_ids, strict=True))
     for place, text in enumerate(texts):
         if isinstance(text, Rendered):
             # A beginning token that is written out is the only one.
             begun = bool(tokenizer.bos_token) and text.startswith(str(tokenizer.bos_token))
-            found[place] = _encode_rendered(tokenizer, text, offsets, specials and text.with_specials and not begun)
-    return [found[place] for place in range(len(texts))]
+            encoded[place] = _encode_rendered(tokenizer, text, offsets, specials and text.with_specials and not begun)
+    return [encoded[place] for place in range(len(texts))]
 
 
 def pair_ids(tokenizer: PreTrainedTokenizerBase, first: str, second: str, most: int | None) -> list[int]:
@@ -127,10 +127,10 @@ def pair_ids(tokenizer: PreTrainedTokenizerBase, first: str, second: str, most: 
 
 def beginnings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], most: int) -> list[str]:
     """Return as much of each text's beginning as has at most so many tokens, special ones not counted."""
-    found = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)
+    encoded = encode_texts(tokenizer, texts, specials=False, offsets=True, most=most + 1)
     return [
-        text[: one.offsets[most - 1][1]] if len(one.ids) > most else text
-        for text, one in zip(texts, found, strict=True)
+        text[: ids.offsets[most - 1][1]] if len(ids.ids) > most else text
+        for text, ids in zip(texts, encoded, strict=True)
     ]
 
 
@@ -150,14 +150,14 @@ def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def _inside(tokenizer: PreTrainedTokenizerBase, text: str) -> TextIds:
     """Return the tokens of a text that stands inside another one, with their characters in it."""
     for anchor in _ANCHORS:
-        [found] = encode_texts(tokenizer, [anchor + text], specials=False, offsets=True)
+        [encoded] = encode_texts(tokenizer, [anchor + text], specials=False, offsets=True)
         size = len(anchor)
-        if not any(start < size < end for start, end in found.offsets):
-            first = next((place for place, (_, end) in enumerate(found.offsets) if end > size), len(found.ids))
-            offsets = [(max(0, start - size), end - size) for start, end in found.offsets[first:]]
-            return TextIds(found.ids[first:], 0, 0, offsets)
-    [found] = encode_texts(tokenizer, [text], specials=False, offsets=True)
-    return found
+        if not any(start < size < end for start, end in encoded.offsets):
+            first = next((place for place, (_, end) in enumerate(encoded.offsets) if end > size), len(encoded.ids))
+            offsets = [(max(0, start - size), end - size) for start, end in encoded.offsets[first:]]
+            return TextIds(encoded.ids[first:], 0, 0, offsets)
+    [encoded] = encode_texts(tokenizer, [text], specials=False, offsets=True)
+    return encoded
 
 
 def cut_start(tokenizer: PreTrainedTokenizerBase, text: str, most: int) -> str:
@@ -185,45 +185,47 @@ def _encode_plain(
 ) -> list[TextIds]:
     size = None if most is None else _CHARACTERS * (most + _MARGIN)
     kept = [text if size is None else _cut_end(tokenizer, text, size) for text in texts]
-    found = _call(tokenizer, kept, specials, offsets)
+    encoded = _call(tokenizer, kept, specials, offsets)
     if not parses_control:
         control = _of(tokenizer, _control_ids)
-        again = [place for place, own in enumerate(found) if not control.isdisjoint(own.text_ids)]
+        again = [place for place, ids in enumerate(encoded) if not control.isdisjoint(ids.text_ids)]
         if again:
             literal = _call(_literal(tokenizer), [kept[place] for place in again], specials, offsets)
-            for place, own in zip(again, literal, strict=True):
-                found[place] = _spelled(tokenizer, own, control)
+            for place, ids in zip(again, literal, strict=True):
+                encoded[place] = _spelled(tokenizer, ids, control)
     for place, (text, part) in enumerate(zip(texts, kept, strict=True)):
         if len(part) == len(text):
             continue
-        own = found[place]
-        if most is not None and len(own.ids) > most + _MARGIN:
-            found[place] = TextIds(own.ids, own.before, own.after, own.offsets, is_whole=False)
+        ids = encoded[place]
+        if most is not None and len(ids.ids) > most + _MARGIN:
+            encoded[place] = TextIds(ids.ids, ids.before, ids.after, ids.offsets, is_whole=False)
         else:  # longer tokens than expected: take more characters for each
-            [found[place]] = _encode_plain(
+            [encoded[place]] = _encode_plain(
                 tokenizer, [text], specials, offsets, parses_control, None if most is None else 4 * most + _MARGIN
             )
-    return found
+    return encoded
 
 
-def _spelled(tokenizer: PreTrainedTokenizerBase, found: TextIds, control: frozenset[int]) -> TextIds:
+def _spelled(tokenizer: PreTrainedTokenizerBase, encoded: TextIds, control: frozenset[int]) -> TextIds:
     """Return a text's tokens with the control tokens that a model of pieces (Unigram) made by itself spelled out."""
-    end = len(found.ids) - found.after
-    left = {place for place in range(found.before, end) if found.ids[place] in control - {tokenizer.unk_token_id}}
+    end = len(encoded.ids) - encoded.after
+    left = {place for place in range(encoded.before, end) if encoded.ids[place] in control - {tokenizer.unk_token_id}}
     if not left:
-        return found
+        return encoded
     vocabulary = tokenizer.get_vocab()
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
-    for place, token in enumerate(found.ids):
+    for place, token in enumerate(encoded.ids):
         letters: Sequence[str] = tokenizer.convert_ids_to_tokens(token) if place in left else ()
         spelled = [vocabulary.get(letter, tokenizer.unk_token_id) for letter in letters]
-        ids += [one for one in spelled if one is not None] if letters else [token]
-        if found.offsets:
-            start, stop = found.offsets[place]
-            own = [(start + at, min(stop, start + at + 1)) for at, one in enumerate(spelled) if one is not None]
-            offsets += own if letters else [(start, stop)]
-    return TextIds(ids, found.before, found.after, offsets)
+        ids += [letter_id for letter_id in spelled if letter_id is not None] if letters else [token]
+        if encoded.offsets:
+            start, stop = encoded.offsets[place]
+            letter_offsets = [
+                (start + at, min(stop, start + at + 1)) for at, letter_id in enumerate(spelled) if letter_id is not None
+            ]
+            offsets += letter_offsets if letters else [(start, stop)]
+    return TextIds(ids, encoded.before, encoded.after, offsets)
 
 
 def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], specials: bool, offsets: bool) -> list[TextIds]:
@@ -238,48 +240,51 @@ def _call(tokenizer: PreTrainedTokenizerBase, texts: list[str], specials: bool, 
             return_offsets_mapping=offsets,
             verbose=False,
         )
-    found = []
+    encoded = []
     for row, (ids, special) in enumerate(zip(batch["input_ids"], batch["special_tokens_mask"], strict=True)):
         before = next((i for i, flag in enumerate(special) if not flag), len(ids))
         after = next((i for i, flag in enumerate(reversed(special)) if not flag), 0)
-        found.append(TextIds(ids, before, after, batch["offset_mapping"][row] if offsets else ()))
-    return found
+        encoded.append(TextIds(ids, before, after, batch["offset_mapping"][row] if offsets else ()))
+    return encoded
 
 
 def _encode_rendered(tokenizer: PreTrainedTokenizerBase, text: Rendered, offsets: bool, specials: bool) -> TextIds:
     """Parse the control tokens of a text, but not those that stand where it is literal."""
-    [found] = _call(tokenizer, [str(text)], specials, offsets or bool(text.literal))
+    [encoded] = _call(tokenizer, [str(text)], specials, offsets or bool(text.literal))
     if not text.literal:
-        return found
+        return encoded
     control = _of(tokenizer, _control_ids)
     meant: list[tuple[int, int, int]] = []
     is_intruded = False
-    for place in range(found.before, len(found.ids) - found.after):
-        start, end = found.offsets[place]
-        if found.ids[place] in control:
+    for place in range(encoded.before, len(encoded.ids) - encoded.after):
+        start, end = encoded.offsets[place]
+        if encoded.ids[place] in control:
             if any(start < stop and end > first for first, stop in text.literal):
                 is_intruded = True
             elif text[start:end].strip():
-                meant.append((found.ids[place], start, end))
+                meant.append((encoded.ids[place], start, end))
     if not is_intruded:
-        return found
+        return encoded
     # Rare enough to be tokenized piece by piece between the control tokens that are meant.
-    ids, places, begin = found.ids[: found.before], list(found.offsets[: found.before]), 0
+    ids, places, begin = encoded.ids[: encoded.before], list(encoded.offsets[: encoded.before]), 0
     for token, start, end in [*meant, (-1, len(text), len(text))]:
         piece = str(text)[begin:start]
         if piece:
-            [own] = (
+            [literal] = (
                 [_inside(tokenizer, piece)] if begin else encode_texts(tokenizer, [piece], specials=False, offsets=True)
             )
-            ids += own.ids
-            places += [(begin + first, begin + behind) for first, behind in own.offsets]
+            ids += literal.ids
+            places += [(begin + first, begin + behind) for first, behind in literal.offsets]
         if token >= 0:
             ids.append(token)
             places.append((start, end))
         begin = end
-    behind = len(found.ids) - found.after
+    behind = len(encoded.ids) - encoded.after
     return TextIds(
-        ids + found.ids[behind:], found.before, found.after, [*places, *found.offsets[behind:]] if offsets else ()
+        ids + encoded.ids[behind:],
+        encoded.before,
+        encoded.after,
+        [*places, *encoded.offsets[behind:]] if offsets else (),
     )
 
 
@@ -297,13 +302,13 @@ def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str) -> tup
     """
     frames = _of(tokenizer, _frames)
     key = (tokenizer.num_special_tokens_to_add(), before, after)
-    found = frames.get(key)
-    if found is None:
+    frame = frames.get(key)
+    if frame is None:
         if len(frames) >= _FRAMES:
             frames.clear()
         alone, with_letter = encode_texts(tokenizer, [before + after, f"{before}a{after}"])
-        found = frames[key] = len(alone.ids), with_letter.ids[-1]
-    return found
+        frame = frames[key] = len(alone.ids), with_letter.ids[-1]
+    return frame
 
 
 def _of(tokenizer: PreTrainedTokenizerBase, find: Callable[[PreTrainedTokenizerBase], Fact]) -> Fact:
@@ -333,11 +338,11 @@ def _literal(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def _literal_copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    own = copy.deepcopy(tokenizer)
-    own.split_special_tokens = True
-    if own.is_fast:
-        own.backend_tokenizer.encode_special_tokens = True
-    return own
+    duplicate = copy.deepcopy(tokenizer)
+    duplicate.split_special_tokens = True
+    if duplicate.is_fast:
+        duplicate.backend_tokenizer.encode_special_tokens = True
+    return duplicate
 
 
 def _cut_end(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> str:

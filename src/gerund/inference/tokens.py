@@ -119,12 +119,12 @@ def tokenize(
     formatted = [_Formatted.of(tokenizer, texts[index], index, input_format, room) for index in filled]
     encoded = encode_texts(
         tokenizer,
-        [one.whole for one in formatted],
+        [rendered.whole for rendered in formatted],
         offsets=offsets or input_format.has_frame,
         parses_control=input_format.parses_control,
         most=None if input_format.template.after or input_format.has_copy else room,
     )
-    long = [row for row, own in enumerate(encoded) if room is not None and len(own.ids) > room]
+    long = [row for row, ids in enumerate(encoded) if room is not None and len(ids.ids) > room]
     if long and input_format.overflow == "error":
         raise _too_long(filled[long[0]], encoded[long[0]], f"there is room for {room}")
     if long and warn:
@@ -134,8 +134,8 @@ def tokenize(
         for row in long:
             formatted[row], encoded[row] = _shortened(tokenizer, texts[filled[row]], filled[row], input_format, room)
     cut = {filled[row] for row in long}
-    for index, own, one in zip(filled, encoded, formatted, strict=True):
-        tokens = _tokens(tokenizer, own, input_format, one, offsets, room, is_cut=index in cut)
+    for index, ids, rendered in zip(filled, encoded, formatted, strict=True):
+        tokens = _tokens(tokenizer, ids, input_format, rendered, offsets, room, is_cut=index in cut)
         if tokens is None and input_format.empty == "error":
             raise TextError.about("text", index, "has no tokens: this model's vocabulary has none of its characters")
         result[index] = tokens
@@ -149,13 +149,13 @@ def _in_normal_form(
 
     Rendered texts, whose control tokens have places of their own, are left as they are.
     """
-    normal = [normalized(one) if isinstance(one, str) and not isinstance(one, Rendered) else one for one in texts]
-    found = tokenize(tokenizer, normal, replace(input_format, normalizes=False), offsets=offsets, warn=warn)
-    for place, (text, other, tokens) in enumerate(zip(texts, normal, found, strict=True)):
+    normal = [normalized(text) if isinstance(text, str) and not isinstance(text, Rendered) else text for text in texts]
+    tokenized = tokenize(tokenizer, normal, replace(input_format, normalizes=False), offsets=offsets, warn=warn)
+    for place, (text, other, tokens) in enumerate(zip(texts, normal, tokenized, strict=True)):
         if tokens is not None and tokens.offsets and other != text:
             aligned = Alignment(text)
-            found[place] = replace(tokens, offsets=tuple(aligned.original(*one) for one in tokens.offsets))
-    return found
+            tokenized[place] = replace(tokens, offsets=tuple(aligned.original(*span) for span in tokens.offsets))
+    return tokenized
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ def _prompt_length(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat
     return len(ids) - (ids[-1] in tokenizer.all_special_ids)
 
 
-def _too_long(index: int, found: TextIds, room: str) -> TextError:
-    count = f"{len(found.ids)}" if found.is_whole else f"at least {len(found.ids)}"
+def _too_long(index: int, encoded: TextIds, room: str) -> TextError:
+    count = f"{len(encoded.ids)}" if encoded.is_whole else f"at least {len(encoded.ids)}"
     error = TextError.about("text", index, f"has {count} tokens and {room}; shorten it, or set overflow to truncate")
     error.exceeds_context = True
     return error
@@ -260,7 +260,7 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
 
 def _tokens(
     tokenizer: PreTrainedTokenizerBase,
-    found: TextIds,
+    encoded: TextIds,
     input_format: InputFormat,
     formatted: _Formatted,
     keep_offsets: bool,
@@ -268,13 +268,13 @@ def _tokens(
     *,
     is_cut: bool,
 ) -> Tokens | None:
-    ids, before = found.ids, found.before
-    last = len(ids) - found.after
+    ids, before = encoded.ids, encoded.before
+    last = len(ids) - encoded.after
     end, start = last, before
     if input_format.template.after:
-        end = next((i for i in range(before, last) if found.offsets[i][0] >= formatted.end), last)
+        end = next((i for i in range(before, last) if encoded.offsets[i][0] >= formatted.end), last)
     if formatted.begin:
-        start = next((i for i in range(before, end) if found.offsets[i][1] > formatted.begin), end)
+        start = next((i for i in range(before, end) if encoded.offsets[i][1] > formatted.begin), end)
         if input_format.follows_sentence_transformers and not input_format.has_copy:
             start = min(end, _prompt_length(tokenizer, input_format))
     # A text that may spell control tokens may consist of them alone; by the conventions of sentence-transformers the
@@ -295,11 +295,11 @@ def _tokens(
     places: tuple[tuple[int, int], ...] = ()
     if keep_offsets:
         shift = formatted.begin
-        places = tuple((max(0, a - shift), b - shift) for a, b in found.offsets[start:end])
+        places = tuple((max(0, a - shift), b - shift) for a, b in encoded.offsets[start:end])
     placeholder = None
     if input_format.prepends:
         opening = len(formatted.whole[: formatted.begin].removesuffix('"').rstrip())
-        placeholder = next((i for i in range(before, end) if found.offsets[i][1] > opening), end)
+        placeholder = next((i for i in range(before, end) if encoded.offsets[i][1] > opening), end)
         # Any token will do: it gets a vector of its own in the place of the token's embedding.
         ids = [*ids[:placeholder], tokenizer.pad_token_id or 0, *ids[placeholder:]]
         text_from, end = text_from + 1, end + 1
@@ -325,9 +325,9 @@ def rotary_limit(config: Any) -> int | None:
     """
     rotary = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     # Some models have settings for each kind of layer.
-    each = [rotary, *(own for own in rotary.values() if isinstance(own, dict))]
+    each = [rotary, *(part for part in rotary.values() if isinstance(part, dict))]
     return min(
-        (own["original_max_position_embeddings"] for own in each if own.get("rope_type") == "longrope"), default=None
+        (part["original_max_position_embeddings"] for part in each if part.get("rope_type") == "longrope"), default=None
     )
 
 
@@ -399,4 +399,4 @@ def placed_ids(texts: Sequence[Tokens], begin: Sequence[int], longest: int) -> l
     [[0, 7, 8, 0]]
     """
     placed = zip(texts, begin, strict=True)
-    return [[0] * at + [*own.ids] + [0] * (longest - at - len(own)) for own, at in placed]
+    return [[0] * at + [*ids.ids] + [0] * (longest - at - len(ids)) for ids, at in placed]

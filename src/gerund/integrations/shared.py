@@ -137,7 +137,7 @@ def most_relevant(
     if not filled:
         return []
     first = [scores[place] for place in filled] if scores else []
-    is_scored = bool(first) and all(isinstance(one, Real) and math.isfinite(one) for one in first)
+    is_scored = bool(first) and all(isinstance(score, Real) and math.isfinite(score) for score in first)
     kept = [texts[place] or "" for place in filled]
     ranking = lm.rerank(query, kept, top_k, by=by, scores=first if is_scored else None)
     return [(filled[index], score) for index, score in zip(ranking.indices, ranking.scores, strict=True)]

@@ -82,14 +82,14 @@ class BundledAdapters:
             ModelError: a tensor is missing or cannot be read.
         """
         read = _reader(files)
-        worst, own = 0.0, SafetensorsFile(self.folder / SAMPLE)
+        worst, sample = 0.0, SafetensorsFile(self.folder / SAMPLE)
         counts: dict[str, list[int]] = {}
         for name, rows in self.base["sample"].items():
             kind, _, layer = name.partition(".")
-            expected, found = own[name], read(kind, layer, np.array(rows))
-            if expected.shape != found.shape:
+            expected, actual = sample[name], read(kind, layer, np.array(rows))
+            if expected.shape != actual.shape:
                 raise ModelError(f"{name} is of another size")
-            too_far = np.abs(found - expected) > _SLACK * (_half_step(found) + _half_step(expected))
+            too_far = np.abs(actual - expected) > _SLACK * (_half_step(actual) + _half_step(expected))
             count = counts.setdefault(kind, [0, 0])
             count[0] += int(too_far.sum())
             count[1] += too_far.size
@@ -118,8 +118,8 @@ def bundled_for(spec: ModelSpec, config: Any, files: Callable[[], Sequence[Path]
     """
     if not (spec.adapter == AUTO_ADAPTER or (spec.adapter is None and not spec.says_reading)):
         return None
-    fitting = (one for one in map(BundledAdapters, bundled_folders()) if one.fits_config(config))
-    return next((one for one in fitting if one.recognizes(files())), None)
+    fitting = (bundle for bundle in map(BundledAdapters, bundled_folders()) if bundle.fits_config(config))
+    return next((bundle for bundle in fitting if bundle.recognizes(files())), None)
 
 
 def numbers_of(config: Any) -> dict[str, Any]:
@@ -135,11 +135,11 @@ def write_base(folder: Path, config: Any, tokenizer: Any, files: Sequence[Path])
     tensors: dict[str, np.ndarray] = {}
     for kind, (name, _) in _NAMES.items():
         for layer in chosen if "{}" in name else [""]:
-            found = read(kind, str(layer), None)
-            count = min(len(found), _ROWS.get(kind, len(found)))
-            rows = np.linspace(0, len(found) - 1, count).round().astype(int) if found.ndim > 1 else np.arange(count)
+            part = read(kind, str(layer), None)
+            count = min(len(part), _ROWS.get(kind, len(part)))
+            rows = np.linspace(0, len(part) - 1, count).round().astype(int) if part.ndim > 1 else np.arange(count)
             key = f"{kind}.{layer}" if layer != "" else kind
-            sample[key], tensors[key] = ([] if found.ndim == 1 else rows.tolist()), found[rows]
+            sample[key], tensors[key] = ([] if part.ndim == 1 else rows.tolist()), part[rows]
     base = {
         "numbers": numbers_of(config),
         "text": _TEXT,

@@ -314,8 +314,8 @@ def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str,
         fields["max_length"] = None
     # Defaults of settings that were added later are not stored, as before these settings existed.
     unwritten = {**METHODS, **READING}
-    said = ((name, getattr(settings, name), usual) for name, usual in unwritten.items())
-    others = {name: value for name, value, usual in said if value not in (None, "auto", usual)}
+    values = ((name, getattr(settings, name), usual) for name, usual in unwritten.items())
+    others = {name: value for name, value, usual in values if value not in (None, "auto", usual)}
     others |= {name: value for name in RANKING if (value := getattr(settings, name)) not in (None, "auto")}
     return {**fields, **others, _ADAPTER: adapter}
 

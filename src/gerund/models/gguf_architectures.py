@@ -101,11 +101,11 @@ def _experts(file: GgufFile) -> Settings:
 
 
 def _local_experts(file: GgufFile) -> Settings:
-    found = _experts(file)
+    settings = _experts(file)
     return {
-        "num_local_experts": found["num_experts"],
-        "num_experts_per_tok": found["num_experts_per_tok"],
-        "intermediate_size": found["moe_intermediate_size"],
+        "num_local_experts": settings["num_experts"],
+        "num_experts_per_tok": settings["num_experts_per_tok"],
+        "intermediate_size": settings["moe_intermediate_size"],
     }
 
 
@@ -489,15 +489,15 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     layout, vocabulary = layout_of(file), file.vocabulary
     _refuse_absurd_sizes(file)
     try:
-        own = layout.config(file)
+        specific = layout.config(file)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
             f"cannot load {file.path}: its settings contradict each other ({one_line(str(error))})"
         ) from error
-    settings = {"vocab_size": vocabulary, **_shared_settings(file, own), **own}
+    settings = {"vocab_size": vocabulary, **_shared_settings(file, specific), **specific}
     settings.setdefault("model_type", layout.model_type)
     settings["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]]
-    if "rope_parameters" not in own:
+    if "rope_parameters" not in specific:
         settings["rope_parameters"] = _scaled(file, _rope(file), layout.scalings)
     elif file.value("rope.scaling.type") not in (None, "none") and not layout.scalings:
         raise ModelError(f"cannot load {file.path}: its positions are scaled, which is not read for this architecture")
@@ -512,12 +512,14 @@ def _layers_of(file: GgufFile) -> int:
     return layers - drafting
 
 
-def _shared_settings(file: GgufFile, own: Mapping[str, Any]) -> Settings:
+def _shared_settings(file: GgufFile, specific: Mapping[str, Any]) -> Settings:
     """Return the settings of all architectures, but those that have an own form in this one."""
     heads = file.number("attention.head_count")
     # In some, only a model's experts have a size.
-    size = own.get("intermediate_size") or file.number("feed_forward_length", own.get("moe_intermediate_size"))
-    key_value = own.get("num_key_value_heads") or file.number("attention.head_count_kv", heads)
+    size = specific.get("intermediate_size") or file.number(
+        "feed_forward_length", specific.get("moe_intermediate_size")
+    )
+    key_value = specific.get("num_key_value_heads") or file.number("attention.head_count_kv", heads)
     return {
         "hidden_size": file.number("embedding_length"),
         "intermediate_size": size,

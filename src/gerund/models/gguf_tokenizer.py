@@ -92,8 +92,8 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     if file.metadata.get("tokenizer.ggml.tokens") != file.vocabulary or file.vocabulary < _WORTH_KEEPING:
         return made_tokenizer(file)[0]
     stored = StoredTokenizer(file.path)
-    if (found := stored.read()) is not None:
-        return PreTrainedTokenizerFast(tokenizer_object=found[0], **found[1].keywords)
+    if (cached := stored.read()) is not None:
+        return PreTrainedTokenizerFast(tokenizer_object=cached[0], **cached[1].keywords)
     tokenizer, keywords = made_tokenizer(file)
     stored.keep(tokenizer.backend_tokenizer, settings_of(tokenizer, ends_of(file, tokenizer), keywords))
     return tokenizer
@@ -193,27 +193,27 @@ def _pre_tokenizer_of(file: GgufFile) -> PreTokenizer | None:
     if model != _BYTE_LEVEL:
         return None
     name = file.metadata.get("tokenizer.ggml.pre")
-    found = next((known for known in PRE_TOKENIZERS if name in known.names), None)
-    if found is None:
+    kind = next((known for known in PRE_TOKENIZERS if name in known.names), None)
+    if kind is None:
         raise ModelError(
             f"cannot load {file.path}: how texts are cut into tokens there ({name!r}) is not known; "
             "give the folder of the model in safetensors"
         )
-    return found
+    return kind
 
 
-def _cut(backend: Any, found: PreTokenizer) -> None:
+def _cut(backend: Any, kind: PreTokenizer) -> None:
     """Set the pre-tokenizer, and whether words that are tokens are taken whole."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    splits = [GGUF_PRE_TOKENIZER_SPLITS.get(split, split) for split in found.splits]
+    splits = [GGUF_PRE_TOKENIZER_SPLITS.get(split, split) for split in kind.splits]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    backend.model.ignore_merges = found.whole
+    backend.model.ignore_merges = kind.whole
 
 
 def ends_of(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -229,21 +229,21 @@ def _stored(file: GgufFile, name: str, rules: Sequence[Rule], names: Any) -> tup
     """Return llama.cpp's names of the tensors that a weight is made of, and what makes it of them."""
     known = file.tensors.infos
     for rule in (*rules, *GENERAL):
-        if (found := re.search(rf"(?:{rule.name})$", name)) is None:
+        if (match := re.search(rf"(?:{rule.name})$", name)) is None:
             continue
         layer = re.search(r"\.(\d+)\.", name)
         assert layer is not None
-        ending = (found.groups() or ("",))[0]
+        ending = (match.groups() or ("",))[0]
         lists = [tuple(f"blk.{layer[1]}.{part}{ending}" for part in parts) for parts in rule.stored]
         stored = next((parts for parts in lists if all(part in known for part in parts)), lists[-1])
         missing = next((part for part in stored if part not in known), None)
         if missing is not None:
             raise ModelError(f"cannot load {file.path}: {missing} is missing from its weights")
         return stored, rule.convert
-    own = names.get_name(name, (".weight", ".bias"))
-    if own is None or own not in known:
-        raise ModelError(f"cannot load {file.path}: {own or name} is missing from its weights")
-    return (own,), None
+    mapped = names.get_name(name, (".weight", ".bias"))
+    if mapped is None or mapped not in known:
+        raise ModelError(f"cannot load {file.path}: {mapped or name} is missing from its weights")
+    return (mapped,), None
 
 
 def _shaped(

@@ -54,8 +54,8 @@ class LightTokenizer:
     @property
     def all_special_ids(self) -> list[int]:
         """The ids of the special tokens."""
-        found = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
-        return [token for token in found if token is not None]
+        ids = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
+        return [token for token in ids if token is not None]
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
@@ -79,11 +79,11 @@ class LightTokenizer:
         **_unused: Any,
     ) -> dict[str, list[Any]]:
         """Return the ids of texts, which of them are special, and the characters of each."""
-        found = self.backend_tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        encoded = self.backend_tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
         return {
-            "input_ids": [one.ids for one in found],
-            "special_tokens_mask": [one.special_tokens_mask for one in found],
-            "offset_mapping": [one.offsets for one in found] if return_offsets_mapping else [],
+            "input_ids": [item.ids for item in encoded],
+            "special_tokens_mask": [item.special_tokens_mask for item in encoded],
+            "offset_mapping": [item.offsets for item in encoded] if return_offsets_mapping else [],
         }
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -182,15 +182,15 @@ def read_light_tokenizer(path: Path, folder: Path | None = None) -> LightTokeniz
         ModelError: the file has no tokenizer that can be read.
     """
     stored = StoredTokenizer(path, folder)
-    found = stored.read()
-    if found is None:
+    cached = stored.read()
+    if cached is None:
         from gerund.models import gguf_tokenizer
 
         file = read_file(path)
         tokenizer, keywords = gguf_tokenizer.made_tokenizer(file)
         settings = settings_of(tokenizer, gguf_tokenizer.ends_of(file, tokenizer), keywords)
         stored.keep(tokenizer.backend_tokenizer, settings)
-        found = tokenizer.backend_tokenizer, settings
-    light: Any = LightTokenizer(*found)
+        cached = tokenizer.backend_tokenizer, settings
+    light: Any = LightTokenizer(*cached)
     checked: LightTokenizer = checked_tokenizer(light)
     return checked

@@ -561,14 +561,16 @@ def _settings_of(
     spec: ModelSpec, source: Source, config: PreTrainedConfig
 ) -> tuple[BundledAdapters | None, Path | None]:
     """Return the adapters that come with gerund, where the model is to take some, and the folder of its settings."""
-    own = settings_folder(source)
-    has_own = own is not None and any((own / name).is_file() for name in (CONFIG_FILE, MODULES_FILE, RERANKER_FILE))
+    folder = settings_folder(source)
+    has_own = folder is not None and any(
+        (folder / name).is_file() for name in (CONFIG_FILE, MODULES_FILE, RERANKER_FILE)
+    )
     if has_own or source.adapted is not None:
-        return None, own
+        return None, folder
     if source.gguf is not None and encoder_settings(read_file(source.gguf)) is not None:
-        return None, own
-    found = bundled_for(spec, config, lambda: weight_files(source, getattr(config, "transformers_weights", None)))
-    return (None, own) if found is None else (found, found.folder)
+        return None, folder
+    bundle = bundled_for(spec, config, lambda: weight_files(source, getattr(config, "transformers_weights", None)))
+    return (None, folder) if bundle is None else (bundle, bundle.folder)
 
 
 def _spec_again(spec: ModelSpec, source: Source, packed: Path | None, bundled: BundledAdapters | None) -> ModelSpec:
@@ -608,11 +610,11 @@ def _emulated_dtype(config: PreTrainedConfig, name: str) -> torch.dtype | None:
     return torch.float32
 
 
-def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
+def _adapters(own_folders: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
     """Return the adapter of each job: those of the spec, and for the others those of the model's folder."""
     folders: dict[Job, Path] = {}
     if spec.adapter is None:
-        folders = dict(own)
+        folders = dict(own_folders)
     elif not spec.leaves_adapters:
         folders = dict.fromkeys(JOBS, place("adapter", spec.adapter))
     for job in JOBS[1:]:
@@ -624,13 +626,13 @@ def _adapters(own: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
     return Adapters(folders)
 
 
-def _is_trained_to_infill(settings: Path | None, own: Mapping[Job, Path], spec: ModelSpec) -> bool:
+def _is_trained_to_infill(settings: Path | None, folders: Mapping[Job, Path], spec: ModelSpec) -> bool:
     """Whether the spec names an adapter for infilling, or the training record shows that objective."""
     if spec.infill_adapter is not None:
         return spec.infill_adapter != NO_ADAPTER
     records = []
     if spec.adapter is None:
-        if own.get("infill") not in (None, own.get("encode")):
+        if folders.get("infill") not in (None, folders.get("encode")):
             return True
         if settings is not None:
             records.append(settings / RECORD)
@@ -640,9 +642,11 @@ def _is_trained_to_infill(settings: Path | None, own: Mapping[Job, Path], spec: 
     return any(_FILLING in _trained_for(path) for path in records)
 
 
-def _is_trained_to_embed(settings: Path | None, own: Mapping[Job, Path]) -> bool:
+def _is_trained_to_embed(settings: Path | None, folders: Mapping[Job, Path]) -> bool:
     """Whether the training record shows an objective for vectors; what an adapter was trained for goes with it."""
-    return settings is not None and "encode" not in own and not _EMBEDDING.isdisjoint(_trained_for(settings / RECORD))
+    return (
+        settings is not None and "encode" not in folders and not _EMBEDDING.isdisjoint(_trained_for(settings / RECORD))
+    )
 
 
 def _trained_for(record: Path) -> list[str]:

@@ -33,13 +33,13 @@ def stacked(folders: Sequence[Path]) -> Path:
         return folders[0]
     key = hashlib.blake2b("".join(map(adapter_hash, folders)).encode(), digest_size=16).hexdigest()
     cache = DiskCache(user_cache("adapters"))
-    found = cache.get(key)
-    if found is None:
+    cached = cache.get(key)
+    if cached is None:
         cache.put(key, lambda folder: _write(folders, folder))
-        found = cache.get(key)
-    if found is None:
+        cached = cache.get(key)
+    if cached is None:
         raise ModelError(f"the adapters {' and '.join(map(str, folders))} are too large for the cache {cache.folder}")
-    return found
+    return cached
 
 
 def _write(folders: Sequence[Path], target: Path) -> None:
@@ -62,7 +62,7 @@ def _write(folders: Sequence[Path], target: Path) -> None:
     names = [name.removeprefix(_PREFIX) for name in parts]
     ranks = {name: len(tensors[f"{_PREFIX}{name}{_DOWN}"]) for name in names}
     rank = max(ranks.values())
-    others = {name: own for name, own in ranks.items() if own != rank}
+    others = {name: other_rank for name, other_rank in ranks.items() if other_rank != rank}
     settings = {"peft_type": "LORA", "task_type": "FEATURE_EXTRACTION", "r": rank, "lora_alpha": rank}
     settings |= {"target_modules": names, "rank_pattern": others, "alpha_pattern": others, "bias": "none"}
     (target / PEFT_CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

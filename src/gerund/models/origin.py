@@ -107,8 +107,8 @@ def is_generated(fields: Mapping[str, Any]) -> bool:
 def _of_short_name(source: Source) -> Origin:
     model = NAMED[source.name]
     base = None if model.hub is None else model.hub.repository
-    found = _HUB_LICENSES.get(model.license)
-    terms = {"license": found} if found else {"license": "other", "license_name": model.license}
+    license_id = _HUB_LICENSES.get(model.license)
+    terms = {"license": license_id} if license_id else {"license": "other", "license_name": model.license}
     return Origin(source.name if base is None else base.rpartition("/")[2], base, terms)
 
 
@@ -132,13 +132,13 @@ def _cached(source: Source) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     for name in (CARD, "config.json"):
-        found = try_to_load_from_cache(source.name, name, revision=source.revision)
-        if isinstance(found, str):
-            return Path(found).parent
+        path = try_to_load_from_cache(source.name, name, revision=source.revision)
+        if isinstance(path, str):
+            return Path(path).parent
     return None
 
 
 def _hub_id(folder: Path) -> str | None:
     """Return the hub id of a folder in the hub's cache."""
-    found = next((found for part in folder.absolute().parts if (found := _SNAPSHOT.fullmatch(part))), None)
-    return f"{found['owner']}/{found['name']}" if found else None
+    match = next((match for part in folder.absolute().parts if (match := _SNAPSHOT.fullmatch(part))), None)
+    return f"{match['owner']}/{match['name']}" if match else None

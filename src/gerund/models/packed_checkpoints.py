@@ -109,8 +109,8 @@ def _settings(stored: Any) -> dict[str, Any] | None:
         if isinstance(part, dict):
             for key in ("quantization_config", "quantization"):
                 if isinstance(part.get(key), dict):
-                    found: dict[str, Any] = part[key]
-                    return found
+                    settings: dict[str, Any] = part[key]
+                    return settings
     return None
 
 

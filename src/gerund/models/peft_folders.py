@@ -53,8 +53,8 @@ class AdaptedModel:
 
     def holding(self, *names: str) -> Path:
         """Return the outermost folder with one of these files; the model's where no adapter has any."""
-        found = (folder for folder in self.folders if any((folder / name).is_file() for name in names))
-        return next(found, self.base)
+        holders = (folder for folder in self.folders if any((folder / name).is_file() for name in names))
+        return next(holders, self.base)
 
 
 def is_peft_folder(folder: Path) -> bool:
@@ -94,19 +94,19 @@ def read_peft_folder(folder: Path, depth: int = 0) -> AdaptedModel:
         )
     encodes = _is_for_encoding(folder, config)
     if not is_peft_folder(base):
-        own = AdaptedModel(base, name)
+        model = AdaptedModel(base, name)
     elif depth < _MOST_NESTED:
-        own = read_peft_folder(base, depth + 1)
+        model = read_peft_folder(base, depth + 1)
     else:
         raise ModelError(f"{folder} is an adapter for an adapter, more than {_MOST_NESTED} deep")
     if encodes:
-        return replace(own, encoding=(*own.encoding, folder))
-    if own.encoding:
+        return replace(model, encoding=(*model.encoding, folder))
+    if model.encoding:
         raise ModelError(
             f"{folder} is an adapter to generate with, for {base}, an adapter to encode with; merge one of them into "
             "the weights first"
         )
-    return replace(own, merged=(*own.merged, folder))
+    return replace(model, merged=(*model.merged, folder))
 
 
 def at_hand(name: str, folder: Path) -> Path | None:

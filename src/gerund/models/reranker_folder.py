@@ -83,13 +83,13 @@ def read_reranker(folder: Path | None, name: str, config: PreTrainedConfig, give
         return _family(str(given.reranker), config)
     if given.reranker is None and (given.attention is not None or given.pooling is not None):
         return None
-    found = _stored(folder, name, config)
-    if given.reranker is not None and found is None:
+    stored = _stored(folder, name, config)
+    if given.reranker is not None and stored is None:
         raise ModelError(
             f"nothing in {name} says how it scores a query and a document; name its family as reranker: "
             f"{', '.join(FAMILIES)}"
         )
-    return found
+    return stored
 
 
 def _stored(folder: Path | None, name: str, config: PreTrainedConfig) -> RerankerConfig | None:
@@ -121,12 +121,12 @@ def read_score_layer(folder: Path | None, files: list[Path], name: str, width: i
 
     ``width`` is the size of a state. Without the layer transformers would make up random weights.
     """
-    own = None if folder is None else folder / RERANKER_WEIGHTS
-    found: dict[str, Tensor] = {}
-    for path in [own] if own is not None and own.is_file() else files:
+    file_path = None if folder is None else folder / RERANKER_WEIGHTS
+    tensors: dict[str, Tensor] = {}
+    for path in [file_path] if file_path is not None and file_path.is_file() else files:
         with guarded(f"cannot load {name}", safe_open, str(path), framework="pt") as file:
-            found |= {key: file.get_tensor(key).float() for key in _SCORE if key in file.keys()}  # noqa: SIM118
-    weight = found.get(_SCORE[0])
+            tensors |= {key: file.get_tensor(key).float() for key in _SCORE if key in file.keys()}  # noqa: SIM118
+    weight = tensors.get(_SCORE[0])
     if weight is None:
         raise ModelError(
             f"{name} is a reranker by a sequence classifier, and its weights have no {_SCORE[0]}, the layer that "
@@ -137,7 +137,7 @@ def read_score_layer(folder: Path | None, files: list[Path], name: str, width: i
         raise ModelError(
             f"{name}: its {_SCORE[0]} is {shape}, and a reranker of states of {width} numbers has 1x{width}"
         )
-    return ScoreLayer(weight.to(torch.float32), found.get(_SCORE[1]))
+    return ScoreLayer(weight.to(torch.float32), tensors.get(_SCORE[1]))
 
 
 def _family(name: str, config: PreTrainedConfig) -> RerankerConfig:
@@ -189,7 +189,7 @@ def _from_modules(folder: Path, config: PreTrainedConfig) -> RerankerConfig | No
 
 def _without_modules(folder: Path, config: PreTrainedConfig) -> RerankerConfig:
     settings = _scored(folder, config)
-    if not classifies(config) and any(one.endswith("ForCausalLM") for one in listed_architectures(config)):
+    if not classifies(config) and any(name.endswith("ForCausalLM") for name in listed_architectures(config)):
         # What sentence-transformers takes where a folder says no more than that it is a reranker.
         has_template = (folder / "chat_template.jinja").is_file() or "chat_template" in read_object(
             folder / "tokenizer_config.json"
@@ -233,11 +233,11 @@ def _scored(folder: Path, config: PreTrainedConfig) -> dict[str, Any]:
     """Return the activation and the instruction."""
     path = folder / SETTINGS_FILE
     data = read_object(path)
-    own: Any = getattr(config, "sentence_transformers", None)
+    stored: Any = getattr(config, "sentence_transformers", None)
     if data.get("activation_fn") is None:
         path = folder / "config.json"
     given = data.get("activation_fn")
-    given = given or (own.get("activation_fn") if isinstance(own, Mapping) else None)
+    given = given or (stored.get("activation_fn") if isinstance(stored, Mapping) else None)
     given = given or getattr(config, "sbert_ce_default_activation_function", None)
     activation = "Sigmoid" if given is None else activation_of(path, given)
     _, instruction = stored_prompts(folder / SETTINGS_FILE, data)

@@ -189,7 +189,7 @@ class FineTuning(LabelledTask):
         lm, prompt = system.lm, self.prompt(config)
         how = FineTuningConfig(self.epochs, self.learning_rate, self.batch_size, seed=config.seed + number * 1_000_003)
         labels = [names.index(label) for label in learnt.labels]
-        learnt_tokens, tokens = (text_tokens(lm.runtime, own, prompt, empty="zeros") for own in (learnt.texts, texts))
+        learnt_tokens, tokens = (text_tokens(lm.runtime, part, prompt, empty="zeros") for part in (learnt.texts, texts))
         classifier = fine_tuned(lm.runtime, learnt_tokens, labels, how, show=config.show_progress)
         named = [names[label] for label in predicted(classifier, lm.runtime, tokens)]
         del classifier

@@ -534,9 +534,9 @@ def _cut(lm: "LanguageModel", texts: Sequence[str], lengths: Sequence[int]) -> l
 
     tokens = tokenize(lm.tokenizer, texts, InputFormat(), offsets=True)
     result = []
-    for text, own, length in zip(texts, tokens, lengths, strict=True):
-        assert own is not None
-        ends = [end for _, end in own.offsets[:length]]
+    for text, ids, length in zip(texts, tokens, lengths, strict=True):
+        assert ids is not None
+        ends = [end for _, end in ids.offsets[:length]]
         result.append(text[: ends[-1]])
     return result
 

@@ -147,7 +147,7 @@ class FewShot(LabelledTask):
                 advance(1)
         return Score(
             f"accuracy_at_{SHOTS[0]}",
-            {f"accuracy_at_{shots}": statistics.fmean(found) for shots, found in scores.items()},
+            {f"accuracy_at_{shots}": statistics.fmean(accuracies) for shots, accuracies in scores.items()},
             spread=statistics.stdev(scores[SHOTS[0]]) if self.runs > 1 else None,
             runs=self.runs,
             size=len(test.labels),

@@ -345,13 +345,13 @@ def _make_parts(
             first, step = part_of(config.part)
             read = read_documents(inputs.files, text_column=source.text_column, bad=bad.append)
             documents = islice(enumerate(read), first, None, step)
-            for number, own in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
+            for number, group in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
                 path = output.part(number)
                 if path.is_file():
-                    result.append(made_of(len(own), _rows_of(path)))
-                    advance(len(own))
+                    result.append(made_of(len(group), _rows_of(path)))
+                    advance(len(group))
                 else:
-                    yield DocumentPart(path.absolute(), [(place, item.text) for place, item in own])
+                    yield DocumentPart(path.absolute(), [(place, item.text) for place, item in group])
 
         for part, made in pool.map(missing()):
             if inputs.changed():

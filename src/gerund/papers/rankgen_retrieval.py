@@ -63,13 +63,15 @@ class BookRetrieval(ScoredTask):
         with progress(len(documents), self.name, show=config.show_progress) as advance:
             for number, passages in enumerate(documents):
                 # As many of every document as of the others, one more of the first ones.
-                asked = ((passage, found) for passage in passages if len(found := candidates_of(passage, passages)) > 1)
-                own = list(islice(asked, len(range(number, count, len(documents)))))
-                if own:
+                asked = (
+                    (passage, offered) for passage in passages if len(offered := candidates_of(passage, passages)) > 1
+                )
+                part = list(islice(asked, len(range(number, count, len(documents)))))
+                if part:
                     texts = list(dict.fromkeys(passage.continuation for passage in passages))
-                    prefixes = [passage.prefix for passage, _ in own]
+                    prefixes = [passage.prefix for passage, _ in part]
                     scores = system.candidate_scores(prefixes, texts, scorer=scorer, prompt=self.prompt(config))
-                    for (_, candidates), row in zip(own, scores, strict=True):
+                    for (_, candidates), row in zip(part, scores, strict=True):
                         ranks.append(rank_of(row[[texts.index(text) for text in candidates]], 0))
                         sizes.append(len(candidates))
                 advance(1)

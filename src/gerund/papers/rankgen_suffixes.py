@@ -140,7 +140,7 @@ class SuffixTask(ScoredTask):
                 [choice.prefix for choice in choices],
                 [[f" {candidate}" for candidate in choice.candidates] for choice in choices],
             )
-            scores = {_SCORER: [np.array(own) for own in scores_of], **scores}
+            scores = {_SCORER: [np.array(scores_C) for scores_C in scores_of], **scores}
         metrics = self.accuracies(scores, [choice.gold for choice in choices])
         main = next(name for name in (_SCORER, _MAIN, *_CHEAP) if name in scores)
         notes = [f"95% interval of {main}: within {100 * _half_width(metrics[main], len(choices)):.1f} points"]
@@ -177,7 +177,7 @@ class SuffixTask(ScoredTask):
 
     def accuracies(self, scores: dict[str, list[np.ndarray]], gold: Sequence[int]) -> dict[str, float]:
         """Return the accuracy of every scorer."""
-        return {name: accuracy(found, gold) for name, found in scores.items()}
+        return {name: accuracy(values, gold) for name, values in scores.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +236,9 @@ class InbookTask(SuffixTask):
         """Return the accuracy of every scorer, of eleven and of two."""
         two = {
             f"{name}_2way": accuracy(
-                [_gold_and_another(own, at) for own, at in zip(found, gold, strict=True)], [0] * len(gold)
+                [_gold_and_another(scores_C, at) for scores_C, at in zip(values, gold, strict=True)], [0] * len(gold)
             )
-            for name, found in scores.items()
+            for name, values in scores.items()
         }
         return {**super().accuracies(scores, gold), **two}
 
@@ -296,8 +296,8 @@ def accuracy(scores: Sequence[np.ndarray], gold: Sequence[int]) -> float:
 def _points(scores: Sequence[np.ndarray], gold: Sequence[int]) -> list[float]:
     """Return what each choice is worth."""
     return [
-        1 / np.count_nonzero(own == own.max()) if own[right] == own.max() else 0.0
-        for own, right in zip(scores, gold, strict=True)
+        1 / np.count_nonzero(scores_C == scores_C.max()) if scores_C[right] == scores_C.max() else 0.0
+        for scores_C, right in zip(scores, gold, strict=True)
     ]
 
 
@@ -365,17 +365,17 @@ class HumanOrGenerated(SuffixTask):
         else:
             state = tuple((path, path.stat().st_mtime_ns) for path in files_of(self.writer))
             texts = _written_by(self.writer, state, passages, sampling, config.seed)
-        found = []
+        questions = []
         for passage, text in zip(passages, texts, strict=True):
             # As long as true ones may be, or length alone would give it away; one that is too short is left out.
             generated = cut_to_words(text, passage.words, fewest=_FEWEST, most=self.continuation_words)
             if generated:
                 gold = int(rng.integers(2))
                 pair = (passage.continuation, generated)
-                found.append(Choice((passage.prefix,), pair if gold == 0 else pair[::-1], gold))
-        if not found:
+                questions.append(Choice((passage.prefix,), pair if gold == 0 else pair[::-1], gold))
+        if not questions:
             raise DataError(f"{path}: {self.writer} writes no {_FEWEST} words behind any of the prefixes")
-        return found
+        return questions
 
     def _passages(self, path: Path, count: int, rng: np.random.Generator) -> Iterator[Passage]:
         """Yield passages, one of every document before any gives another."""

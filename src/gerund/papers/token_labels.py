@@ -506,10 +506,10 @@ def token_tags(counts: Sequence[Sequence[int]], tags: Sequence[Sequence[str]]) -
     [['B-PER', 'I-PER', 'O', 'B-LOC', 'I-LOC', 'I-LOC']]
     """
     labels = []
-    for numbers, own in zip(counts, tags, strict=True):
-        begins = {begin for begin, _, _ in chunks(own)}
+    for numbers, word_tags in zip(counts, tags, strict=True):
+        begins = {begin for begin, _, _ in chunks(word_tags)}
         sentence: list[str] = []
-        for place, (number, tag) in enumerate(zip(numbers, own, strict=True)):
+        for place, (number, tag) in enumerate(zip(numbers, word_tags, strict=True)):
             mark, _, kind = tag.partition("-")
             if kind and mark in ("B", "I"):
                 first = f"{'B' if place in begins else 'I'}-{kind}"

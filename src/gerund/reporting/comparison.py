@@ -178,7 +178,7 @@ def compare(results: Sequence[Result]) -> Comparison:
     sections = []
     for side in SIDES:
         groups = [
-            _group(kind, [_row(found, columns, notes) for found in tasks.values()], columns)
+            _group(kind, [_row(results, columns, notes) for results in tasks.values()], columns)
             for kind, tasks in by_side.get(side, {}).items()
         ]
         if groups:
@@ -209,8 +209,8 @@ def _columns(results: Sequence[Result], newest: list[Result]) -> tuple[Column, .
     return tuple(columns)
 
 
-def _row(found: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
-    by_label = {result.system: result for result in found}
+def _row(results: list[Result], columns: Sequence[Column], notes: _Notes) -> Row:
+    by_label = {result.system: result for result in results}
     ordered = [by_label[column.label] for column in columns if column.label in by_label]
     first = ordered[0]
     comparable = len({_conditions(result) for result in ordered}) == 1
@@ -430,7 +430,7 @@ class Significance:
         """Return the intervals of those results that have one, ready for JSON."""
         places = [(result.task, result.system) for result in results]
         known = [(place, self.intervals[place]) for place in places if place in self.intervals]
-        return [{"task": task, "system": system, "interval": _rounded(found)} for (task, system), found in known]
+        return [{"task": task, "system": system, "interval": _rounded(interval)} for (task, system), interval in known]
 
 
 NOTHING = Significance({})
@@ -489,8 +489,8 @@ def _leads(row: Row) -> list[Lead]:
 
 
 def _lead(best: Result, other: Result) -> Lead | None:
-    one, two = best.score.examples, other.score.examples
-    gap = None if one is None or two is None else difference_of(one, two)
+    first, second = best.score.examples, other.score.examples
+    gap = None if first is None or second is None else difference_of(first, second)
     return None if gap is None else Lead(best.task, best.unit, best.system, other.system, gap, gap.p)
 
 

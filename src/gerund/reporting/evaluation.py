@@ -349,8 +349,8 @@ def _distinct(values: Any) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
-def _prompts(found: Sequence[Mapping[str, Any]]) -> str:
-    prompts = {name: text for config in found for name, text in config.get("prompts", {}).items()}
+def _prompts(by_task: Sequence[Mapping[str, Any]]) -> str:
+    prompts = {name: text for config in by_task for name, text in config.get("prompts", {}).items()}
     return "; ".join(f"{name}: {text!r}" for name, text in prompts.items()) or "none by task"
 
 

@@ -71,13 +71,13 @@ def _trade(comparison: Comparison) -> Iterator[Wanted]:
         yield "The trade-off", partial(_trade_of, points, reads.label, writes.label)
 
 
-def _trade_of(found: Sequence[tuple[Column, float, float]], reads: str, writes: str) -> Picture:
+def _trade_of(placed: Sequence[tuple[Column, float, float]], reads: str, writes: str) -> Picture:
     from gerund.reporting.plots.scores import TradePoint, trade_off
     from gerund.reporting.plots.style import picture
 
     points = [
         TradePoint(column.label, read, write, bare_name(str(column.description["model"])))
-        for column, read, write in found
+        for column, read, write in placed
     ]
     figure = trade_off(points, title="Both sides of the trade", ylabel=f"representation, {reads}")
     return Picture(
@@ -85,7 +85,7 @@ def _trade_of(found: Sequence[tuple[Column, float, float]], reads: str, writes: 
         f"Upwards: representation, {reads}. To the left: generation, bits per byte, {writes}. Plans of one model "
         "generate the same text and are above each other.",
         "Scatter of representation against bits per byte: "
-        + "; ".join(f"{column.label} {100 * read:.2f} and {write:.3f}" for column, read, write in found),
+        + "; ".join(f"{column.label} {100 * read:.2f} and {write:.3f}" for column, read, write in placed),
         picture(figure),
         SUMMARY,
     )
@@ -181,7 +181,9 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
     }
     figure = similarity_histograms(cosines, data.ratings, title=task.title)
     separations = {name: separation(values, data.ratings) for name, values in cosines.items()}
-    effects = ", ".join(f"{name} {found.effect:.1f} standard deviations apart" for name, found in separations.items())
+    effects = ", ".join(
+        f"{name} {separation.effect:.1f} standard deviations apart" for name, separation in separations.items()
+    )
     return Picture(
         task.title,
         "Cosines of pairs by how alike people found them. An encoder of use sets the colours apart; where all pairs "

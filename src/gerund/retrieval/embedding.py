@@ -90,8 +90,8 @@ class Embedder:
         reader = lm.token_reader()
         texts = [joined_lines(self._text(chunk)) for chunks in documents for chunk in chunks]
         tokens = reader.tokens(texts, is_query=False, empty="zeros")
-        found = reader.vectors(tokens, pool_factor=self.chunking.multi)
-        return Embedded(vectors_ND, [to_bytes(rounded(own_TE, "int8")) for own_TE in found])
+        vectors = reader.vectors(tokens, pool_factor=self.chunking.multi)
+        return Embedded(vectors_ND, [to_bytes(rounded(own_TE, "int8")) for own_TE in vectors])
 
     def _encode(self, texts: Sequence[str], job: str) -> np.ndarray:
         if not texts:
@@ -248,8 +248,8 @@ def shards_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkShard]:
 
 
 def _embedded(pool: WorkerPool[ChunkShard, Embedded], documents: Sequence[Sequence[Chunk]]) -> Embedded:
-    found = {shard.index: own for shard, own in pool.map(shards_of(documents))}
-    return Embedded.joined([found[index] for index in sorted(found)])
+    by_index = {shard.index: result for shard, result in pool.map(shards_of(documents))}
+    return Embedded.joined([by_index[index] for index in sorted(by_index)])
 
 
 def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkShard], Embedded]:

@@ -56,7 +56,7 @@ class Embedded:
     @classmethod
     def joined(cls, parts: Sequence["Embedded"]) -> "Embedded":
         """Return the vectors of all parts, of which there is one at least."""
-        tokens = None if parts[0].tokens is None else [one for part in parts for one in part.tokens or ()]
+        tokens = None if parts[0].tokens is None else [stored for part in parts for stored in part.tokens or ()]
         return cls(np.concatenate([part.vectors_ND for part in parts]), tokens)
 
 
@@ -273,11 +273,11 @@ class Writer:
         """Embed and store what is pending, then mark files as done."""
         if self._pending:
             documents = [chunks for _, chunks in self._pending.values()]
-            found = self._embed(documents)
+            embedded = self._embed(documents)
             if self._make is not None:
                 self._make()
                 self._make = None
-            put(self.store, list(self._pending), documents, found)
+            put(self.store, list(self._pending), documents, embedded)
             for source, (document, chunks) in self._pending.items():
                 self._states[source] = DocumentState(document.digest, document.file)
                 self._sources_of.setdefault(document.file, set()).add(source)
@@ -299,12 +299,12 @@ class Writer:
             self._pending_files.clear()
 
 
-def put(store: VectorStore, sources: list[str], documents: Sequence[Sequence[Chunk]], found: Any) -> None:
+def put(store: VectorStore, sources: list[str], documents: Sequence[Sequence[Chunk]], vectors: Any) -> None:
     """Store the chunks of documents, with what ``Embed`` returned, in the place of those of these sources."""
-    own = found if isinstance(found, Embedded) else Embedded(found)
+    embedded = vectors if isinstance(vectors, Embedded) else Embedded(vectors)
     # Stores of users know token vectors only where they have some.
-    tokens = [] if own.tokens is None else [own.tokens]
-    store.replace(sources, list(chain.from_iterable(documents)), own.vectors_ND, *tokens)
+    tokens = [] if embedded.tokens is None else [embedded.tokens]
+    store.replace(sources, list(chain.from_iterable(documents)), embedded.vectors_ND, *tokens)
 
 
 def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Document:

@@ -129,7 +129,7 @@ class MemoryStore:
         if not sources:
             return
         with self._lock:
-            self._tokens = {source: own for source, own in self._tokens.items() if source not in set(sources)}
+            self._tokens = {source: stored for source, stored in self._tokens.items() if source not in set(sources)}
             for chunk, stored in zip(chunks, tokens or (), strict=tokens is not None):
                 self._tokens.setdefault(chunk.source, {})[chunk.id] = stored
             old = self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")
@@ -151,7 +151,9 @@ class MemoryStore:
 
     def token_vectors(self, ids: Sequence[str]) -> dict[str, bytes]:
         wanted = set(ids)
-        return {key: one for own in self._tokens.values() for key, one in own.items() if key in wanted}
+        return {
+            key: stored for of_source in self._tokens.values() for key, stored in of_source.items() if key in wanted
+        }
 
     def note_files(self, digests: Mapping[str, str | None]) -> None:
         files = {**self._files, **digests}

@@ -75,13 +75,13 @@ def choose_weight(
     if not asked:
         raise DataError(f"{lm.name} wrote no question to the {len(chunks)} chunks of the sample; set --weight yourself")
     vectors_ND = encode([question for _, question in asked])
-    found: dict[float, list[float]] = {weight: [] for weight in _WEIGHTS}
+    scores: dict[float, list[float]] = {weight: [] for weight in _WEIGHTS}
     for (source, question), vector_D in zip(asked, vectors_ND, strict=True):
         # Quotation marks would ask for phrases.
         matches = hybrid_rankings(store, [question.replace('"', " ")], vector_D[None], DEPTH, None)
-        for weight, ranks in found.items():
+        for weight, ranks in scores.items():
             ranks.append(_reciprocal_rank(source, [hit.source for hit in to_hits(*matches, "hybrid", weight)]))
-    means = {weight: fmean(ranks) for weight, ranks in found.items()}
+    means = {weight: fmean(ranks) for weight, ranks in scores.items()}
     return WeightChoice(max(means, key=lambda weight: (round(means[weight], 9), -weight)), means, asked, lm.name)
 
 

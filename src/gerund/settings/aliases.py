@@ -99,7 +99,7 @@ def takes_aliases(function: F) -> F:
     signature = inspect.signature(function)
     *named, rest = signature.parameters.values()
     [keywords] = get_args(rest.annotation)
-    aliases, names = _aliases_of(keywords), [one.name for one in named]
+    aliases, names = _aliases_of(keywords), [alias.name for alias in named]
     may_be_unknown = bool(names_of(keywords))
     unknown = {alias.of for alias in aliases.values()} - {*names, *names_of(keywords)}
     if unknown:
@@ -176,9 +176,9 @@ def _aliases_of(keywords: Any) -> dict[str, Alias]:
     """Return the aliases in a ``TypedDict`` by name."""
     aliases = {}
     for name, kind in keywords.__annotations__.items():
-        for one in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
-            if isinstance(one, Alias):
-                aliases[name] = one
+        for mark in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
+            if isinstance(mark, Alias):
+                aliases[name] = mark
     return aliases
 
 

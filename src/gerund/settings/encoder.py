@@ -175,7 +175,7 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
 
 
-_DEFAULTS = {one.name: one.default for one in fields(EncoderSettings)}
+_DEFAULTS = {field.name: field.default for field in fields(EncoderSettings)}
 # Settings that came later than the others: at their default they are neither saved nor hashed, so that fingerprints
 # stay what they were.
 _METHODS = (
@@ -275,10 +275,10 @@ class EncoderConfig(EncoderSettings[None, Never], PlanChoice[InstanceOf[Attentio
 
     def refuse_methods(self, what: str, takes: Sequence[str] = ()) -> None:
         """Refuse methods that training and exports don't support, but for those that it ``takes``."""
-        found = [name for name in self.methods if name not in ("pool_bos", "text_normalization", *takes)]
-        found += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
-        if found:
-            raise ConfigError(f"{what} takes no {' and no '.join(found)}")
+        names = [name for name in self.methods if name not in ("pool_bos", "text_normalization", *takes)]
+        names += ["prompt with a place for the text"] * any(map(is_template, (self.prompt, *self.prompts.values())))
+        if names:
+            raise ConfigError(f"{what} takes no {' and no '.join(names)}")
 
     def depth(self, n_layers: int) -> int:
         """Return how many layers of a model of ``n_layers`` read a text.
@@ -341,15 +341,15 @@ FREE = ("prompt", "prompts", "normalize", "max_length", *RANKING, "similarity", 
 """Settings that may differ from those of a trained encoder without spoiling what it reads."""
 
 
-def read_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
+def read_alike(first: EncoderConfig, second: EncoderConfig) -> bool:
     """Whether two encoder configs read a text alike, up to prompts, lengths and what is done with its vector."""
-    return replace(one, **{name: getattr(other, name) for name in FREE}) == other
+    return replace(first, **{name: getattr(second, name) for name in FREE}) == second
 
 
-def vectors_alike(one: EncoderConfig, other: EncoderConfig) -> bool:
+def vectors_alike(first: EncoderConfig, second: EncoderConfig) -> bool:
     """Whether two encoder configs differ in nothing that a fitted transform depends on."""
     same = ("normalize", "max_length", *RANKING, "similarity")
-    return replace(one, **{name: getattr(other, name) for name in same}) == other
+    return replace(first, **{name: getattr(second, name) for name in same}) == second
 
 
 def read_settings(path: Path, entry: str) -> dict[str, Any]:

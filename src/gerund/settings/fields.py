@@ -140,7 +140,9 @@ def settings_in(*declarations: Any) -> dict[str, tuple[Any, "DataclassField[Any]
         origin = get_origin(declaration) or declaration
         values = dict(zip(getattr(origin, "__parameters__", ()), get_args(declaration), strict=True))
         annotations = inspect.get_annotations(origin)
-        settings |= {one.name: (_kind(one.type, values), one) for one in fields(origin) if one.name in annotations}
+        settings |= {
+            field.name: (_kind(field.type, values), field) for field in fields(origin) if field.name in annotations
+        }
     return settings
 
 

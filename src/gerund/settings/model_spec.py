@@ -98,7 +98,7 @@ class ModelSettings(Generic[Model, Given, Unset]):
 
 
 _ENCODER = (PlanChoice[str | None], PlanSettings[Literal["auto"], None], EncoderSettings[Literal["auto"], None])
-_PLAN_FIELDS, _CONFIG_FIELDS = (tuple(settings_in(one)) for one in _ENCODER[1:])
+_PLAN_FIELDS, _CONFIG_FIELDS = (tuple(settings_in(kind)) for kind in _ENCODER[1:])
 _READING = ("attention", *_PLAN_FIELDS, *(name for name in _CONFIG_FIELDS if name not in FREE))
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class EncoderSpec(_EncoderFields, frozen=True):
             return data
         fields = {"attention": plan.name, "combine": plan.combine, "variant": plan.variant, "recurrent": plan.recurrent}
         numbers = {"k": plan.k if plan.k is not None else "auto", "k0": plan.k0 if plan.k0 is not None else "auto"}
-        said = {name: value for name, value in data.items() if name != "attention" and value is not None}
-        return {**fields, **numbers, "sink_tokens": plan.sink_tokens, "skips": plan.skips or 0, **said}
+        given = {name: value for name, value in data.items() if name != "attention" and value is not None}
+        return {**fields, **numbers, "sink_tokens": plan.sink_tokens, "skips": plan.skips or 0, **given}
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -159,7 +159,7 @@ class EncoderSpec(_EncoderFields, frozen=True):
             raise ValueError(str(error)) from None
         return self
 
-    def plan(self, own: AttentionPlan) -> AttentionPlan:
+    def plan(self, stored: AttentionPlan) -> AttentionPlan:
         """Return the attention plan that is meant for a model whose own is ``own``.
 
         Another plan than the model's starts from its own defaults.
@@ -170,29 +170,29 @@ class EncoderSpec(_EncoderFields, frozen=True):
         >>> EncoderSpec(k=3).plan(AttentionPlan("mask0-bidir", k=5)).k
         3
         """
-        if self.attention is not None and self.attention != own.name:
-            own = AttentionPlan(self.attention)
-        said = {name: value for name in _PLAN_FIELDS if (value := getattr(self, name)) is not None}
-        changes: dict[str, Any] = {name: None if value == "auto" else value for name, value in said.items()}
+        if self.attention is not None and self.attention != stored.name:
+            stored = AttentionPlan(self.attention)
+        given = {name: value for name in _PLAN_FIELDS if (value := getattr(self, name)) is not None}
+        changes: dict[str, Any] = {name: None if value == "auto" else value for name, value in given.items()}
         if self.skips == 0:
             changes["skips"] = None
-        return replace(own, **changes)
+        return replace(stored, **changes)
 
-    def applied_to(self, own: EncoderConfig) -> EncoderConfig:
+    def applied_to(self, stored: EncoderConfig) -> EncoderConfig:
         """Return the encoder config of a model whose own is ``own``, with what is said here put in.
 
         Raises:
             ConfigError: a setting that the plan has no use for, or an impossible value.
         """
-        said = self.model_dump(exclude_none=True, include=set(_CONFIG_FIELDS))
-        said |= {name: None for name in MAY_BE_AUTO if said.get(name) == "auto"}
-        brought = settings_of_template(said.get("template", ""))
-        if said.get("template", own.template) != own.template or "prompts" in brought:
+        given = self.model_dump(exclude_none=True, include=set(_CONFIG_FIELDS))
+        given |= {name: None for name in MAY_BE_AUTO if given.get(name) == "auto"}
+        brought = settings_of_template(given.get("template", ""))
+        if given.get("template", stored.template) != stored.template or "prompts" in brought:
             # The prompts that a template has brought go with it.
-            before = settings_of_template(own.template).get("prompts", {}).items()
-            kept = {name: text for name, text in own.prompts.items() if (name, text) not in before}
+            before = settings_of_template(stored.template).get("prompts", {}).items()
+            kept = {name: text for name, text in stored.prompts.items() if (name, text) not in before}
             brought["prompts"] = {**kept, **brought.get("prompts", {})}
-        return replace(own, attention=self.plan(own.attention), **{**brought, **said})
+        return replace(stored, attention=self.plan(stored.attention), **{**brought, **given})
 
     @classmethod
     def of_config(cls, config: EncoderConfig, n_layers: int | None = None) -> "EncoderSpec":

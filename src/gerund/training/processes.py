@@ -76,9 +76,9 @@ class _GatherWithGradient(torch.autograd.Function):
         return total_KD[ctx.own]
 
 
-def _gathered(own: Tensor) -> Tensor:
-    parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(process_count())]
-    distributed.all_gather(parts, own.contiguous())
+def _gathered(local: Tensor) -> Tensor:
+    parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(process_count())]
+    distributed.all_gather(parts, local.contiguous())
     return torch.cat(parts)
 
 

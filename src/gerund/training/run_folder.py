@@ -102,8 +102,8 @@ def _differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
         for key in before.keys() | now.keys():
             yield from _differences(before.get(key), now.get(key), f"{where}.{key}" if where else key)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for index, (one, other) in enumerate(zip(before, now, strict=True)):
-            yield from _differences(one, other, f"{where}.{_named(one, index)}")
+        for index, (old, other) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(old, other, f"{where}.{_named(old, index)}")
     elif before != now:
         yield f"{where} was {_shortly(before)} and is {_shortly(now)}"
 

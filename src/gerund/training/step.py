@@ -195,7 +195,7 @@ def _pair_step(
     right = 0
     done = 0
     compared = torch.zeros(())
-    beside: list[Tensor] = []
+    extra_losses: list[Tensor] = []
 
     def embed(chunk: list[dict[str, Tensor]]) -> Tensor:
         nonlocal done
@@ -207,7 +207,7 @@ def _pair_step(
         for _, sums in made:
             for key, value in sums.items():
                 # DDP takes the mean over processes of what is a sum over them.
-                beside.append(weights[key] * value / counts[key] * processes)
+                extra_losses.append(weights[key] * value / counts[key] * processes)
                 result.add(key, value / counts[key])
         return torch.cat([vectors_BD for vectors_BD, _ in made])
 
@@ -220,10 +220,10 @@ def _pair_step(
     def push(scalar: Tensor, is_last_chunk: bool) -> None:
         """Send both losses back through the one pass that they share."""
         del is_last_chunk
-        for value in beside:
+        for value in extra_losses:
             scalar = scalar + value
             result.total = result.total + value.detach()
-        beside.clear()
+        extra_losses.clear()
         scalar.backward()
 
     with losses.during(unwrapped(module).model):

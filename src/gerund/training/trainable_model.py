@@ -114,10 +114,10 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
         attach(prepared.model)
         attach_streams(decoder_layers(prepared.model))
         plans = [plan for objective in recipe.objectives for plan in objective.plans(prepared.encoder)]
-        own = prepared.encoder.attention
+        stored_plan = prepared.encoder.attention
         for plan in dict.fromkeys(plans):
             check = verify if weights else verify_on_two_layers
-            depth = prepared.encoder.depth(prepared.n_layers) if plan == own else prepared.n_layers
+            depth = prepared.encoder.depth(prepared.n_layers) if plan == stored_plan else prepared.n_layers
             check(prepared.model, plan.resolve(depth))
     adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _stored_adapter(prepared.source)
     if recipe.model.lora is not None or adapter_folder is not None:

@@ -526,10 +526,10 @@ def slices(costs: np.ndarray, most: int) -> list[slice]:
     [slice(0, 2, None), slice(2, 3, None), slice(3, 5, None)]
     """
     total = np.cumsum(costs)
-    found, start = [], 0
+    parts, start = [], 0
     while start < len(costs):
         before = int(total[start - 1]) if start else 0
         end = max(int(np.searchsorted(total, before + most, side="right")), start + 1)
-        found.append(slice(start, end))
+        parts.append(slice(start, end))
         start = end
-    return found
+    return parts

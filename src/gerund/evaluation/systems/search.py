@@ -183,9 +183,9 @@ class Fusion:
     method: str = "convex"
     weight: float | None = None
 
-    def for_encoder(self, own: float) -> "Fusion":
+    def for_encoder(self, encoder_weight: float) -> "Fusion":
         """Return the fusion with its weight resolved; ``own`` is the encoder's."""
-        return self if self.method == RRF or self.weight is not None else Fusion(self.method, own)
+        return self if self.method == RRF or self.weight is not None else Fusion(self.method, encoder_weight)
 
 
 def parse_fusion(name: str) -> Fusion | None:
@@ -292,10 +292,10 @@ def fused(dense: Mapping[Any, float], lexical: Mapping[Any, float], how: Fusion)
         return hybrid_search.rrf([list(dense), list(lexical)])
     keywords, first = (dict(list(side.items())[: hybrid_search.DEPTH]) for side in (lexical, dense))
     vectors = first | {document: dense[document] for document in keywords if document in dense}
-    found = hybrid_search.convex(keywords, vectors, TRAINED_FUSION if how.weight is None else how.weight)
+    ranking = hybrid_search.convex(keywords, vectors, TRAINED_FUSION if how.weight is None else how.weight)
     # By their best rank, so that the weight decides nothing here.
-    below = [document for document in hybrid_search.rrf([list(lexical), list(dense)]) if document not in found]
-    return found | {document: -float(rank) for rank, document in enumerate(below, start=1)}
+    below = [document for document in hybrid_search.rrf([list(lexical), list(dense)]) if document not in ranking]
+    return ranking | {document: -float(rank) for rank, document in enumerate(below, start=1)}
 
 
 def fused_scores(dense_M: np.ndarray, lexical_M: np.ndarray, how: Fusion) -> np.ndarray:
@@ -483,17 +483,17 @@ class IndexSearch:
     ) -> dict[str, dict[str, float]]:
         """Rank documents for MTEB's queries."""
         assert self._index is not None, "MTEB indexes before it searches"
-        options, found = self._system.options, {}
+        options, ranking = self._system.options, {}
         settings: dict[str, Any] = {"mode": options.mode, "weight": self._system.weight}
         settings |= self._system.second.keywords
         for query, text in zip(queries["id"], queries["text"], strict=True):
             offered = None if top_ranked is None else top_ranked[query]
             if offered is not None and not offered:
-                found[query] = dict[str, float]()
+                ranking[query] = dict[str, float]()
                 continue
             where = None if offered is None else one_of_sources(offered)
             hits = self._index.search(text, hybrid_search.DEPTH, filter=where, **settings)
             # Candidates that are not found come last, as they were offered.
             order = dict.fromkeys([*(hit.source for hit in hits), *(offered or ())])
-            found[query] = {source: 1 / rank for rank, source in enumerate(list(order)[:top_k], start=1)}
-        return found
+            ranking[query] = {source: 1 / rank for rank, source in enumerate(list(order)[:top_k], start=1)}
+        return ranking

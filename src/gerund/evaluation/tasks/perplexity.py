@@ -112,7 +112,7 @@ class PerplexityTask(FileTask):
         ]
         logprobs = sequence_logprobs(lm.model, lm.tokenizer, sequences, show=config.show_progress)
         counted = [np.array(texts[row][1][scored:end]) for row, _, scored, end in cuts]
-        total = -sum(float(own[mask].sum(dtype=np.float64)) for own, mask in zip(logprobs, counted, strict=True))
+        total = -sum(float(values[mask].sum(dtype=np.float64)) for values, mask in zip(logprobs, counted, strict=True))
         tokens = sum(int(mask.sum()) for mask in counted)
         spelled = [stretch.spelled(first) for stretch in stretches]
         how = f"in windows of {window + len(head)} that move by {stride}"
@@ -172,11 +172,11 @@ def _join(
     between = [*([] if end is None else [end]), *head]
     ids: list[int] = []
     scored: list[bool] = []
-    for own, flags in texts:
+    for text_ids, flags in texts:
         if ids:
             ids += between
             scored += [False] * len(between)
-        ids += own
+        ids += text_ids
         scored += flags
     return ids, scored
 
@@ -243,7 +243,7 @@ class InfillingTask(FileTask):
         for name, mode in modes.items():
             adapter = lm.adapters.name("infill")
             logprobs = span_logprobs(lm.model, lm.tokenizer, texts, mode, show=config.show_progress, adapter=adapter)
-            flat = np.concatenate([own for spans in logprobs for own in spans])
+            flat = np.concatenate([values for spans in logprobs for values in spans])
             values[name] = math.exp(-float(flat.mean(dtype=np.float64)))
         spans = sum(len(item.spans) for item in texts)
         notes = (f"{flat.size} hidden tokens in {spans} spans; comparable between models of one tokenizer only",)

@@ -113,7 +113,7 @@ def _f1(words: list[str], right: list[str]) -> float:
 def _question(qa: Any, paragraph: str, where: str) -> Question:
     text = _text(qa, "question", where)
     given = _listed(qa, "answers", where) if "answers" in _mapping(qa, where) else []
-    answers = tuple(dict.fromkeys(_text(one, "text", f"{where}.answers[{at}]") for at, one in enumerate(given)))
+    answers = tuple(dict.fromkeys(_text(answer, "text", f"{where}.answers[{at}]") for at, answer in enumerate(given)))
     return Question(text, () if qa.get("is_impossible") else answers, paragraph)
 
 

@@ -157,7 +157,7 @@ class Reranking(CollectionTask):
         # One more than are kept, where the query may be among them.
         count = self.candidates + bool(collection.itself)
         candidates = bm25_candidates(collection.documents, collection.queries, count)
-        kept = {query: own[: self.candidates] for query, own in _without_itself(candidates, collection).items()}
+        kept = {query: ranked[: self.candidates] for query, ranked in _without_itself(candidates, collection).items()}
         return kept, f"candidates are BM25's first {self.candidates}"
 
 

@@ -77,18 +77,18 @@ class IncrementalEncoder:
         if self._known is not None and self._is_long(max(map(len, self._known.ids))) != self._is_long(longest):
             self._known = None
         parents, shared = self._parents(ids)
-        common = min((_common(ids[0], own) for own in ids[1:]), default=0)
+        common = min((_common(ids[0], text_ids) for text_ids in ids[1:]), default=0)
         if common >= max(shared) + _WORTH_READING_FIRST and self._is_long(common) == self._is_long(longest):
             self.states([Tokens(ids[0][:common], 0, 0)])
             parents, shared = self._parents(ids)
         past = max(shared)
-        fresh = [own[count:] for own, count in zip(ids, shared, strict=True)]
+        fresh = [text_ids[count:] for text_ids, count in zip(ids, shared, strict=True)]
         width = max(map(len, fresh))
-        count_B, fresh_B = torch.tensor(shared), torch.tensor([len(own) for own in fresh])
+        count_B, fresh_B = torch.tensor(shared), torch.tensor([len(text_ids) for text_ids in fresh])
         place_S = torch.arange(width)
         ids_BS = torch.zeros(len(ids), width, dtype=torch.long)
-        for row, own in enumerate(fresh):
-            ids_BS[row, : len(own)] = torch.tensor(own)
+        for row, text_ids in enumerate(fresh):
+            ids_BS[row, : len(text_ids)] = torch.tensor(text_ids)
         before_BP = torch.arange(past) < count_B[:, None]
         real_BT = torch.cat([before_BP, place_S < fresh_B[:, None]], dim=1)
         # Padding has the position of the last token: the model may have no further ones.
@@ -112,12 +112,12 @@ class IncrementalEncoder:
     def _parents(self, ids: Sequence[list[int]]) -> tuple[list[int], list[int]]:
         """Return for each text the cached one with the longest common prefix, and its length."""
         parents, shared = [0] * len(ids), [0] * len(ids)
-        for row, own in enumerate(ids if self._known is not None else ()):
+        for row, text_ids in enumerate(ids if self._known is not None else ()):
             assert self._known is not None
-            counts = [_common(own, other) for other in self._known.ids]
+            counts = [_common(text_ids, other) for other in self._known.ids]
             parents[row] = int(np.argmax(counts))
             # The last token is always read again, so that there is something to read.
-            shared[row] = min(counts[parents[row]], len(own) - 1)
+            shared[row] = min(counts[parents[row]], len(text_ids) - 1)
         return parents, shared
 
     def _past(self, parents: list[int], length: int) -> DynamicCache:
@@ -162,11 +162,11 @@ def can_encode_incrementally(runtime: EncoderRuntime) -> bool:
     try:
         incremental = IncrementalEncoder(runtime)
         incremental.encode(shorter)
-        found, expected = incremental.encode(texts), IncrementalEncoder(runtime).encode(texts)
+        actual, expected = incremental.encode(texts), IncrementalEncoder(runtime).encode(texts)
         plain = _anew(runtime, texts)
     except (GerundError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
-    return min(smallest_cosine(found, plain), smallest_cosine(expected, plain)) >= ENOUGH
+    return min(smallest_cosine(actual, plain), smallest_cosine(expected, plain)) >= ENOUGH
 
 
 def _has_windows(config: Any) -> bool:
@@ -180,13 +180,15 @@ def _anew(runtime: EncoderRuntime, texts: Sequence[Tokens]) -> np.ndarray:
     return pooled(runtime, texts, states_BTD, begin)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix of two texts.
 
     >>> _common([5, 6, 7], [5, 6, 8, 9])
     2
     """
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
 
 
 def _layers_of(cache: DynamicCache) -> list[PreallocatedLayer]:

@@ -49,7 +49,7 @@ def layer_dimensions(runtime: EncoderRuntime, texts: Sequence[Tokens], *, show: 
     if total < _FEWEST_STATES:
         raise DataError(f"{total} tokens are too few to estimate a dimension. Pass more texts.")
     step = max(1, total // _MOST_STATES)
-    found: list[list[Tensor]] = [[] for _ in range(runtime.n_layers)]
+    states_of: list[list[Tensor]] = [[] for _ in range(runtime.n_layers)]
 
     def states(batch: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
         inputs = runtime.batch(batch)
@@ -60,14 +60,14 @@ def layer_dimensions(runtime: EncoderRuntime, texts: Sequence[Tokens], *, show: 
             real_BT = inputs.real_BT
             hidden_BTD = hidden_of(output)
             own_ND = hidden_BTD.flatten(0, 1) if real_BT is None else hidden_BTD[real_BT.bool()]
-            found[index].append(own_ND[::step].float().cpu())
+            states_of[index].append(own_ND[::step].float().cpu())
             return output
 
         plan.beside = note
         return runtime.run(inputs, plan), inputs.begin
 
     in_batches(runtime, list(texts), states, lambda *_: None, show=show)
-    return [intrinsic_dimension(torch.cat(own)[:_MOST_STATES]) for own in found]
+    return [intrinsic_dimension(torch.cat(parts)[:_MOST_STATES]) for parts in states_of]
 
 
 def chosen_layers(dimensions: Sequence[float]) -> list[int]:

@@ -42,8 +42,8 @@ class TokenReader:
     def __init__(self, runtime: EncoderRuntime, config: LateConfig, head: LateHead | None = None) -> None:
         once = {name: usual for name, usual in METHODS.items() if name not in _KEPT}
         layers = LAST_LAYER if is_one_graph(runtime.model) else config.layers
-        own = replace(runtime.config, **{**once, "layers": layers})  # type: ignore[arg-type]
-        self.runtime = replace(runtime, config=own, head=None, transform=None)
+        late_config = replace(runtime.config, **{**once, "layers": layers})  # type: ignore[arg-type]
+        self.runtime = replace(runtime, config=late_config, head=None, transform=None)
         if layers != LAST_LAYER:
             self.runtime = replace(self.runtime, sends_plan=True)
         self.config, self._head = config, head
@@ -86,15 +86,15 @@ class TokenReader:
         show: bool | None = False,
     ) -> list[np.ndarray]:
         """Return the token vectors ``(T, E)`` float32 of each text, of length 1; none for None."""
-        found = [np.zeros((0, self.dimensions), dtype=np.float32) for _ in texts]
+        vectors = [np.zeros((0, self.dimensions), dtype=np.float32) for _ in texts]
 
         def keep(rows: list[int], batch: list[Tokens], hidden_BTD: torch.Tensor, begin: torch.Tensor) -> None:
             for row, text, hidden_TD, start in zip(rows, batch, hidden_BTD, begin.tolist(), strict=True):
                 places = [start + place for place in self.own_places(text)]
-                found[row] = self._projected(hidden_TD[places].float().cpu().numpy(), pool_factor)
+                vectors[row] = self._projected(hidden_TD[places].float().cpu().numpy(), pool_factor)
 
         in_batches(self.runtime, texts, self.runtime.states, keep, batch_tokens=batch_tokens, show=show)
-        return found
+        return vectors
 
     def _projected(self, states_TD: np.ndarray, pool_factor: int) -> np.ndarray:
         vectors_TE = states_TD if self._head is None else states_TD @ self._head.projection_ED.T

@@ -121,7 +121,7 @@ def generated_states(runtime: "EncoderRuntime", texts: Sequence[Tokens], count: 
     if keeps_states(model):
         raise UnsupportedModelError(f"generated is for attention alone; {model.config.model_type} has recurrent layers")
     head, ends = TokenHead(model), end_ids(model, runtime.tokenizer)
-    found: dict[int, Tensor] = {}
+    states_of: dict[int, Tensor] = {}
     for length in sorted({len(text) for text in texts}):
         rows = [row for row, text in enumerate(texts) if len(text) == length]
         next_BT = torch.tensor([texts[row].ids for row in rows], device=runtime.device)
@@ -135,5 +135,5 @@ def generated_states(runtime: "EncoderRuntime", texts: Sequence[Tokens], count: 
                     logits_BV = head.logits(states[-1]).float()
                     logits_BV[:, ends] = -torch.inf
                     next_BT = logits_BV.argmax(dim=-1, keepdim=True)
-        found |= dict(zip(rows, torch.stack(states[1:], dim=1), strict=True))
-    return torch.stack([found[row] for row in range(len(texts))])
+        states_of |= dict(zip(rows, torch.stack(states[1:], dim=1), strict=True))
+    return torch.stack([states_of[row] for row in range(len(texts))])

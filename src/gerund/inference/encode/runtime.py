@@ -68,7 +68,7 @@ def _uses_positions(model: PreTrainedModel) -> bool:
     training = model.training
     model.eval()
     try:
-        own, counted, doubled = (
+        default, counted, doubled = (
             # Without a mask, positions with gaps would be taken for several texts in one row.
             model.base_model(
                 ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False, **positions
@@ -77,8 +77,8 @@ def _uses_positions(model: PreTrainedModel) -> bool:
         )
     finally:
         model.train(training)
-    near = 1e-2 * float(own.abs().max())
-    return float((own - counted).abs().max()) <= near < float("inf") and not torch.equal(own, doubled)
+    near = 1e-2 * float(default.abs().max())
+    return float((default - counted).abs().max()) <= near < float("inf") and not torch.equal(default, doubled)
 
 
 _STREAMS = "This architecture has several residual streams: `layers` and `prepend` can't be used with it."
@@ -214,10 +214,10 @@ class EncoderRuntime:
     @property
     def max_length(self) -> int | None:
         """Longest text in tokens, prompt and special tokens included."""
-        own = self.config.max_length
+        configured = self.config.max_length
         # sentence-transformers sets the tokenizer's limit to that of the folder.
-        counts_tokenizer = own is None or not self.config.follows_sentence_transformers
-        limits = (own, context_length(self.model.config, self.tokenizer if counts_tokenizer else None))
+        counts_tokenizer = configured is None or not self.config.follows_sentence_transformers
+        limits = (configured, context_length(self.model.config, self.tokenizer if counts_tokenizer else None))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def pool_from(self, tokens: Tokens) -> int:
@@ -233,7 +233,7 @@ class EncoderRuntime:
         """Return the end of the pooled tokens: the end of a template is used for the last token's state only."""
         if self.config.generated:
             return self.config.generated
-        reads_end = any(one.reads_end for one in pooling_parts(self.config.pooling))
+        reads_end = any(part.reads_end for part in pooling_parts(self.config.pooling))
         reads_end = reads_end or self.config.conventions == LLM2VEC_CONVENTIONS
         if tokens.behind is None or self.config.pool_prompt or reads_end:
             return len(tokens)
@@ -257,12 +257,12 @@ class EncoderRuntime:
             last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
             read = frozenset(number - 1 for number in rerouted if number <= len(self.pass_plan.views))
             plan.rerouting = Rerouting(read, last_B)
-        beside = LayerMixing(depth, self.config)
+        mixing = LayerMixing(depth, self.config)
         if self.config.prepend:
-            inputs = beside.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
+            inputs = mixing.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
             batch = replace(batch, inputs=inputs)
-        plan.beside = beside.after_layer
-        return beside.mixed(self.run(batch, plan)), batch.begin
+        plan.beside = mixing.after_layer
+        return mixing.mixed(self.run(batch, plan)), batch.begin
 
     def _attention_parts(self, batch: "Batch", plan: BoundPlan) -> Tensor:
         """Return what a pass reads of the attention in the place of hidden states ``(B, T, D)``."""
@@ -413,8 +413,8 @@ def encode_tokens(
     states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-        for row, own in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
-            states[row] = own
+        for row, states_TD in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
+            states[row] = states_TD
 
     in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show)
     return states
@@ -432,8 +432,8 @@ def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor,
     if (head := runtime.head) is not None:
         ids_BT = torch.tensor(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1]), device=begin.device)
         vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
-    found = np.asarray(vectors_BD.cpu())
-    return runtime.transform(found) if runtime.transform else found
+    array_BD = np.asarray(vectors_BD.cpu())
+    return runtime.transform(array_BD) if runtime.transform else array_BD
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
@@ -539,14 +539,14 @@ def int8_cosine(runtime: EncoderRuntime) -> float:
 
 
 def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
-    own = runtime.config
-    input_format = InputFormat(append_eos=own.append_eos, repeat_text=runtime.plan.repeats_text, empty="zeros")
-    found = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
+    config = runtime.config
+    input_format = InputFormat(append_eos=config.append_eos, repeat_text=runtime.plan.repeats_text, empty="zeros")
+    tokens_of = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
     # Truncated here: a warning would be about texts that the user does not know.
-    tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in found]
+    tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in tokens_of]
     if not tokens:  # a vocabulary of another script
         return 0.0
-    return smallest_cosine(*(encode(one, tokens, show=False) for one in (runtime.in_own_type(), other)))
+    return smallest_cosine(*(encode(version, tokens, show=False) for version in (runtime.in_own_type(), other)))
 
 
 def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:

@@ -21,13 +21,13 @@ def check_spans(spans: Any, texts: Sequence[str]) -> list[list[Span]]:
     if not is_listing(spans) or len(spans) != len(texts):
         raise TextError("give a list of stretches for each text, such as [[(0, 5), (6, 20)]]")
     checked = []
-    for index, (own, text) in enumerate(zip(spans, texts, strict=True)):
-        listed = list(own) if is_listing(own) else [own]
-        for one in listed:
-            whole = isinstance(one, Sequence) and len(one) == 2 and all(isinstance(place, int) for place in one)
-            if not whole or not 0 <= one[0] < one[1] <= len(text):
-                raise TextError(f"{one!r} is no stretch of text {index}, which has {len(text)} characters")
-        checked.append([(one[0], one[1]) for one in listed])
+    for index, (text_spans, text) in enumerate(zip(spans, texts, strict=True)):
+        listed = list(text_spans) if is_listing(text_spans) else [text_spans]
+        for span in listed:
+            whole = isinstance(span, Sequence) and len(span) == 2 and all(isinstance(place, int) for place in span)
+            if not whole or not 0 <= span[0] < span[1] <= len(text):
+                raise TextError(f"{span!r} is no stretch of text {index}, which has {len(text)} characters")
+        checked.append([(span[0], span[1]) for span in listed])
     return checked
 
 
@@ -40,13 +40,13 @@ def span_tokens(text: Tokens, spans: Sequence[Span]) -> list[tuple[int, int]]:
     >>> span_tokens(text, [(0, 2), (3, 10), (10, 12)])
     [(1, 2), (2, 4), (4, 4)]
     """
-    found = []
+    ranges = []
     for start, end in spans:
-        own = [row for row, (first, behind) in enumerate(text.offsets) if first < end and behind > start]
-        own = [row for row in own if text.offsets[row][0] < text.offsets[row][1]]
-        place = (own[0], own[-1] + 1) if own else (len(text.offsets), len(text.offsets))
-        found.append((text.text_from + place[0], text.text_from + place[1]))
-    return found
+        rows = [row for row, (first, behind) in enumerate(text.offsets) if first < end and behind > start]
+        rows = [row for row in rows if text.offsets[row][0] < text.offsets[row][1]]
+        place = (rows[0], rows[-1] + 1) if rows else (len(text.offsets), len(text.offsets))
+        ranges.append((text.text_from + place[0], text.text_from + place[1]))
+    return ranges
 
 
 def encode_spans(
@@ -62,15 +62,15 @@ def encode_spans(
     Pooling, projection head and transform are the encoder's, so the vectors can be compared with those of full texts.
     They are not normalized, and zeros for a span without tokens.
     """
-    vectors = [np.zeros((len(own), runtime.width), dtype=np.float32) for own in spans]
+    vectors = [np.zeros((len(text_spans), runtime.width), dtype=np.float32) for text_spans in spans]
 
     @torch.no_grad()
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         for place, (row, text) in enumerate(zip(rows, batch, strict=True)):
-            own = [(one, span) for one, span in enumerate(span_tokens(text, spans[row])) if span[0] < span[1]]
-            if own:
-                found_SD = _pooled(runtime, text, hidden_BTD[place], int(begin[place]), [span for _, span in own])
-                vectors[row][[one for one, _ in own]] = found_SD
+            used = [(index, span) for index, span in enumerate(span_tokens(text, spans[row])) if span[0] < span[1]]
+            if used:
+                found_SD = _pooled(runtime, text, hidden_BTD[place], int(begin[place]), [span for _, span in used])
+                vectors[row][[index for index, _ in used]] = found_SD
 
     in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, show=show)
     return vectors
@@ -127,13 +127,13 @@ def word_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> lis
         end = begin + len(word)
         while token < len(offsets) and offsets[token][1] <= begin:
             token += 1
-        own = []
+        rows = []
         place = token
         while place < len(offsets) and offsets[place][0] < end:
             if offsets[place][1] > offsets[place][0]:
-                own.append(place)
+                rows.append(place)
             place += 1
-        result.append(own)
+        result.append(rows)
         begin = end + 1
     return result
 
@@ -141,7 +141,7 @@ def word_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> lis
 def word_token_states(words: Sequence[str], tokens: Tokens, states_TD: np.ndarray) -> list[np.ndarray]:
     """Return the states ``(n_tokens, D)`` of each word's tokens; a token may belong to several words."""
     places = word_tokens(words, tokens.offsets)
-    return [states_TD[[tokens.specials_before + place for place in own]] for own in places]
+    return [states_TD[[tokens.specials_before + place for place in rows]] for rows in places]
 
 
 def word_vectors(
@@ -154,9 +154,9 @@ def word_vectors(
     one_of("word pooling", pooling, ["mean", "first"])
     back = int(flag("shift", shift))
     vectors = np.zeros((len(words), states_TD.shape[1]), dtype=np.float32)
-    for index, own in enumerate(word_tokens(words, tokens.offsets)):
-        if not own:
+    for index, word_rows in enumerate(word_tokens(words, tokens.offsets)):
+        if not word_rows:
             continue
-        rows = [max(0, tokens.specials_before + place - back) for place in own]
+        rows = [max(0, tokens.specials_before + place - back) for place in word_rows]
         vectors[index] = states_TD[rows[0]] if pooling == "first" else states_TD[rows].mean(axis=0)
     return vectors

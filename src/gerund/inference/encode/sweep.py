@@ -33,7 +33,7 @@ def encode_each(
     vectors = np.zeros((len(runtimes), len(texts), runtimes[0].width), dtype=np.float32)
     count = len(runtimes)
     passes = [] if resume_from is None else [resume_from.encoding_pass(number, count) for number in range(count)]
-    done = [saved.restore(own) for saved, own in zip(passes, vectors, strict=False)]
+    done = [saved.restore(array) for saved, array in zip(passes, vectors, strict=False)]
 
     def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)

@@ -114,8 +114,8 @@ def expand(
     words: dict[str, tuple[float, str]] = {}
     known = _folded(query)
     mask = None if masked is None else partial(masked.masked, fraction=fraction, blank=blank, begins=begins)
-    for prompt, own in _prompts(query, mask, count, sampling):
-        filled = fill(prompt, own)
+    for prompt, settings in _prompts(query, mask, count, sampling):
+        filled = fill(prompt, settings)
         text = " ".join(filled.text.split())
         scores = [score for span, score in zip(filled.spans, filled.scores, strict=True) if span.strip()]
         # Normalized before white space: line ends show which hyphens divide a word.
@@ -128,7 +128,7 @@ def expand(
             break
     if len(words) < count:
         warnings.warn(f"{len(words)} of {count} expansions of {query!r} were found", stacklevel=3)
-    return [text for _, text in sorted(words.values(), key=lambda one: -one[0])]
+    return [text for _, text in sorted(words.values(), key=lambda entry: -entry[0])]
 
 
 def validate_expansion(
@@ -170,7 +170,7 @@ def _listed(keep: Any) -> list[str]:
     if isinstance(keep, str):
         return [keep]
     listed = list(keep) if is_listing(keep) else [keep]
-    if not all(isinstance(one, str) for one in listed):
+    if not all(isinstance(item, str) for item in listed):
         raise TextError(f"what is to be kept is a list of words of the query, not {keep!r}")
     return listed
 

@@ -65,7 +65,7 @@ class BlankedText:
             if not piece.strip():
                 raise TextError(f"blanks {number} and {number + 1} have nothing between them; make them one")
         bare = [piece.rstrip(spaces) for piece in pieces[:-1]]
-        spaced = tuple(own != piece for own, piece in zip(bare, pieces, strict=False))
+        spaced = tuple(plain != piece for plain, piece in zip(bare, pieces, strict=False))
         return cls((*bare, pieces[-1]), spaced)
 
     @property
@@ -352,8 +352,8 @@ def _endings(
     if len(spans) == 1 or not ends:
         return [float(len(tokens)) for tokens in spans]
     sequences = [([*left, *tokens, end], len(left) + len(tokens)) for tokens in spans for end in ends]
-    found = sequence_logprobs(runtime.model, runtime.tokenizer, sequences, show=False)
-    probabilities = np.exp(np.array([float(logprobs[0]) for logprobs in found]).reshape(len(spans), len(ends)))
+    scored = sequence_logprobs(runtime.model, runtime.tokenizer, sequences, show=False)
+    probabilities = np.exp(np.array([float(logprobs[0]) for logprobs in scored]).reshape(len(spans), len(ends)))
     return [float(value) for value in probabilities.sum(axis=1)]
 
 

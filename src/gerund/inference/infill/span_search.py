@@ -192,7 +192,7 @@ def sampled(sampling: Sampling, banned: Sequence[int], place: int, *, not_first:
         token_P = chosen_tokens(scores_PV, of_path)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
         grown = zip(paths, token_P.tolist(), own_P.tolist(), strict=True)
-        return [(index, path.grown(token, own)) for index, (path, token, own) in enumerate(grown)]
+        return [(index, path.grown(token, value)) for index, (path, token, value) in enumerate(grown)]
 
     return choose
 
@@ -212,8 +212,8 @@ def beamed(beams: int, banned: Sequence[int], *, not_first: Sequence[int] = ()) 
             for number, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
                 if total > float("-inf"):
                     row, token = rows[place // total_PV.shape[1]], place % total_PV.shape[1]
-                    own = float(logprobs_PV[row, token])
-                    chosen.append((row, replace(paths[row].grown(token, own), sample=number)))
+                    logprob = float(logprobs_PV[row, token])
+                    chosen.append((row, replace(paths[row].grown(token, logprob), sample=number)))
         return chosen
 
     return choose

@@ -123,7 +123,7 @@ def embedding_maps(
     drawn = {name: _projected(np.asarray(vectors)[rows], methods.get(method), seed) for name, vectors in maps.items()}
     shown = [labels[row] for row in rows]
     longest = max(min(len(name), _NAME_LENGTH) for name in classes)
-    figure, axes = _grid(len(maps), square=True, beside=0.45 + longest * _CHARACTER_INCHES)
+    figure, axes = _grid(len(maps), square=True, margin=0.45 + longest * _CHARACTER_INCHES)
     for axis, (name, (places, remark)) in zip(axes, drawn.items(), strict=True):
         _draw_map(axis, places, shown, classes)
         heading = "\n".join(part for part in (shortened(name, _TITLE_LENGTH), remark) if part)
@@ -301,13 +301,13 @@ def _of_all(classes: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def _grid(
-    panels: int, *, height: float = _PANEL_INCHES, square: bool = False, beside: float = 0.3, sharex: bool = False
+    panels: int, *, height: float = _PANEL_INCHES, square: bool = False, margin: float = 0.3, sharex: bool = False
 ) -> tuple[Any, list[Any]]:
     """Return a figure and one axis a panel, two in a row; a single one is larger."""
     columns = min(_PER_ROW, panels)
     rows = math.ceil(panels / columns)
     width = _PANEL_INCHES * (1.4 if columns == 1 else 1.0)
-    figure = new_figure(columns * width + beside, rows * (width + 0.3 if square else height) + 0.65)
+    figure = new_figure(columns * width + margin, rows * (width + 0.3 if square else height) + 0.65)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=sharex).flatten().tolist()
     for axis in axes[panels:]:
         axis.set_visible(False)
@@ -352,7 +352,7 @@ def _groups(ratings: Sequence[float], n: int) -> list[tuple[str, np.ndarray]]:
     limits = limits[limits < different[-1]] if limits[0] < different[-1] else different[-2:-1]
     place = np.searchsorted(limits, values, side="left")
     members = [place == number for number in range(len(limits) + 1)]
-    return [(_range_name(values[own]), own) for own in members if own.any()]
+    return [(_range_name(values[group]), group) for group in members if group.any()]
 
 
 def _range_name(values: np.ndarray) -> str:

@@ -72,8 +72,8 @@ def score_bars(panels: Sequence[ScorePanel], *, title: str) -> Any:
         raise ConfigError("there are no scores to draw")
     columns = min(_PANELS_PER_ROW, len(panels))
     rows = math.ceil(len(panels) / columns)
-    beside = 0.3 + 0.065 * max(len(shortened(name, _NAME_LENGTH)) for name in names)
-    figure = new_figure(beside + 2.1 * columns, 0.5 + rows * (0.45 + _BAR_INCHES * len(names)))
+    margin = 0.3 + 0.065 * max(len(shortened(name, _NAME_LENGTH)) for name in names)
+    figure = new_figure(margin + 2.1 * columns, 0.5 + rows * (0.45 + _BAR_INCHES * len(names)))
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axis in axes[len(panels) :]:
         axis.set_visible(False)

@@ -128,11 +128,11 @@ class InputFormatter:
         return None, 0
 
 
-def _common_end(one: list[int], other: list[int]) -> int:
+def _common_end(first: list[int], second: list[int]) -> int:
     """Return how many tokens at the end are the same.
 
     >>> _common_end([5, 1, 2], [1, 2])
     2
     """
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -64,7 +64,7 @@ def prepare(context: Context, config: LateObjectiveConfig) -> Objective:
         lists = read_lists(context.files(config.files))
     else:
         lists = _made_lists(context, config, config.length - formatters[1].overhead)
-    fewest = min(len(one.documents) for one in lists)
+    fewest = min(len(ranked.documents) for ranked in lists)
     if fewest < config.candidates:
         raise ConfigError(f"late: candidates {config.candidates}, and a list has {fewest} documents; set fewer")
     encoder = TokenVectorEncoder(context.model.runtime, config.dimensions, config.length)
@@ -74,16 +74,16 @@ def prepare(context: Context, config: LateObjectiveConfig) -> Objective:
 
 def read_lists(paths: Sequence[Path]) -> list[RankedList]:
     """Read lists from .jsonl files, whose lines have ``query``, ``documents`` and ``scores``."""
-    found = []
+    lists = []
     for path in paths:
         with opened(path) as file:
             for number, raw in enumerate(file, start=1):
                 where = f"{path}, line {number}"
                 if line := decode(raw, where).strip():
-                    found.append(_list(json_row(line, where), where))
-    if not found:
+                    lists.append(_list(json_row(line, where), where))
+    if not lists:
         raise DataError(f"{', '.join(map(str, paths))}: no lists in there")
-    return found
+    return lists
 
 
 def _list(row: Mapping[str, Any], where: str) -> RankedList:
@@ -97,9 +97,9 @@ def _list(row: Mapping[str, Any], where: str) -> RankedList:
     if not all(text.strip() for text in texts):
         raise DataError(f"{where}: a document is empty")
     is_listed = isinstance(scores, list) and len(scores) == len(texts)
-    if not is_listed or not all(type(one) in (int, float) and np.isfinite(one) for one in scores):
+    if not is_listed or not all(type(score) in (int, float) and np.isfinite(score) for score in scores):
         raise DataError(f"{where}: scores must be {len(texts)} numbers, one for each document")
-    return RankedList(query, texts, [float(one) for one in scores])
+    return RankedList(query, texts, [float(score) for score in scores])
 
 
 def _made_lists(context: Context, config: LateObjectiveConfig, length: int) -> list[RankedList]:
@@ -121,19 +121,19 @@ def _made_lists(context: Context, config: LateObjectiveConfig, length: int) -> l
     was_training = model.training
     model.eval()
     try:
-        found = []
+        lists = []
         with progress(len(asked), "labeling", show=None) as advance:
             for query, documents in asked:
                 scores = QueryLikelihood(model, tokenizer, query, "lift")(documents)
-                found.append(RankedList(query, documents, scores.tolist()))
+                lists.append(RankedList(query, documents, scores.tolist()))
                 advance(1)
     finally:
         forget(model)
         model.train(was_training)
     if process_index() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in found))
-    return found
+        write_atomic(path, "".join(json.dumps(asdict(ranked), ensure_ascii=False) + "\n" for ranked in lists))
+    return lists
 
 
 def _asked(texts: Sequence[str], config: LateObjectiveConfig, seed: int) -> Iterator[tuple[str, list[str]]]:
@@ -183,14 +183,14 @@ class ListBatches(Batches):
         del step
         queries, documents, scores = [], [], []
         for number in range(first, first + count):
-            own = self.texts[self._order.sample(number).item]
-            best = int(np.argmax(own.scores))
-            others = [place for place in range(len(own.documents)) if place != best]
+            ranked = self.texts[self._order.sample(number).item]
+            best = int(np.argmax(ranked.scores))
+            others = [place for place in range(len(ranked.documents)) if place != best]
             chosen = np.random.default_rng([self.seed, number]).permutation(others)[: self.config.candidates - 1]
             places = [best, *chosen.tolist()]
-            queries.append(self._queries.format_text(own.query, self.config.length))
-            documents += [self._documents.format_text(own.documents[place], self.config.length) for place in places]
-            scores.append([own.scores[place] for place in places])
+            queries.append(self._queries.format_text(ranked.query, self.config.length))
+            documents += [self._documents.format_text(ranked.documents[place], self.config.length) for place in places]
+            scores.append([ranked.scores[place] for place in places])
         groups = {"query": self.group(queries), "document": self.group(documents)}
         for group in groups.values():
             group["pooled"] &= ~torch.isin(group["input_ids"], self._special)
