@@ -266,7 +266,7 @@ def test_a_sweep_equals_each_plan_alone(name):
         assert_near(states[real], run(model, plan, inputs)[real], plan)
 
 
-@pytest.mark.sweep(quick=3)
+@pytest.mark.sweep(quick=3, check=9)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_probe_knows_what_every_layer_sees(name):
     model = ready(name)

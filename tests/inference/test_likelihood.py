@@ -42,7 +42,7 @@ def model_and_tokenizer(name="llama", bos=True, **changes):
     return tiny(name, **{"vocab_size": len(tokenizer), **changes}), tokenizer
 
 
-@pytest.mark.sweep(quick=8, check=30)
+@pytest.mark.sweep(quick=8, check=16)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name, changes", [*[(name, {}) for name in [*CONFIGS, *REFUSED]], *SCALED])
 def test_every_token_scores_as_in_the_logits_of_its_sequence_alone(name, changes, side, monkeypatch):

@@ -155,12 +155,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "similarity missing": {"similarity": None},
 }
-QUICK = {"qwen3, old"}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.sweep(quick=1, check=17)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_vectors_of_sentence_transformers(tmp_path: Path, name: str) -> None:
     settings = dict(LAYOUTS[name])
     if callable(tokenizer := settings.pop("tokenizer", None)):

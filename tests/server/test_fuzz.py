@@ -55,7 +55,8 @@ def fuzzed(running: Running, folder: Path, examples: int, *more: str) -> str:
     program = Path(sys.executable).with_name("schemathesis")
     (folder / "schemathesis.toml").write_text(SETTINGS)
     command = [
-        str(program), "run", f"{running.url}/openapi.json", "--mode", "all", "--max-time", "35", "-n", str(examples),
+        str(program), "run", f"{running.url}/openapi.json", "--mode", "all", "-n", str(examples),
+        "--max-time", "15" if examples <= 5 else "35",
         "--request-timeout", "60", "--no-shrink", "--continue-on-failure", "--seed", "1", "--checks", ",".join(CHECKS),
         *more,
     ]  # fmt: skip

@@ -256,7 +256,7 @@ def kept(lm, tmp_path):
     return tmp_path / "kept"
 
 
-@pytest.mark.sweep(quick=5)
+@pytest.mark.sweep(quick=5, check=10)
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_what_comes_from_the_disk_is_bit_equal_to_what_was_read(model_type, tmp_path):
     lm = seeded(model_type)

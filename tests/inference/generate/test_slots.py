@@ -33,7 +33,7 @@ def logits_alone(model, ids: list[int]) -> torch.Tensor:
     return model(torch.tensor([ids]), use_cache=False).logits[0, -1]
 
 
-@pytest.mark.sweep(quick=5)
+@pytest.mark.sweep(quick=5, check=10)
 @pytest.mark.parametrize("kind", FIT)
 @pytest.mark.parametrize("alone", [True, False])
 def test_rows_that_join_and_leave_get_what_a_pass_over_their_text_gives(kind, alone) -> None:

@@ -1,7 +1,14 @@
 """Recipes of every objective, small enough that two processes carry all of them out."""
 
+import pytest
+
 # Those of the recipes below without chance in them.
 SAME = ("causal", "hybrid", "unimae", "rankgen", "gur")
+# Those of which whole trainings are compared by `make check`; of the others it compares a step.
+WHOLE = ("causal", "hybrid", "unimae")
+# A step is tried by these. Other second passes than a parallel one are left to `make check-all`.
+ALIKE = [pytest.param(name, marks=pytest.mark.full) for name in ("stack", "extend")]
+STEPS = [*SAME, "sscl", "distill", "span", "parallel", *ALIKE]
 # All weights, from scratch; an adapter with heads beside it.
 SHARDED = ("causal", "unimae")
 TEXTS = {"sources": ["a"], "batch_size": 4, "micro_batch_size": 1, "length": 24}

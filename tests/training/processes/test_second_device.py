@@ -6,14 +6,11 @@ import yaml
 from gerund.training.recipe import load_recipe
 from tests.test_second_device import check_step
 from tests.tiny import save_tiny
-from tests.training.processes.recipes import SAME, steps_of
-
-# Second passes of other kinds than a parallel one: encoding by them is tried on a second device too.
-ALIKE = [pytest.param(name, marks=pytest.mark.full) for name in ("stack", "extend")]
+from tests.training.processes.recipes import STEPS, steps_of
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SAME, "sscl", "distill", "span", "parallel", *ALIKE])
+@pytest.mark.parametrize("name", STEPS)
 def test_a_step_of_every_objective(paired_corpus, base, tmp_path, name):
     teacher = save_tiny(tmp_path / "teacher", "llama")
     content = steps_of(paired_corpus, base, tmp_path / "cache", teacher)[name]

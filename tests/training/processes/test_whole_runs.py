@@ -14,13 +14,17 @@ from gerund.training.run_folder import newest_checkpoint
 from gerund.training.sharding import OPTIMIZER, WEIGHTS, Stored
 from tests.training.outcomes import assert_equal_states, read_log, state
 from tests.training.processes.one_of_two import carry_out
-from tests.training.processes.recipes import SAME, SHARDED, recipes
+from tests.training.processes.recipes import SAME, SHARDED, WHOLE, recipes
 from tests.training.processes.starting import run_two
+
+NAMES = [name if name in WHOLE else pytest.param(name, marks=pytest.mark.full) for name in SAME]
 
 
 @pytest.fixture(scope="module")
-def compared(paired_corpus, base, tmp_path_factory):
-    """Train every recipe in one process and in two; return the folder of both, and what stopped the two."""
+def compared(request, paired_corpus, base, tmp_path_factory):
+    """Train the recipes of chosen tests in one process and in two; return both folders, and what stopped the two."""
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in SAME if name in asked | {*WHOLE}]
     folder = tmp_path_factory.mktemp("processes")
     files = {}
     for name, content in recipes(paired_corpus, base, folder / "cache").items():
@@ -30,7 +34,7 @@ def compared(paired_corpus, base, tmp_path_factory):
     def job(name, output, *more, **options):
         return {"recipe": str(files[name]), "overrides": [f"output={folder / output}", *more], **options}
 
-    jobs = [job(name, f"two-{name}") for name in (*SAME, "dropout")]
+    jobs = [job(name, f"two-{name}") for name in (*names, "dropout")]
     jobs += [job("dropout", "two-broken", crash=2), job("dropout", "two-broken", resume=True)]
     jobs += [job("hybrid", "refused-mntp", "objectives.mntp.batch_size=3", "objectives.mntp.micro_batch_size=null")]
     jobs += [job("causal", "refused-causal", "objectives.causal.batch_size=6")]
@@ -42,7 +46,7 @@ def compared(paired_corpus, base, tmp_path_factory):
     carry_out(**began, crash=2)
     jobs += [job("causal", "one-then-two", shards, resume=True)]
     stopped = run_two(folder / "results", jobs)
-    for name in SAME:
+    for name in names:
         train(load_recipe(files[name], [f"output={folder / f'one-{name}'}"]))
     train(load_recipe(files["causal"], [f"output={folder / 'two-then-one'}"]), resume=True)
     return folder, dict(zip([job["overrides"][0].rpartition("/")[2] for job in jobs], stopped, strict=True))
@@ -50,7 +54,7 @@ def compared(paired_corpus, base, tmp_path_factory):
 
 @pytest.mark.slow
 class TestSameAsOneProcess:
-    @pytest.mark.parametrize("name", SAME)
+    @pytest.mark.parametrize("name", NAMES)
     def test_weights(self, compared, name):
         folder = compared[0]
         one, two = (
@@ -61,7 +65,7 @@ class TestSameAsOneProcess:
         for key, tensor in one.items():
             torch.testing.assert_close(two[key], tensor, rtol=1e-4, atol=2e-6)
 
-    @pytest.mark.parametrize("name", SAME)
+    @pytest.mark.parametrize("name", NAMES)
     def test_log_has_each_line_once_and_says_the_same(self, compared, name):
         folder = compared[0]
         one, two = (read_log(folder / f"{count}-{name}") for count in ("one", "two"))
