@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
 from gerund.training import estimate as estimates
 from gerund.training.estimate import estimate
+from gerund.training.machine import has_bf16
 from gerund.training.objectives.causal import CausalLosses
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule
@@ -172,8 +173,9 @@ class TestModel:
         assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 
     @pytest.mark.slow
-    def test_bf16_and_adamw_train_too(self, run, tmp_path):
+    def test_bf16_and_adamw_train_too(self, run, tmp_path, capsys):
         run("out", "precision=bf16", "optimizer.name=adamw", "schedule={name: cosine}")
+        assert ("is emulated" in capsys.readouterr().err) == (not has_bf16())
         assert losses(tmp_path / "out")[-1][2] < 5.7
         weights = load_file(tmp_path / "out/checkpoints/checkpoint-12/trainable.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gerund.attention.layouts import decoder_layers
+from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.errors import ConfigError, MissingDependencyError
 from gerund.jobs.engine import peak_resident_mib
 from gerund.training.processes import planned_processes
@@ -30,12 +31,12 @@ _VARIANTS = 8
 
 def uses_bf16(recipe: Recipe) -> bool:
     """Return whether the forward pass runs in bf16."""
-    if recipe.precision != "auto":
-        return recipe.precision == "bf16"
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(native and native())
+    return has_bf16() if recipe.precision == "auto" else recipe.precision == "bf16"
+
+
+def has_bf16() -> bool:
+    """Return whether this machine's GPU, or else its processor, computes in bf16 without emulating it."""
+    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bfloat16()
 
 
 def check_machine(recipe: Recipe, processes: int | None = None) -> None:

@@ -36,7 +36,7 @@ from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
-from gerund.training.machine import check_machine, compile_layers, preserve_random_states, uses_bf16
+from gerund.training.machine import check_machine, compile_layers, has_bf16, preserve_random_states, uses_bf16
 from gerund.training.objectives.base import Objective, prepare_objectives
 from gerund.training.processes import (
     check_shared_folder,
@@ -90,6 +90,8 @@ def train(recipe: Recipe, *, resume: bool = False) -> Path:
 
 def _train(recipe: Recipe, resume: bool) -> Path:
     check_machine(recipe)
+    if uses_bf16(recipe) and not has_bf16():
+        announce("bf16 is emulated on this machine, many times slower than fp32, which precision=auto takes")
     output = recipe.output
     # Joins the processes, where there are several, before the first file is written.
     device = training_arguments(recipe, output / "checkpoints").device

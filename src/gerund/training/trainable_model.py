@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
-from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import kind_of, read_by_weight
 from gerund.errors import ConfigError, ModelError, unknown_name
@@ -34,7 +33,7 @@ from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.plan import ResolvedPlan
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.lower_states import LowerStates
-from gerund.training.machine import uses_bf16
+from gerund.training.machine import has_bf16, uses_bf16
 from gerund.training.objectives.settings import DECODER_ONLY, ENCODER_DECODER, OBJECTIVES
 from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 
@@ -161,8 +160,7 @@ def _load(recipe: Recipe, base: str, *, weights: bool) -> TrainableModel:
     config = loading.read_config(source)
     reading = stored_settings(settings, config, recipe.encoder, source)
     # Frozen weights need no more precision than they are computed in.
-    native = torch.cuda.is_available() or cpu_has_bfloat16()
-    frozen = recipe.model.lora is not None and native and uses_bf16(recipe)
+    frozen = recipe.model.lora is not None and has_bf16() and uses_bf16(recipe)
     model, tokenizer = loading.read(source, torch.bfloat16 if frozen else torch.float32, config, weights=weights)
     # Another objective would leave a head behind that does not know the new states, as would another adapter.
     goes_on = any(objective.trains_head for objective in recipe.objectives)
