@@ -287,14 +287,14 @@ def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    shown = [one for one in answer.sources if every or one.number in answer.cited]
+    shown = [source for source in answer.sources if every or source.number in answer.cited]
     if shown:
         console.print()
-    for one in shown:
-        line = Text(f"[{one.number}] ").append(f"{one.source}:{one.start}-{one.end}", style="cyan")
-        console.print(line.append(f"  {one.heading or one.title}", style="dim"))
+    for source in shown:
+        line = Text(f"[{source.number}] ").append(f"{source.source}:{source.start}-{source.end}", style="cyan")
+        console.print(line.append(f"  {source.heading or source.title}", style="dim"))
         if every:
-            console.print(Text("    ").append_text(index_view.highlighted(one.text, answer.question, language)))
+            console.print(Text("    ").append_text(index_view.highlighted(source.text, answer.question, language)))
 
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool, verify: bool) -> None:

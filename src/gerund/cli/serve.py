@@ -114,7 +114,7 @@ def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
 def _require_libraries(*, mcp: bool) -> None:
     if mcp:
         import gerund.integrations.mcp  # noqa: F401 - raises an error if the SDK is missing
-    missing = [one for one in ("fastapi", "uvicorn", "prometheus_client") if find_spec(one) is None]
+    missing = [library for library in ("fastapi", "uvicorn", "prometheus_client") if find_spec(library) is None]
     if missing:
         raise MissingDependencyError(f"the server needs {' and '.join(missing)}: pip install 'gerund[serve]'")
 

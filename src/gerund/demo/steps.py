@@ -275,15 +275,15 @@ class Demo:
         with self.timed(f"embed {texts} texts, untouched"):
             # Causal attention, no adapter and the mean.
             lm = load(self.spec, runtime="torch", attention="causal", pooling="mean", adapter=NO_ADAPTER)
-            found = [self._found(lm, BASELINE)]
+            searches = [self._found(lm, BASELINE)]
         if self.lm.runtime.adapter is not None:
             with self.timed(f"embed {texts} texts, plan alone"):
                 lm = load(self.spec, runtime="torch", adapter=NO_ADAPTER)
-                found.append(self._found(lm, self.lm.encoder.attention.name))
+                searches.append(self._found(lm, self.lm.encoder.attention.name))
         with self.timed(f"embed {texts} texts"):
-            found.append(self._found(self.lm, self.reads_as))
-        self.vectors = {item.plan: self.vectors[item.plan] for item in (found[0], found[-1])}
-        return tuple(found)
+            searches.append(self._found(self.lm, self.reads_as))
+        self.vectors = {item.plan: self.vectors[item.plan] for item in (searches[0], searches[-1])}
+        return tuple(searches)
 
     def write(self, prompts: list[str]) -> tuple[Written, ...]:
         """Continue each beginning once, then several times to keep what a scorer likes best, where the model can."""

@@ -65,14 +65,14 @@ def _gemma3(config: Config) -> dict[str, Any]:
     if config.get("use_bidirectional_attention"):
         raise ModelError("its attention is not causal")
     types = _types(config, _pattern(config, config.get("sliding_window_pattern") or 6))
-    own = config.get("rope_parameters") or {
+    rope = config.get("rope_parameters") or {
         _FULL: {**(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta", 1e6)},
         _SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
     }
     return {
         **_gemma2({**config, "layer_types": types}),
         "query_norm": "head",
-        "ropes": (_rope(config, own[_FULL]), _rope(config, own[_SLIDING])),
+        "ropes": (_rope(config, rope[_FULL]), _rope(config, rope[_SLIDING])),
         "rope_of_layer": tuple(int(kind == _SLIDING) for kind in types),
     }
 
@@ -80,7 +80,7 @@ def _gemma3(config: Config) -> dict[str, Any]:
 def _smollm3(config: Config) -> dict[str, Any]:
     layers, every = config["num_hidden_layers"], config.get("no_rope_layer_interval") or 4
     rotates = config.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
-    return {**_qwen2(config), "rope_of_layer": tuple(0 if one else None for one in rotates[:layers])}
+    return {**_qwen2(config), "rope_of_layer": tuple(0 if rotated else None for rotated in rotates[:layers])}
 
 
 def _olmo2(config: Config) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def _olmo2(config: Config) -> dict[str, Any]:
 
 def _olmo3(config: Config) -> dict[str, Any]:
     types = _types(config, _pattern(config, 4))
-    own = config.get("rope_parameters") or {}
-    by_kind = own if _FULL in own else {_FULL: _old_rope(config), _SLIDING: {"rope_theta": config["rope_theta"]}}
+    rope = config.get("rope_parameters") or {}
+    by_kind = rope if _FULL in rope else {_FULL: _old_rope(config), _SLIDING: {"rope_theta": config["rope_theta"]}}
     return {
         **_olmo2(config),
         **_windows({**config, "layer_types": types}),
@@ -142,11 +142,11 @@ def read_folder_shape(folder: Path) -> NetworkShape:
         raise ModelError(f"cannot run {folder} packed: {error}; use runtime='torch'") from error
 
 
-def _shape(config: Config, own: dict[str, Any]) -> NetworkShape:
+def _shape(config: Config, specific: dict[str, Any]) -> NetworkShape:
     layers, width, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
     activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if activation not in _ACTIVATIONS:
-        activation = "gelu_pytorch_tanh" if own.get("activation") == "gelu" else activation
+        activation = "gelu_pytorch_tanh" if specific.get("activation") == "gelu" else activation
     if activation not in _ACTIVATIONS:
         raise ModelError(f"its activation is {activation!r}")
     shared: dict[str, Any] = {
@@ -161,11 +161,11 @@ def _shape(config: Config, own: dict[str, Any]) -> NetworkShape:
         "context": config["max_position_embeddings"],
         "epsilon": config.get("rms_norm_eps", 1e-6),
         "windows": (None,) * layers,
-        "ropes": () if "ropes" in own else (_rope(config, config.get("rope_parameters") or _old_rope(config)),),
+        "ropes": () if "ropes" in specific else (_rope(config, config.get("rope_parameters") or _old_rope(config)),),
         "rope_of_layer": (0,) * layers,
         "attention_scale": _head_dim(config) ** -0.5,
     }
-    return NetworkShape(**(shared | own | {"activation": _ACTIVATIONS[activation]}))
+    return NetworkShape(**(shared | specific | {"activation": _ACTIVATIONS[activation]}))
 
 
 def _head_dim(config: Config) -> int:
@@ -177,37 +177,37 @@ def _old_rope(config: Config) -> Config:
     return {**(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta", 1e4)}
 
 
-def _rope(config: Config, own: Config) -> Rope:
+def _rope(config: Config, rope: Config) -> Rope:
     """Return rotary positions: plain, linear, Llama 3's, YaRN or LongRoPE."""
-    kind, theta = own.get("rope_type", own.get("type", "default")), float(own.get("rope_theta", 1e4))
-    size = int(_head_dim(config) * own.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
-    original = own.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    kind, theta = rope.get("rope_type", rope.get("type", "default")), float(rope.get("rope_theta", 1e4))
+    size = int(_head_dim(config) * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     if kind == "default":
         return Rope(theta, size)
     if kind == "linear":
-        return Rope(theta, size, (float(own["factor"]),) * (size // 2))
+        return Rope(theta, size, (float(rope["factor"]),) * (size // 2))
     if kind == "llama3":
-        return Rope(theta, size, _llama3_divisors(theta, size, own))
+        return Rope(theta, size, _llama3_divisors(theta, size, rope))
     if kind == "longrope" and original:
-        short, long = (tuple(map(float, own[f"{length}_factor"])) for length in ("short", "long"))
-        longer = own.get("factor") or config["max_position_embeddings"] / original
-        scale = own.get("attention_factor") or (sqrt(1 + log(longer) / log(original)) if longer > 1 else 1.0)
+        short, long = (tuple(map(float, rope[f"{length}_factor"])) for length in ("short", "long"))
+        longer = rope.get("factor") or config["max_position_embeddings"] / original
+        scale = rope.get("attention_factor") or (sqrt(1 + log(longer) / log(original)) if longer > 1 else 1.0)
         return Rope(theta, size, short, scale, long, original)
-    if kind != "yarn" or own.get("mscale") or own.get("truncate") is False:
+    if kind != "yarn" or rope.get("mscale") or rope.get("truncate") is False:
         raise ModelError(f"its positions are scaled by {kind!r} in a way that is not read")
-    factor, original = float(own["factor"]), original or config["max_position_embeddings"]
-    turns = (own.get("beta_fast") or 32.0, own.get("beta_slow") or 1.0)
-    scale = own.get("attention_factor") or (0.1 * log(factor) + 1 if factor > 1 else 1.0)
+    factor, original = float(rope["factor"]), original or config["max_position_embeddings"]
+    turns = (rope.get("beta_fast") or 32.0, rope.get("beta_slow") or 1.0)
+    scale = rope.get("attention_factor") or (0.1 * log(factor) + 1 if factor > 1 else 1.0)
     return Rope(theta, size, yarn_divisors(theta, size, factor, original, *turns), scale)
 
 
-def _llama3_divisors(theta: float, size: int, own: Config) -> tuple[float, ...]:
+def _llama3_divisors(theta: float, size: int, rope: Config) -> tuple[float, ...]:
     """Return Llama 3's divisor of each frequency (transformers, ``_compute_llama3_parameters``)."""
     waves = 2 * pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
     original, low, high = (
-        own[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        rope[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
     )
     smooth = (original / waves - low) / (high - low)
-    between = 1.0 / ((1 - smooth) / own["factor"] + smooth)
-    divisors = np.where(waves > original / low, own["factor"], np.where(waves < original / high, 1.0, between))
+    between = 1.0 / ((1 - smooth) / rope["factor"] + smooth)
+    divisors = np.where(waves > original / low, rope["factor"], np.where(waves < original / high, 1.0, between))
     return tuple(divisors.tolist())

@@ -245,9 +245,9 @@ def keep_outputs(model: onnx.ModelProto, names: Collection[str]) -> None:
         (graph.output, [value for value in graph.output if value.name in set(names)]),
         (graph.value_info, []),
     ):
-        found = copy.deepcopy(kept)
+        outputs = copy.deepcopy(kept)
         del field_[:]
-        field_.extend(found)
+        field_.extend(outputs)
 
 
 def _in_pieces(graph: GraphBuilder, x: str, weights: Blocks | np.ndarray, name: str, bias: np.ndarray | None) -> str:

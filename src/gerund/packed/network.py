@@ -59,9 +59,9 @@ class KeyValues:
     @classmethod
     def over(cls, shape: NetworkShape, keys: list[np.ndarray], values: list[np.ndarray]) -> "KeyValues":
         """Return keys and values that are in memory already: per layer a contiguous array (B, KV, S, H)."""
-        found = cls.__new__(cls)
-        found._take(shape, keys, values)
-        return found
+        network = cls.__new__(cls)
+        network._take(shape, keys, values)
+        return network
 
     def _take(self, shape: NetworkShape, keys: list[np.ndarray], values: list[np.ndarray]) -> None:
         self.shape, self.keys, self.values = shape, keys, values

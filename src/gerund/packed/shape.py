@@ -110,13 +110,13 @@ def _gemma2(file: GgufFile) -> dict[str, Any]:
 
 def _gemma3(file: GgufFile) -> dict[str, Any]:
     sliding, head_dim = _pattern(file, 6), _head_dim(file)
-    own = _rope(file, 1e6)
+    rope = _rope(file, 1e6)
     return {
         **_gemma(file),
         "windows": tuple(file.number("attention.sliding_window") if slides else None for slides in sliding),
         "attention_scale": _gemma_scale(file, 62),
         "logit_cap": file.fraction("final_logit_softcapping") or 0.0,
-        "ropes": (own, Rope(file.fraction("rope.freq_base_swa", 1e4) or 1e4, head_dim)),
+        "ropes": (rope, Rope(file.fraction("rope.freq_base_swa", 1e4) or 1e4, head_dim)),
         "rope_of_layer": tuple(int(slides) for slides in sliding),
     }
 
@@ -157,10 +157,10 @@ def _olmo2(file: GgufFile) -> dict[str, Any]:
     """Return OLMo 2's details, or OLMo 3's, which has windows and scales positions in the other layers."""
     if not file.value("attention.sliding_window"):
         return {}
-    sliding, own = _pattern(file, 4), _rope(file)
+    sliding, rope = _pattern(file, 4), _rope(file)
     return {
         "windows": tuple(file.number("attention.sliding_window") if slides else None for slides in sliding),
-        "ropes": (own, Rope(own.theta, own.size)),
+        "ropes": (rope, Rope(rope.theta, rope.size)),
         "rope_of_layer": tuple(int(slides) for slides in sliding),
     }
 
@@ -207,7 +207,7 @@ def read_shape(file: GgufFile) -> NetworkShape:
     """Return the shape of a file's network; raise ``ModelError`` if it cannot be run packed."""
     architecture = architecture_of(file)
     n_layers, width, n_heads = (file.number(key) for key in ("block_count", "embedding_length", "attention.head_count"))
-    own = {**architecture.fixed, **architecture.details(file)}
+    specific = {**architecture.fixed, **architecture.details(file)}
     shared: dict[str, Any] = {
         "architecture": file.architecture,
         "n_layers": n_layers,
@@ -220,11 +220,11 @@ def read_shape(file: GgufFile) -> NetworkShape:
         "context": file.number("context_length"),
         "epsilon": file.fraction("attention.layer_norm_rms_epsilon", 1e-6),
         "windows": (None,) * n_layers,
-        "ropes": () if "ropes" in own else (_rope(file),),
+        "ropes": () if "ropes" in specific else (_rope(file),),
         "rope_of_layer": (0,) * n_layers,
         "attention_scale": _head_dim(file) ** -0.5,
     }
-    return NetworkShape(**(shared | own))
+    return NetworkShape(**(shared | specific))
 
 
 def _head_dim(file: GgufFile) -> int:

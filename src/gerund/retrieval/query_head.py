@@ -162,7 +162,9 @@ def fit_query_head(
     rarity_V = np.ones(len(lm.tokenizer), dtype=np.float32)
     for token, seen in counts.items():
         rarity_V[token] = _RARITY / (_RARITY + seen / total)
-    features_NF = np.stack([StateMeans().added(states_of(lm, one)[1], rarity_V[one]).features for one in ids])
+    features_NF = np.stack(
+        [StateMeans().added(states_of(lm, text_ids)[1], rarity_V[text_ids]).features for text_ids in ids]
+    )
     targets_ND = encode(texts).astype(np.float64)
     means_F, scales_F, bias_D = features_NF.mean(axis=0), features_NF.std(axis=0) + 1e-6, targets_ND.mean(axis=0)
     scaled_NF = (features_NF - means_F) / scales_F
@@ -183,8 +185,8 @@ def _sentences(store: VectorStore, language: str, count: int, seed: int) -> list
     chance, sources = random.Random(seed), sorted(store.documents())
     chunks = store.chunks_of(chance.sample(sources, min(_DOCUMENTS, len(sources))))
     spans = ((chunk.text, sentence_bounds(chunk.text, language)) for chunk in chunks)
-    found = (" ".join(text[start:end].split()) for text, bounds in spans for start, end in bounds)
-    texts = list(dict.fromkeys(text for text in found if len(text) >= _SHORTEST))
+    sentences = (" ".join(text[start:end].split()) for text, bounds in spans for start, end in bounds)
+    texts = list(dict.fromkeys(text for text in sentences if len(text) >= _SHORTEST))
     if len(texts) < _FEWEST:
         raise DataError(f"{store.name} has {len(texts)} sentences; a query head is fitted on {_FEWEST} or more")
     chance.shuffle(texts)
@@ -256,15 +258,15 @@ class ConversationReader(AnswerGenerator):
 
     def _turns(self, question: Question, ids: list[int], start: int) -> list[tuple[int, int]]:
         """Return where the questions are that were not read yet."""
-        asked, found = [*(turn["content"] for turn in question.history[::2]), question.question], []
+        asked, turns = [*(turn["content"] for turn in question.history[::2]), question.question], []
         for number, text in enumerate(asked):
             history = question.history[: 2 * number]
             other = DUMMIES[1] if text.strip().startswith(DUMMIES[0]) else DUMMIES[0]
             begin = len(common_start(ids, self.prompter.without_sources(other, history)))
             end = len(common_start(ids, self.prompter.without_sources(text, history)))
             if begin >= start and end > begin:
-                found.append((begin, end))
-        return found
+                turns.append((begin, end))
+        return turns
 
     def prepare(self, question: Question, sources: Sequence[Source]) -> PendingAnswer:
         """Return what the model is to generate, after what was read of the conversation."""

@@ -77,16 +77,16 @@ def score_samples(scorer: Scorer, prefixes: Sequence[str], samples: Sequence[Seq
     infinity.
     """
     repeats = getattr(scorer, "counts_repeats", False)
-    filled = [[text for text in own if text.strip()] for own in samples]
-    asked = filled if repeats else [list(dict.fromkeys(own)) for own in filled]
-    numbers = [number for number, own in enumerate(asked) if own]
+    filled = [[text for text in group if text.strip()] for group in samples]
+    asked = filled if repeats else [list(dict.fromkeys(group)) for group in filled]
+    numbers = [number for number, group in enumerate(asked) if group]
     scores = scorer.score([prefixes[number] for number in numbers], [asked[number] for number in numbers])
     known = {
         (number, text): float(score)
-        for number, own in zip(numbers, scores, strict=True)
-        for text, score in zip(asked[number], own, strict=True)
+        for number, values in zip(numbers, scores, strict=True)
+        for text, score in zip(asked[number], values, strict=True)
     }
-    return [[known.get((number, text), float("-inf")) for text in own] for number, own in enumerate(samples)]
+    return [[known.get((number, text), float("-inf")) for text in group] for number, group in enumerate(samples)]
 
 
 def load_scorer(scorer: str | Path, load: Load) -> Scorer:

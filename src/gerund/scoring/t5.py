@@ -99,7 +99,7 @@ def read_t5_scorer(
     if ARCHITECTURE not in (config.architectures or []):
         raise ModelError(f"{source.name} is no T5 scorer: its config does not name {ARCHITECTURE}")
     _check_weights(source, config)
-    model, found = guarded(
+    model, info = guarded(
         f"cannot load {source.name}",
         T5EncoderWithProjection.from_pretrained,
         name,
@@ -109,7 +109,7 @@ def read_t5_scorer(
         weights_only=True,
         local_files_only=local,
     )
-    refuse_incomplete(found, source.name)
+    refuse_incomplete(info, source.name)
     refuse_unsound(model, source.name)
     tokenizer = _tokenizer(source, name, config)
     refuse_larger_tokenizer(tokenizer, model, source)

@@ -59,7 +59,7 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
     """
     first = next(model.parameters())
     kind = first.dtype, first.device, torch.get_num_threads(), shapes
-    weights = [one for one in (*model.parameters(), *model.buffers()) if not one.is_inference()]
+    weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_inference()]
     if not weights or first.device.type != "cpu":
         return _made(step, first, kind)
     with quiet_compiler():
@@ -69,20 +69,20 @@ def compiled(step: Callable[_P, Tensor], model: nn.Module, shapes: Hashable) -> 
 
     def with_kernels(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
         nonlocal made, known
-        version = sum(one._version for one in weights)
+        version = sum(tensor._version for tensor in weights)
         if version == known:
             return made(*args, **kwargs)
         made = _made(step, first, (version, kind))
         for backends in _BACKENDS:
             try:
                 with config.patch({**_MAKES_KERNELS, "max_autotune_gemm_backends": backends}):
-                    found = made(*args, **kwargs)
+                    result = made(*args, **kwargs)
                 break
             except BackendCompilerFailed:
                 if backends == _BACKENDS[-1]:
                     raise
         known = version
-        return found
+        return result
 
     return with_kernels
 
@@ -95,8 +95,8 @@ def _made(step: Callable[_P, Tensor], weight: Tensor, kind: Hashable) -> Callabl
         # Torch caches compiled code by function code, and does not check that the weights are the same.
         function, name = step.__func__, f"{step.__func__.__name__}_{next(_numbers)}"
         code = function.__code__.replace(co_name=name)
-        own = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
-        before = _functions[weight] = kind, own
+        duplicate = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+        before = _functions[weight] = kind, duplicate
     with quiet_compiler():
         # Not dynamic: other sizes are other code, except for dimensions marked by ``any_length``.
         made: Callable[_P, Tensor] = torch.compile(
@@ -133,20 +133,22 @@ def without_hooks(model: PreTrainedModel) -> PreTrainedModel:
     """
     if any("forward" in vars(module) for module in model.modules()):
         return model
-    found = _bare(model, {})
-    assert isinstance(found, PreTrainedModel)
-    return found
+    bare = _bare(model, {})
+    assert isinstance(bare, PreTrainedModel)
+    return bare
 
 
 def _bare(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
     module = own_module(module)
     if module not in known:
-        known[module] = own = copy.copy(module)
-        own.__dict__ = dict(vars(module))
-        if type(own) is Int8Linear:
-            own.__class__ = nn.Linear  # type: ignore[assignment]
-        own._forward_hooks = type(module._forward_hooks)(
+        known[module] = duplicate = copy.copy(module)
+        duplicate.__dict__ = dict(vars(module))
+        if type(duplicate) is Int8Linear:
+            duplicate.__class__ = nn.Linear  # type: ignore[assignment]
+        duplicate._forward_hooks = type(module._forward_hooks)(
             (number, hook) for number, hook in module._forward_hooks.items() if not is_stream_hook(hook)
         )
-        own._modules = {name: None if child is None else _bare(child, known) for name, child in module._modules.items()}
+        duplicate._modules = {
+            name: None if child is None else _bare(child, known) for name, child in module._modules.items()
+        }
     return known[module]

@@ -239,7 +239,7 @@ class GenerationConfig:
             if name not in _OPTIONS:
                 raise unknown_name("setting", name, _OPTIONS)
         limits: dict[str, Any] = {name: options[name] for name in _LIMITS if options.get(name) is not None}  # type: ignore[literal-required]
-        own = cls(
+        config = cls(
             max_new_tokens=max_new_tokens,
             sampling=sampling_from(sampling, options, default),
             n=options.get("n", 1),
@@ -248,9 +248,9 @@ class GenerationConfig:
             constraint=_constraint(options),
             **limits,
         )
-        if own.min_tokens > own.max_new_tokens:
-            raise ConfigError(f"min_tokens={own.min_tokens} is more than max_new_tokens={own.max_new_tokens}")
-        return own
+        if config.min_tokens > config.max_new_tokens:
+            raise ConfigError(f"min_tokens={config.min_tokens} is more than max_new_tokens={config.max_new_tokens}")
+        return config
 
     def refuse_with_rerank(self) -> None:
         """Refuse what a search among ranked continuations does not do.

@@ -223,15 +223,15 @@ class SpelledVocabulary:
 
     def containing(self, word: bytes) -> list[int]:
         """Return the tokens whose bytes contain ``word``."""
-        found, at = [], self._joined.find(word)
+        tokens, at = [], self._joined.find(word)
         while at >= 0:
             token = bisect_right(self._starts, at) - 1
             end = self._starts[token + 1]
             is_inside = at + len(word) <= end
             if is_inside:
-                found.append(token)
+                tokens.append(token)
             at = self._joined.find(word, end if is_inside else at + 1)
-        return found
+        return tokens
 
     def starting(self, rest: bytes) -> list[int]:
         """Return the tokens whose bytes start with ``rest``."""

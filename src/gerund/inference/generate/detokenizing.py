@@ -115,20 +115,20 @@ class TextTail:
             self._searched_from = len(self.text)
         certain = len(self.text)
         if self.stopped is None and not last:
-            certain -= max((overlap(self.text[self._searched_from :], one) for one in self._stop), default=0)
+            certain -= max((overlap(self.text[self._searched_from :], stop) for stop in self._stop), default=0)
         piece = self.text[self._given : certain]
         self._given = max(self._given, certain)
         return piece
 
     def _look_for_stop(self, known: int) -> None:
         """End the text at the first complete stop string; up to ``known`` there is none."""
-        found = []
-        for one in self._stop:
-            place = self.text.find(one, max(self._searched_from, known - len(one) + 1))
+        matches = []
+        for stop in self._stop:
+            place = self.text.find(stop, max(self._searched_from, known - len(stop) + 1))
             if place >= 0:
-                found.append((place + len(one), place, one))
-        if found:
-            end, place, self.stopped = min(found)
+                matches.append((place + len(stop), place, stop))
+        if matches:
+            end, place, self.stopped = min(matches)
             self.text = self.text[: end if self._includes_stop else place]
 
 
@@ -188,7 +188,7 @@ _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple[int, int],
 @cache
 def _bytes_by_letter() -> dict[str, int]:
     """Return the bytes of GPT-2's letters: printable bytes are themselves, the others are letters from 256 on."""
-    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    rest = [byte for byte in range(256) if byte not in set(own)]
-    letters = {chr(byte): byte for byte in own}
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    letters = {chr(byte): byte for byte in printable}
     return letters | {chr(256 + place): byte for place, byte in enumerate(rest)}

@@ -91,7 +91,9 @@ def decode_in_batches(
     limit = rotary_limit(model.config)
     order = sorted(sequences, key=lambda sequence: len(sequence.ids))
     # A prompt near the end of the context, or beyond the rotary limit, would change others: it runs in another batch.
-    for _, alike in groupby(order, key=lambda own: (own.room, rotary_side(len(own.ids), own.room, limit))):
+    for _, alike in groupby(
+        order, key=lambda request: (request.room, rotary_side(len(request.ids), request.room, limit))
+    ):
         for batch in _chunks(list(alike), batch_size):
             _decode(model, tokenizer, batch, cancelled)
 

@@ -204,7 +204,7 @@ def _try_rotations(model: PreTrainedModel) -> list[KeyRotation]:
         raise unsupported("it caches more than keys and values")
     buffers = (tensor for name, tensor in model.named_buffers() if name.endswith("inv_freq") and tensor.ndim == 1)
     frequencies = {tuple(tensor.tolist()): tensor for tensor in buffers}
-    known = [KeyRotation(), *(KeyRotation(own, way) for own in frequencies.values() for way in (False, True))]
+    known = [KeyRotation(), *(KeyRotation(inverse, way) for inverse in frequencies.values() for way in (False, True))]
     rotations = []
     for number, (first, second) in enumerate(zip(near.layers, far.layers, strict=True)):
         fitting = [

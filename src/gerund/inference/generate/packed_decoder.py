@@ -77,7 +77,7 @@ class _Rows:
             pause()
             part = np.array([ids[begin : begin + _TOKENS_AT_ONCE]])
             is_last = begin + _TOKENS_AT_ONCE >= len(ids)
-            found = self.network.run(
+            outputs = self.network.run(
                 part,
                 cache=self._prompt,
                 write_B=np.array([begin]),
@@ -86,8 +86,8 @@ class _Rows:
             )
             if stop.is_set():
                 raise Cancelled
-        assert found.logits is not None
-        self._logits_V = found.logits[0, 0]
+        assert outputs.logits is not None
+        self._logits_V = outputs.logits[0, 0]
 
     def begin(self, sequence: SequenceState) -> None:
         """Generate the first token after the prompt that was read last; the sequence joins unless it is done."""
@@ -116,15 +116,15 @@ class _Rows:
         if rows not in self._views:
             keys, values = ([array[:rows] for array in kind] for kind in (self._all().keys, self._all().values))
             self._views[rows] = KeyValues.over(self.network.shape, keys, values)
-        found = self.network.run(
+        outputs = self.network.run(
             np.array(self._last)[:, None],
             cache=self._views[rows],
             write_B=np.array(self._lengths),
             outputs=["logits"],
         )
-        assert found.logits is not None
+        assert outputs.logits is not None
         self._lengths = [length + 1 for length in self._lengths]
-        self._last = advance(self.sequences, found.logits[:, 0])
+        self._last = advance(self.sequences, outputs.logits[:, 0])
         for row in reversed(range(rows)):
             if self.sequences[row].is_done:
                 self._leave(row)

@@ -158,11 +158,11 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     checked = []
     for number, message in enumerate(messages):
-        one = _checked(number, message)
-        names |= {call["id"]: call["function"]["name"] for call in one.get("tool_calls", ())}
-        if one["role"] == "tool" and "name" not in one and one.get("tool_call_id") in names:
-            one["name"] = names[one["tool_call_id"]]
-        checked.append(one)
+        valid = _checked(number, message)
+        names |= {call["id"]: call["function"]["name"] for call in valid.get("tool_calls", ())}
+        if valid["role"] == "tool" and "name" not in valid and valid.get("tool_call_id") in names:
+            valid["name"] = names[valid["tool_call_id"]]
+        checked.append(valid)
     return checked
 
 
@@ -358,10 +358,10 @@ def check_conversation(messages: Any) -> Sequence[Mapping[str, Any]]:
 def _one(index: int, prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return prompt
-    own = _listed(prompt)
-    if own and (all(map(_is_id, own)) or all(map(is_message, own))):
-        return own
-    if own is not None:
+    listed = _listed(prompt)
+    if listed and (all(map(_is_id, listed)) or all(map(is_message, listed))):
+        return listed
+    if listed is not None:
         raise TextError.about("prompt", index, f"is a list of neither token ids nor messages: {prompt!r}")
     raise TextError.about("text", index, f"is not a string but {type(prompt).__name__}: {str(prompt)[:40]!r}")
 

@@ -119,7 +119,7 @@ def _try(
     slots = Slots(model, count, room, alone=True)
     actual = _logits_of_slots(slots, prompts, tokens)
     spread = max(1.0, float(expected[0].std(dim=-1).max()))
-    deviation = max(float((own - other).abs().max()) for own, other in zip(expected, actual, strict=True))
+    deviation = max(float((first - second).abs().max()) for first, second in zip(expected, actual, strict=True))
     if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
         raise ValueError(f"logits differ by {deviation:.1e} from those of transformers' own loop")
     if _has_experts(model):
@@ -313,7 +313,9 @@ def _try_recalling(slots: Slots, ids: list[int]) -> bool:
 
     def same(length: int, reader: int = 0) -> bool:
         layers = zip(full, slots.copy_out(0, length, reader), strict=True)
-        return all(torch.equal(own[:, :length], other) for layer in layers for own, other in zip(*layer, strict=True))
+        return all(
+            torch.equal(tensor[:, :length], other) for layer in layers for tensor, other in zip(*layer, strict=True)
+        )
 
     logits = {len(ids): full_V}
     for end in (end for end in _ENDS if end < len(ids)):

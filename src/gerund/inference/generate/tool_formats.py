@@ -95,8 +95,8 @@ class ToolFormat:
         """Return the rules for calls of one tool, by the names of the rules."""
         name, parameters = function["name"], function["parameters"]
         if self.style == "call":
-            own = ArgumentRules(arguments, literal(self.quote), parameters)
-            return [f"{call}: {literal(f'call:{name}')} {arguments}", *own.rules]
+            rules = ArgumentRules(arguments, literal(self.quote), parameters)
+            return [f"{call}: {literal(f'call:{name}')} {arguments}", *rules.rules]
         # Small models invent keys; a schema that says nothing of others means none.
         closed = {"additionalProperties": False} if "properties" in parameters or not parameters else {}
         schema = json.dumps({"type": "object", **closed, **parameters, "x-guidance": _SPACING})
@@ -129,7 +129,7 @@ FORMATS = (
                starts_bare=True, parallel=False),
 )  # fmt: skip
 
-HERMES = next(one for one in FORMATS if one.name == "hermes")
+HERMES = next(form for form in FORMATS if form.name == "hermes")
 # What SmolLM2 was trained on; its template has no tools.
 SMOLLM2 = ToolFormat("smollm2", (), "list", "<tool_call>", "</tool_call>")
 
@@ -140,7 +140,7 @@ def format_of(template: str) -> ToolFormat | None:
     >>> format_of("{% for tool in tools %} ... <tool_call>").name
     'hermes'
     """
-    for one in FORMATS:
-        if all(mark in template for mark in one.marks) and not any(mark in template for mark in one.unmarked):
-            return one
+    for form in FORMATS:
+        if all(mark in template for mark in form.marks) and not any(mark in template for mark in form.unmarked):
+            return form
     return None

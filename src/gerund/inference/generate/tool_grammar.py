@@ -93,11 +93,11 @@ class ArgumentRules:
 
     def _referred(self, reference: str) -> str:
         if reference not in self._by_reference:
-            found: Any = self._root
+            schema: Any = self._root
             for part in reference.removeprefix("#").strip("/").split("/"):
-                found = found.get(part, {}) if part and isinstance(found, Mapping) else found
+                schema = schema.get(part, {}) if part and isinstance(schema, Mapping) else schema
             name = self._by_reference[reference] = self._new()
-            self._add(name, self._value(found))
+            self._add(name, self._value(schema))
         return self._by_reference[reference]
 
     def _text(self) -> str:

@@ -178,10 +178,10 @@ class CallReader:
     def _rest(self, last: bool) -> Sequence[Event]:
         """Skip what follows the arguments in their object, such as an id."""
         del last
-        found = _OBJECT_END.match(self._buffer)
-        if found is not None:
-            self._buffer = self._buffer[found.end() :]
-        if found is not None or "<" in self._buffer or len(self._buffer) > _LONGEST_HEAD:
+        match = _OBJECT_END.match(self._buffer)
+        if match is not None:
+            self._buffer = self._buffer[match.end() :]
+        if match is not None or "<" in self._buffer or len(self._buffer) > _LONGEST_HEAD:
             self._step = self._between
         return []
 
@@ -202,12 +202,12 @@ class CallReader:
     def _parsed(self, block: str) -> list[Event]:
         """Return the calls in a block that does not begin as one usually does."""
         if self._format.style == "call":
-            found = _call_notation(block, self._format.quote)
-            return [] if found is None or found[0] not in self._names else [self._started(*found)]
+            call = _call_notation(block, self._format.quote)
+            return [] if call is None or call[0] not in self._names else [self._started(*call)]
         calls: list[Event] = []
         for value in _json_values(block):
-            for one in value if isinstance(value, list) else [value]:
-                named = _named_call(one)
+            for entry in value if isinstance(value, list) else [value]:
+                named = _named_call(entry)
                 if named is not None and named[0] in self._names and (self._parallel or not self.count):
                     calls.append(self._started(*named))
         return calls

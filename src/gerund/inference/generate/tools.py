@@ -115,7 +115,11 @@ class ToolUse:
         require_chat_template(tokenizer)
         form = _PROMPTS[prompt].form if prompt is not None else _own_format(tokenizer, requires_calls=bool(offered))
         added = tokenizer.added_tokens_decoder.items()
-        ids = {one.content: token for token, one in added if one.special and one.content in form.control}
+        ids = {
+            added_token.content: token
+            for token, added_token in added
+            if added_token.special and added_token.content in form.control
+        }
         return cls(form, offered, choice, parallel and choice in _CHOICES, prompt, ids)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -289,7 +293,7 @@ def _own_format(tokenizer: "PreTrainedTokenizerBase", *, requires_calls: bool) -
     if form is None:
         if not requires_calls:
             return HERMES  # nothing is read: the template alone writes the earlier calls
-        known = ", ".join(one.name for one in FORMATS)
+        known = ", ".join(form.name for form in FORMATS)
         raise ModelError(
             f"this model writes tool calls in a format that is unknown here; known are those of {known}. To describe "
             "the tools in the system message instead, set tool_prompt='generic' (--tool-prompt generic)"
@@ -300,8 +304,8 @@ def _own_format(tokenizer: "PreTrainedTokenizerBase", *, requires_calls: bool) -
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with ids of nine letters and digits, which Mistral's templates demand."""
     calls = [{**call, "id": _short(call["id"])} for call in message.get("tool_calls", ())]
-    own = {"tool_call_id": _short(message["tool_call_id"])} if "tool_call_id" in message else {}
-    return {**message, **own, **({"tool_calls": calls} if calls else {})}
+    changes = {"tool_call_id": _short(message["tool_call_id"])} if "tool_call_id" in message else {}
+    return {**message, **changes, **({"tool_calls": calls} if calls else {})}
 
 
 def _short(given: str) -> str:
@@ -361,17 +365,17 @@ def _described(
                 continue
         elif calls := message.get("tool_calls"):
             written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-            blocks = [f"[{', '.join(written)}]"] if is_list else [f"\n{one}\n" for one in written]
+            blocks = [f"[{', '.join(written)}]"] if is_list else [f"\n{block}\n" for block in written]
             text = "\n".join([*filter(None, [text]), *(f"<tool_call>{block}</tool_call>" for block in blocks)])
         plain.append({"role": role, "content": text, "holds_results": message["role"] == "tool"})
     if tools:
         signatures = [json.dumps(tool if not is_list else tool["function"], ensure_ascii=False) for tool in tools]
-        told = prompt.text.format(tools=(", " if is_list else "\n").join(signatures))
+        description = prompt.text.format(tools=(", " if is_list else "\n").join(signatures))
         if plain and plain[0]["role"] == "system":
-            plain[0]["content"] = f"{plain[0]['content']}\n\n{told}"
+            plain[0]["content"] = f"{plain[0]['content']}\n\n{description}"
         else:
-            plain.insert(0, {"role": "system", "content": told})
-    return [{"role": one["role"], "content": one["content"]} for one in plain]
+            plain.insert(0, {"role": "system", "content": description})
+    return [{"role": message["role"], "content": message["content"]} for message in plain]
 
 
 # ------------------------------------------------------------------------------------------------ Python functions

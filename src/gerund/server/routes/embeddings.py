@@ -237,11 +237,13 @@ async def _token_vectors(
     asked = "query" in (prompt_name, body.prompt_name) or (body.input_type or body.task) in _KINDS[0]
     with errors_about("input"):
         tokens = await context.run(lambda: _count(service, texts))  # type: ignore[arg-type]
-        found = await context.call(
+        vectors = await context.call(
             lambda: lm.encode_multi(list(texts), is_query=asked, show_progress=False),  # type: ignore[arg-type]
             tokens=tokens,
         )
-    data = [{"object": "embedding", "index": index, "embedding": one.tolist()} for index, one in enumerate(found)]
+    data = [
+        {"object": "embedding", "index": index, "embedding": states.tolist()} for index, states in enumerate(vectors)
+    ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {
         "object": "list",
@@ -442,7 +444,7 @@ async def _pair_scores(service: Service, request: Request, body: ScoreRequest) -
             service, context, list(params), param="text_1", truncate=True, params=list(params.values())
         )
     vectors = dict(zip(params, unit(result.vectors), strict=True))
-    values = [float(vectors[one] @ vectors[other]) for one, other in zip(left, right, strict=True)]
+    values = [float(vectors[first] @ vectors[second]) for first, second in zip(left, right, strict=True)]
     return values, sum(result.token_counts)
 
 

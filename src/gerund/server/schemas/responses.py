@@ -115,7 +115,7 @@ class ResponsesRequest(Sampled):
         choice: Any = self.tool_choice
         if isinstance(choice, ResponsesToolChoice):
             choice = {"type": "function", "function": {"name": choice.name}}
-        tools = [{"type": "function", "function": one.model_dump(exclude={"type"})} for one in self.tools or ()]
+        tools = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()]
         fields = {
             **{name: getattr(self, name) for name in Sampled.model_fields if name != "model"},
             "messages": self._messages(),

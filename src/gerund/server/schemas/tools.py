@@ -73,4 +73,4 @@ MessageCalls = Annotated[list[MessageCall], Field(max_length=MOST_CALLS, fail_fa
 
 def plain(models: Sequence[Body] | None) -> list[dict[str, Any]] | None:
     """Return models as dicts, without what was omitted."""
-    return None if models is None else [one.model_dump(exclude_none=True) for one in models]
+    return None if models is None else [model.model_dump(exclude_none=True) for model in models]
