@@ -1,18 +1,19 @@
-"""BM25's first documents ranked anew by how likely they make the query, alone and fused with BM25's scores.
+"""BM25's first documents ranked anew by the measures of `rerank`, alone and fused with BM25's scores.
 
     python benchmarks/ranking.py --data DATA --model MODEL --work FILE [--candidates 50] [--limit 30]
 
-For each query of a collection (`DATA/retrieval/NAME`) BM25's first documents are ranked by each measure of query
-likelihood, alone and fused with BM25's scores as `rerank(scores=...)` does it. One weight for all collections is chosen
+For each query of a collection (`DATA/retrieval/NAME`) BM25's first documents are ranked by each measure of `rerank`
+(`--ways`), alone and fused with BM25's scores as `rerank(scores=...)` does it. One weight for all collections is chosen
 on a third of the shuffled queries and measured on the others; by the default weight, which was not chosen here, all
 queries are measured. nDCG@10 has linear gains and the ideal order of all judged documents, as trec_eval; intervals are
 bootstrapped, and differences from BM25 on the same queries tested by randomization. Scores are kept in `--work`, so
-that an interrupted run goes on. Checks first that documents whose keys and values are kept get the scores of whole
-passes.
+that an interrupted run continues, and further ways are added to it. Checks first that documents whose keys and values
+are kept get the scores of whole passes. A model that is trained to embed keeps its adapter for `maxsim` and `vectors`.
 """
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -30,13 +31,13 @@ from gerund.evaluation.task import Examples
 from gerund.evaluation.tuning import WEIGHTS
 from gerund.inference.likelihood import continuation_logprobs
 from gerund.scoring import query_likelihood
-from gerund.settings.ranking import DEFAULT_WEIGHT, QUERY_MEASURES
+from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, QUERY_MEASURES, RELEVANCE_MEASURES
 from results import Column, Row, Table
 
 DEV = 3
 """One query in so many is for choices."""
 _TIMED = 3
-DEFAULTS = dict.fromkeys(QUERY_MEASURES, DEFAULT_WEIGHT)
+WAYS = (*QUERY_MEASURES, MAXSIM, "vectors")
 
 # The candidates of the queries for choices and of the others, by collection.
 Found = dict[str, tuple[list[Candidates], list[Candidates]]]
@@ -46,31 +47,34 @@ def main(argv: list[str] | None = None) -> None:
     """Run the comparison."""
     parser = harness.parser(__doc__, rounds=1)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds retrieval/")
-    parser.add_argument("--model", required=True, help="a folder or hub id")
+    parser.add_argument("--model", required=True, help="a folder, GGUF file or hub id")
+    parser.add_argument("--runtime", default="auto", help="of the model (%(default)s)")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=RELEVANCE_MEASURES, help="measures of rerank")
     parser.add_argument("--work", type=Path, help="a file of scores, to go on with")
     parser.add_argument("--collections", nargs="+", default=["medline", "cranfield", "cisi"])
     parser.add_argument("--candidates", type=int, default=50, help="documents that BM25 offers a query (%(default)s)")
     parser.add_argument("--limit", type=int, help="only so many queries of a collection")
     quick = {"collections": ["medline"], "limit": 6, "candidates": 4, "model": "default"}
     options = harness.parse(parser, argv, quick=quick)
-    lm = gerund.load(options.model, attention="causal")
+    lm = gerund.load(options.model, runtime=options.runtime)
     sets = {
         name: Offers(read_collection(collection_files(options.data / "retrieval" / name)), options.candidates)
         for name in options.collections
     }
     found = scored(lm, sets, options)
     checks = [harness.require("largest difference of a kept document's score", apart(lm), 0.05)]
-    weights = {way: best_weight(found, way) for way in QUERY_MEASURES}
+    weights = {way: best_weight(found, way) for way in options.ways}
+    default = dict.fromkeys(options.ways, DEFAULT_WEIGHT)
     rows = [row for name, (_, tested) in found.items() for row in quality(name, tested, weights)]
     spent = timed(lm, next(iter(sets.values())))
-    default = [row for name, (dev, tested) in found.items() for row in quality(name, dev + tested, DEFAULTS)]
+    usual = [row for name, (dev, tested) in found.items() for row in quality(name, dev + tested, default)]
     tables = [
-        quality_table("default", "all queries, by the default weight", default, checks),
+        quality_table("default", "all queries, by the default weight", usual, checks),
         quality_table("quality", "by the weight that is best on other queries, in brackets", rows, checks),
-        weight_table(found),
+        weight_table(found, options.ways),
         time_table(options, spent),
     ]
-    first = f"BM25's first {options.candidates} documents ranked anew by {Path(options.model).name}, untrained"
+    first = f"BM25's first {options.candidates} documents ranked anew by {Path(options.model).stem}"
     tables[:2] = [replace(table, caption=f"{first}: {table.caption}.") for table in tables[:2]]
     harness.report(options, __file__, tables, libraries=["bm25s"])
 
@@ -89,8 +93,10 @@ def scored(lm: Any, sets: dict[str, Offers], options: Any) -> Found:
                 continue
             key = f"{name} {order[number]} {options.candidates}"
             own = known.find(key)
-            if own is None:
-                own = sets[name].scored(lm, order[number], QUERY_MEASURES)
+            missing = [way for way in options.ways if own is None or way not in own.scores]
+            if missing:
+                fresh = sets[name].scored(lm, order[number], missing)
+                own = fresh if own is None else replace(own, scores={**own.scores, **fresh.scores})
                 known.add(key, own)
             found[name][number % DEV > 0].append(own)
     return found
@@ -108,7 +114,7 @@ def best_weight(found: Found, way: str) -> float:
 
 def quality(name: str, tested: list[Candidates], weights: dict[str, float]) -> list[Row]:
     """Return the rows of a collection: BM25, and each way alone and fused."""
-    base = [one.ndcg("lift", 0) for one in tested]
+    base = [one.ndcg(BM25) for one in tested]
     rows: list[Row] = [{**row_of(name, BM25, base), "reference": True}]
     for way, weight in weights.items():
         for label, share in ((way, 1.0), (f"{way} + BM25 ({weight:g})", weight)):
@@ -138,13 +144,13 @@ def quality_table(name: str, caption: str, rows: list[Row], checks: list[str]) -
     return Table(name, caption, columns, rows, checks=checks)
 
 
-def weight_table(found: Found) -> Table:
+def weight_table(found: Found, ways: Sequence[str]) -> Table:
     """Return nDCG@10 by weight, on the queries for choices."""
     count = sum(len(dev) for dev, _ in found.values())
     rows: list[Row] = [
-        {"weight": f"{weight:g}", **{way: on_dev(found, way, weight) for way in QUERY_MEASURES}} for weight in WEIGHTS
+        {"weight": f"{weight:g}", **{way: on_dev(found, way, weight) for way in ways}} for weight in WEIGHTS
     ]
-    columns = [Column("weight", "weight"), *(Column(way, way, "", 4, "higher") for way in QUERY_MEASURES)]
+    columns = [Column("weight", "weight"), *(Column(way, way, "", 4, "higher") for way in ways)]
     caption = f"nDCG@10 by what the measure counts beside BM25: mean over the collections, {count} queries for choices."
     return Table("weights", caption, columns, rows)
 

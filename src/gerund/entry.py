@@ -18,6 +18,7 @@ from gerund.models.heads import read_head
 from gerund.models.late_head import read_late
 from gerund.models.loading import LoadedModel, open_model
 from gerund.models.peft_folders import ADAPTER_FILES
+from gerund.models.sentence_transformers_folder import is_ready_made
 from gerund.models.sources import find, find_spec
 from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
@@ -128,6 +129,8 @@ def _keeps_late(lm: LanguageModel, spec: ModelSpec, folder: Path) -> bool:
     """Whether the projection of token vectors in a model's folder goes with what is asked for: its adapter and plan."""
     if spec.adapter is not None and (spec.adapter != NO_ADAPTER or read_adapters(folder)):
         return False
+    if is_ready_made(folder):  # which says its attention by the checkpoint's config
+        return spec.attention is None
     saved = _saved_config(lm, folder)
     return saved is not None and saved.attention.with_defaults(lm.n_layers) == lm.encoder.attention.with_defaults(
         lm.n_layers

@@ -1105,9 +1105,10 @@ class LanguageModel(Writes, Ranks):
 
         Args:
             folder: the target folder.
-            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``merged``, a plain
-                model, whose scorer is kept only if its plan and pooling equal the encoder's; ``onnx`` or
-                ``openvino``, a graph from token ids to vectors in float32, or ``onnx-int8``, with weights in 8 bits.
+            format: ``sentence-transformers``, a folder for ``SentenceTransformer``; ``multi-vector``, one of trained
+                token vectors for ``MultiVectorEncoder``; ``merged``, a plain model, whose scorer is kept only if its
+                plan and pooling equal the encoder's; ``onnx`` or ``openvino``, a graph from token ids to vectors in
+                float32, or ``onnx-int8``, with weights in 8 bits.
                 Each has the encoder's adapter merged in, and so has ``gguf-embedding``, the encoder for llama.cpp,
                 whose plan must be ``causal`` or ``bidir``. Or ``gguf``, the base language model for llama.cpp,
                 which generates.

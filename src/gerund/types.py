@@ -228,6 +228,7 @@ class Ranking:
         read: how many documents were read; those after them keep the order of the first stage, and their scores say
             nothing else.
         weight: what the measure counts beside the first stage's scores; None where it ranked alone.
+        seconds: how long reading the documents took, on the clock.
     """
 
     indices: list[int]
@@ -235,6 +236,7 @@ class Ranking:
     by: str
     read: int | None = field(default=None, kw_only=True)
     weight: float | None = field(default=None, kw_only=True)
+    seconds: float | None = field(default=None, kw_only=True, compare=False)
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
         """Yield the index and the score of each document, the most relevant first.

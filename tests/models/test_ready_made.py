@@ -628,7 +628,11 @@ BAD: dict[str, tuple[Callable[[Path], None], type[GerundError], str]] = {
     ),
     "sparse": (_setting(MODEL, model_type="SparseEncoder"), ModelError, "says SparseEncoder: its vectors are sparse"),
     "reranker": (_setting(MODEL, model_type="CrossEncoder"), ModelError, "a reranker that gerund reads is"),
-    "late": (_setting(MODEL, model_type="MultiVectorEncoder"), ModelError, "says MultiVectorEncoder.*late interaction"),
+    "late": (
+        _setting(MODEL, model_type="MultiVectorEncoder"),
+        ModelError,
+        "lists Transformer, Pooling, Dense.*reads a Transformer in",
+    ),
     "another kind": (_setting(MODEL, model_type="Another"), ModelError, "says Another"),
     "similarity": (_setting(MODEL, similarity_fn_name="jaccard"), ModelError, "compares vectors by 'jaccard'"),
     "prompts": (_setting(MODEL, prompts=["a"]), DataError, "prompts are texts by name"),

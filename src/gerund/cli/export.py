@@ -27,7 +27,9 @@ def command(
     output: options.Output,
     format: Annotated[
         str,
-        typer.Option(help="sentence-transformers, merged, onnx, onnx-int8, openvino, gguf or gguf-embedding."),
+        typer.Option(
+            help="sentence-transformers, multi-vector, merged, onnx, onnx-int8, openvino, gguf or gguf-embedding."
+        ),
     ],
     spec: "ModelSpec",
     type: Annotated[
@@ -45,6 +47,9 @@ def command(
     sentence-transformers: a folder for that library. Plain SentenceTransformer("OUT") reads causal and wholly
     bidirectional encoders; it is tried, and compared with gerund, before the folder is put in place. Other plans
     need gerund.integrations.sentence_transformers.load("OUT"). README.md in the folder says which it is.
+
+    multi-vector: a folder for sentence-transformers' MultiVectorEncoder, of trained token vectors (late interaction).
+    Its scores are compared with gerund's before the folder is put in place.
 
     merged: a plain model with the encoder's adapter merged into its weights, for tools that know no adapters. It is
     loaded again, and its vectors and logits are compared, before the folder is put in place.

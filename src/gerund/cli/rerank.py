@@ -32,8 +32,9 @@ def command(
         str | None,
         typer.Option(
             help="lift (how much likelier the document makes the query), mixed, likelihood (of the query after the "
-            "document), maxsim (late interaction of token vectors), vectors or model (a reranker, or the model's own "
-            "scorer). [default: model for a reranker, maxsim where token vectors were trained, lift for a language "
+            "document), maxsim (late interaction of token vectors), vectors, model (a reranker, or the model's own "
+            "scorer), or for large models yesno, listwise or attention. "
+            "[default: model for a reranker, maxsim where token vectors were trained, lift for a language "
             "model, vectors for one that was trained to embed]"
         ),
     ] = None,
@@ -73,9 +74,9 @@ def command(
     """Order documents by how relevant they are to a query.
 
     For one query its documents are listed with their scores, the most relevant first. With --file, --json or -o, prints
-    one JSON object per query: query, indices (of the documents, counted from 0, the most relevant first), scores, and
-    read, the number of documents that the depth and the deadline left to be read; those after them keep the order of
-    their first scores.
+    one JSON object per query: query, indices (of the documents, counted from 0, the most relevant first), scores, read,
+    the number of documents that the depth and the deadline left to be read (those after them keep the order of their
+    first scores), and seconds, how long reading them took.
 
     For example:
 
@@ -88,7 +89,7 @@ def command(
         gerund rerank --file queries.jsonl -m ./model --top-k 10 -o ranked.jsonl
     """
     from gerund.scoring.names import check_first_stage, check_relevance
-    from gerund.settings.ranking import QUERY_MEASURES
+    from gerund.settings.ranking import BASE_MEASURES
 
     text_io.refuse_existing(output, force=force)
     asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"), "scores")
@@ -100,8 +101,8 @@ def command(
         _checked(where, lambda texts=texts, own=own: check_first_stage(own, len(texts), *stage.values()))
     from gerund.entry import load
 
-    # Likelihoods are those of the untouched model, whose plan is causal, which every architecture has.
-    lm = load(ModelSpec.of(spec, attention="causal") if by in QUERY_MEASURES else spec)
+    # Measures of the base model need no plan but the causal one, which every architecture has.
+    lm = load(ModelSpec.of(spec, attention="causal") if by in BASE_MEASURES else spec)
     found = _ranked(lm, asked, {"top_k": top_k, "by": by, **stage})
     if lm.reranker is None and any(own is None for *_, own in asked):
         text_io.tell(f"ranked by {by or lm.default_measure()} alone; with --scores of a first stage it ranks better")
@@ -110,6 +111,8 @@ def command(
         record = next(found)
         for index, score in zip(record["indices"], record["scores"], strict=True):
             typer.echo(f"{score:10.4f}  {texts[index].strip()}")
+        if record["seconds"] is not None:
+            text_io.tell(f"{record['read']} of {len(texts)} documents read in {record['seconds']:.2f} s")
         return
     text_io.write(text_io.as_lines(found), output, len(asked), "ranking")
 
@@ -136,4 +139,5 @@ def _ranked(lm: "LanguageModel", asked: list[Asked], how: dict[str, Any]) -> "It
             "indices": found.indices,
             "scores": [round(score, 6) for score in found.scores],
             "read": found.read,
+            "seconds": None if found.seconds is None else round(found.seconds, 3),
         }

@@ -18,6 +18,7 @@ from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.kinds import is_encoder_decoder
 from gerund.progress import progress
+from gerund.scoring.prompted import prompt_measures_of
 from gerund.scoring.query_likelihood import QueryLikelihood
 from gerund.scoring.relevance import default_measure, standardized
 from gerund.settings.ranking import MAXSIM, QUERY_MEASURES
@@ -157,7 +158,8 @@ class TunedRerank:
 
 def measures_of(lm: LanguageModel) -> list[str]:
     """Return the measures of relevance that a model has."""
-    likelihoods = [] if is_encoder_decoder(lm.model) or lm.reranker is not None else list(QUERY_MEASURES)
+    reads = not is_encoder_decoder(lm.model) and lm.reranker is None
+    likelihoods = [*QUERY_MEASURES, *prompt_measures_of(lm)] if reads else []
     trained = ["model"] if lm.scorer is not None or lm.reranker is not None else []
     return [*likelihoods, *([] if lm.reranker is not None else [MAXSIM, "vectors"]), *trained]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gerund.checks import one_of, place
 from gerund.errors import ConfigError
-from gerund.exporting import added_formats, gguf, merged, onnx, openvino, sentence_transformers
+from gerund.exporting import added_formats, gguf, merged, multi_vector, onnx, openvino, sentence_transformers
 from gerund.exporting.model_card import add_origin, origin_of_spec, write_card
 from gerund.exporting.shared import Export, with_weights
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -25,6 +25,7 @@ from gerund.settings.plan import Direction
 # Each fills the first folder, which is then moved to the second.
 _FORMATS: dict[ExportFormat, Callable[..., Export]] = {
     "sentence-transformers": sentence_transformers.write,
+    "multi-vector": multi_vector.write,
     "merged": merged.write,
     "onnx": onnx.write,
     "onnx-int8": partial(onnx.write, eight_bits=True),
@@ -35,7 +36,7 @@ _FORMATS: dict[ExportFormat, Callable[..., Export]] = {
 
 
 # What they write does not generate, so layers above an early exit are left out.
-_ENCODERS_ALONE = ("sentence-transformers", "onnx", "onnx-int8", "openvino")
+_ENCODERS_ALONE = ("sentence-transformers", "multi-vector", "onnx", "onnx-int8", "openvino")
 
 
 class _Part(Protocol):
@@ -70,7 +71,8 @@ def export(
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format not in _FORMATS:
             return Export(folder, str(added[format].load()(lm, work) or ""))
-        options = {} if type is None else {"type": type}
+        options: dict[str, Any] = {} if type is None else {"type": type}
+        options |= {"late": lm.late} if format == "multi-vector" else {}
         result = _FORMATS[format](runtime, work, folder, **options)
         origin = origin_of_spec(lm._spec)
         if format != "merged":

@@ -6,6 +6,7 @@ names ``gerund.integrations.sentence_transformers.Transformer``.
 """
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,11 @@ def obstacle(runtime: EncoderRuntime) -> str:
     """Return why plain sentence-transformers can't read this encoder; the empty string if it can."""
     if runtime.head is not None and runtime.head.settings.modules is None:
         return "sentence-transformers has no such projection head"
-    return _obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
+    return obstacle_in_attention(runtime) or _obstacle_in_pooling(runtime)
 
 
-def _obstacle_in_attention(runtime: EncoderRuntime) -> str:
+def obstacle_in_attention(runtime: EncoderRuntime) -> str:
+    """Return why plain sentence-transformers can't read this attention; the empty string if it can."""
     bidirectional = _is_bidirectional(runtime)
     by_config = is_bidirectional(runtime.model.config)
     if by_config and not bidirectional:
@@ -117,18 +119,8 @@ def _obstacle_in_prompts(runtime: EncoderRuntime) -> str:
 
 def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     """Write body, tokenizer, pooling and normalization for sentence-transformers' own modules."""
-    model, config = runtime.model, runtime.config
-    body, prefix = model.base_model, f"{model.base_model_prefix}."
-    state = merged_state(model, runtime.adapter)
-    if body is not model:
-        state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    loading.save_model(body, plain_tokenizer(runtime), state, folder)
-    if _is_bidirectional(runtime) and not is_bidirectional(model.config):
-        change_json(folder / "config.json", is_causal=False)
-    limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
-    # The dtype that is verified, which other versions of transformers would not choose.
-    held = {"model_args": {"dtype": str(model.dtype).removeprefix("torch.")}}
-    write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False, **held})
+    config = runtime.config
+    write_body(runtime, folder)
     # The names of version 2 to 5, which version 6 reads as well.
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()
@@ -141,6 +133,22 @@ def write_plain(runtime: EncoderRuntime, folder: Path) -> None:
     write_modules(
         folder, config, [(path, f"sentence_transformers.models.{name}") for path, name in modules], needs=needs
     )
+
+
+def write_body(runtime: EncoderRuntime, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+    """Write body and tokenizer, and the settings of the module that runs them; ``more`` are further ones."""
+    model = runtime.model
+    body, prefix = model.base_model, f"{model.base_model_prefix}."
+    state = merged_state(model, runtime.adapter)
+    if body is not model:
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    loading.save_model(body, plain_tokenizer(runtime), state, folder)
+    if _is_bidirectional(runtime) and not is_bidirectional(model.config):
+        change_json(folder / "config.json", is_causal=False)
+    limit = {} if runtime.max_length is None else {"max_seq_length": runtime.max_length}
+    # The dtype that is verified, which other versions of transformers would not choose.
+    held = {"model_args": {"dtype": str(model.dtype).removeprefix("torch.")}}
+    write_json(folder / "sentence_bert_config.json", {**limit, "do_lower_case": False, **held, **(more or {})})
 
 
 def _modes_on(pooling: str) -> list[str]:

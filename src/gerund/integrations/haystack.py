@@ -289,24 +289,35 @@ class GerundRanker(_WithModel):
     Scores that the documents have, such as those of a retriever, count too; see ``lm.rerank``.
     """
 
-    _stored = ("top_k", "by")
+    _stored = ("top_k", "by", "weight", "deadline")
 
-    def __init__(self, model: Model = None, *, top_k: int | None = 10, by: RelevanceMeasure | None = None) -> None:
+    def __init__(
+        self,
+        model: Model = None,
+        *,
+        top_k: int | None = 10,
+        by: RelevanceMeasure | None = None,
+        weight: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
         """Rank by a model.
 
         Args:
             model: a model in memory, or what ``gerund.load`` takes; None for the bundled one.
             top_k: number of documents to keep; None for all that have a text.
             by: how relevance is measured: ``lift``, ``vectors`` and others; see ``lm.rerank``.
+            weight: what the measure counts beside the documents' scores, from 0 to 1.
+            deadline: seconds per query after which no further document is read.
         """
-        self.model, self.top_k, self.by = model, top_k, by
+        self.model, self.top_k, self.by, self.weight, self.deadline = model, top_k, by, weight, deadline
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, Any]:
         """Return the most relevant ``documents``, best first."""
         texts = [document.content for document in documents]
         most, scores = top_k if top_k is not None else self.top_k, [document.score for document in documents]
-        ranking = most_relevant(self.lm, query, texts, most, self.by, scores)
+        stage = {"weight": self.weight, "deadline": self.deadline}
+        ranking = most_relevant(self.lm, query, texts, most, self.by, scores, **stage)
         return {"documents": [replace(documents[place], score=score) for place, score in ranking]}
 
 

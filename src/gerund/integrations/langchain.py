@@ -382,6 +382,10 @@ class GerundReranker(BaseDocumentCompressor):
     """Number of documents to keep; None for all that have a text."""
     by: str | None = None
     """How relevance is measured: ``lift``, ``vectors`` and others; see ``lm.rerank``."""
+    weight: float | None = None
+    """What the measure counts beside the documents' scores, from 0 to 1."""
+    deadline: float | None = None
+    """Seconds per query after which no further document is read."""
 
     _load = field_validator("lm", mode="before")(model_of)
 
@@ -392,7 +396,8 @@ class GerundReranker(BaseDocumentCompressor):
         del callbacks
         texts = [document.page_content for document in documents]
         scores = [document.metadata.get("score") for document in documents]
-        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by, scores)  # type: ignore[arg-type]
+        stage = {"weight": self.weight, "deadline": self.deadline}
+        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by, scores, **stage)  # type: ignore[arg-type]
         return [
             documents[place].model_copy(update={"metadata": {**documents[place].metadata, "relevance_score": score}})
             for place, score in ranking

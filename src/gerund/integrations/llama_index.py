@@ -273,6 +273,8 @@ class GerundRerank(BaseNodePostprocessor):
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
     top_n: int | None = Field(default=3, description="Number of nodes to keep; None for all that have a text.")
     by: str | None = Field(default=None, description="lift, vectors and others; see lm.rerank.")
+    weight: float | None = Field(default=None, description="What it counts beside the nodes' scores, from 0 to 1.")
+    deadline: float | None = Field(default=None, description="Seconds after which no further node is read.")
 
     def __init__(self, lm: Model = None, **settings: Any) -> None:
         super().__init__(lm=model_of(lm), **settings)
@@ -290,7 +292,8 @@ class GerundRerank(BaseNodePostprocessor):
         query = "" if query_bundle is None else query_bundle.query_str
         texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
         scores = [node.score for node in nodes]
-        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by, scores)  # type: ignore[arg-type]
+        stage = {"weight": self.weight, "deadline": self.deadline}
+        ranking = most_relevant(self.lm, query, texts, self.top_n, self.by, scores, **stage)  # type: ignore[arg-type]
         return [NodeWithScore(node=nodes[place].node, score=score) for place, score in ranking]
 
 

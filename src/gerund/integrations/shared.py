@@ -128,10 +128,14 @@ def most_relevant(
     top_k: int | None,
     by: RelevanceMeasure | None,
     scores: Sequence[Any] = (),
+    *,
+    weight: float | None = None,
+    deadline: float | None = None,
 ) -> list[tuple[int, float]]:
     """Return the positions of the most relevant texts and their scores, best first; blank texts are skipped.
 
-    The scores that all texts bring from a first stage are fused with the measure.
+    The scores that all texts bring from a first stage are fused with the measure; ``weight`` counts only there. After
+    ``deadline`` seconds no further text is read.
     """
     filled = [place for place, text in enumerate(texts) if text and text.strip()]
     if not filled:
@@ -139,7 +143,8 @@ def most_relevant(
     first = [scores[place] for place in filled] if scores else []
     is_scored = bool(first) and all(isinstance(score, Real) and math.isfinite(score) for score in first)
     kept = [texts[place] or "" for place in filled]
-    ranking = lm.rerank(query, kept, top_k, by=by, scores=first if is_scored else None)
+    stage: dict[str, Any] = {"scores": first, "weight": weight} if is_scored else {}
+    ranking = lm.rerank(query, kept, top_k, by=by, deadline=deadline, **stage)
     return [(filled[index], score) for index, score in zip(ranking.indices, ranking.scores, strict=True)]
 
 

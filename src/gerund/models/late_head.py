@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gerund.errors import DataError
+from gerund.models.sentence_transformers_folder import MODULE_WEIGHTS, is_ready_made, read_late_modules
 from gerund.settings.encoder import FORMAT, read_settings
 from gerund.settings.late import LATE_FILE, LateConfig
 
@@ -53,8 +54,10 @@ def read_late(folder: Path | None, width: int) -> LateHead | None:
     Raises:
         DataError: the weights cannot be read, or are for other states.
     """
-    if folder is None or not (folder / LATE_FILE).is_file():
+    if folder is None:
         return None
+    if not (folder / LATE_FILE).is_file():
+        return _of_sentence_transformers(folder, width)
     config = LateConfig.from_dict(read_settings(folder / LATE_FILE, "late")["late"])
     weights = folder / WEIGHTS_FILE
     try:
@@ -65,3 +68,23 @@ def read_late(folder: Path | None, width: int) -> LateHead | None:
     if projection_ED.ndim != 2 or projection_ED.shape[1] != width:
         raise DataError(f"{weights} is for other states than this model's, of {width} numbers")
     return LateHead(config, projection_ED)
+
+
+def _of_sentence_transformers(folder: Path, width: int) -> LateHead | None:
+    """Return what a folder of sentence-transformers' ``MultiVectorEncoder`` or PyLate has of it; None for another.
+
+    Linear maps that follow each other are one.
+    """
+    if not is_ready_made(folder) or (stored := read_late_modules(folder)) is None:
+        return None
+    projection_ED = np.eye(width, dtype=np.float32)
+    for path in stored.layers:
+        weights = folder / path / MODULE_WEIGHTS
+        try:
+            weight_ED = load_file(weights)["linear.weight"].float().numpy()
+        except Exception as error:  # safetensors has an exception outside the built-in ones
+            raise DataError(f"{weights} cannot be read: {error}") from error
+        if weight_ED.ndim != 2 or weight_ED.shape[1] != len(projection_ED):
+            raise DataError(f"{weights} is for vectors of {weight_ED.shape[-1]} numbers, not {len(projection_ED)}")
+        projection_ED = weight_ED @ projection_ED
+    return LateHead(stored.config, projection_ED)

@@ -6,6 +6,7 @@ layouts of versions 2 to 6. Nothing in the folder is executed.
 
 import json
 import re
+import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.folder_files import demand_readable
 from gerund.poolings import CONCATENATED, MODES, SWITCHES
 from gerund.settings.encoder import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS, EncoderConfig
+from gerund.settings.late import LateConfig
 from gerund.settings.templates import TRUNCATE, is_template
 
 OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"
@@ -49,6 +51,12 @@ _KINDS |= {
 }
 _LOGIT_SCORE = "sentence_transformers.cross_encoder.modules"
 _KINDS |= {f"{_LOGIT_SCORE}{file}.LogitScore": "LogitScore" for file in ("", ".logit_score")}
+_MASK = "sentence_transformers.multi_vector_encoder.modules"
+# Modules of late interaction, which no other model has.
+_LATE_KINDS = {f"{_MASK}{file}.MultiVectorMask": "MultiVectorMask" for file in ("", ".multi_vector_mask")}
+_LATE_KINDS |= {"pylate.models.Dense.Dense": "Dense"}
+_PYLATE, _MULTI_VECTOR = "ColBERT", "MultiVectorEncoder"
+"""What settings files of the two libraries say."""
 _SPARSE = "its vectors are sparse, one number for each token of the vocabulary"
 _LATE = "it keeps a vector for each token (late interaction)"
 _NO_LANGUAGE_MODEL = "it is no language model"
@@ -72,10 +80,7 @@ _REASONS = {
     "HierarchicalTokenPooling": _LATE,
     "LambdaTokenPooling": _LATE,
 }
-_OTHER_TYPES = {
-    "SparseEncoder": _SPARSE,
-    "MultiVectorEncoder": _LATE,
-}
+_OTHER_TYPES = {"SparseEncoder": _SPARSE}
 WAY_OUT = "use sentence-transformers for it"
 _CODE_WAY_OUT = (
     "use sentence-transformers, which runs it with trust_remote_code, or a folder whose weights are merged into plain "
@@ -161,6 +166,8 @@ def read_ready_made(folder: Path) -> ReadyMade:
     modules = listed_modules(folder)
     settings = read_object(folder / SETTINGS_FILE)
     kind = settings.get("model_type") or "SentenceTransformer"
+    if kind in (_PYLATE, _MULTI_VECTOR):
+        return _read_late(folder, modules)
     if kind != "SentenceTransformer":
         reason = _OTHER_TYPES.get(str(kind), "gerund does not know such models")
         raise ModelError(f"{folder / SETTINGS_FILE} says {kind}: {reason}; {WAY_OUT}")
@@ -172,6 +179,92 @@ def read_ready_made(folder: Path) -> ReadyMade:
     stored.settings.update(_compared(folder, settings))
     stored.settings.update(_prompts(folder, settings, stored.notes))
     stored.settings["append_eos"] = _appends_eos(folder)
+    return stored
+
+
+@dataclass(frozen=True)
+class LateModules:
+    """How a folder makes token vectors: the settings, and the folders of linear maps, in their order."""
+
+    config: LateConfig
+    layers: tuple[str, ...]
+
+
+def read_late_modules(folder: Path) -> LateModules | None:
+    """Return how a folder of sentence-transformers' ``MultiVectorEncoder`` or of PyLate makes token vectors.
+
+    None for a folder of another kind. Query expansion, and anything else that would change vectors, is refused.
+    """
+    settings = read_object(folder / SETTINGS_FILE)
+    if settings.get("model_type") not in (_PYLATE, _MULTI_VECTOR):
+        return None
+    modules = _late_order(folder, listed_modules(folder))
+    by_pylate = settings["model_type"] == _PYLATE
+    data = settings if by_pylate else read_object(folder / TRANSFORMER_FILE)
+    path = folder / (SETTINGS_FILE if by_pylate else TRANSFORMER_FILE)
+    expands = data.get("do_query_expansion", True) if by_pylate else data.get("query_expansion") is not None
+    if expands is not False:
+        raise ModelError(f"{path} pads queries with mask tokens (query expansion), which gerund does not do; {WAY_OUT}")
+    skipped: Any = settings.get("skiplist_words", list(string.punctuation)) if by_pylate else []
+    for module in modules:
+        if module.type in _LATE_KINDS and _LATE_KINDS[module.type] == "MultiVectorMask":
+            mask = read_object(folder / module.path / MODULE_FILE)
+            skipped = mask.get("skiplist_words") or []
+            if mask.get("keep_only_token_ids") or mask.get("skiplist_tasks", ["document"]) != ["document"]:
+                raise ModelError(f"{folder / module.path} masks other tokens than gerund can; {WAY_OUT}")
+    prompts, _ = stored_prompts(folder / SETTINGS_FILE, settings)
+    markers = {
+        name: str(settings.get(f"{name}_prefix") or "")
+        + prompts.get(name, "").removeprefix(str(settings.get(f"{name}_prefix") or ""))
+        for name in ("query", "document")
+    }
+    lengths = {name: checked_length(path, data.get(name)) for name in ("query_length", "document_length")}
+    config = LateConfig(**markers, counts="all", skipped=tuple(skipped or ()), **lengths)  # type: ignore[arg-type]
+    return LateModules(config, tuple(module.path for module in modules if _kind_of(module) == "Dense"))
+
+
+def _kind_of(module: ListedModule) -> str | None:
+    return module.kind or _LATE_KINDS.get(module.type)
+
+
+def _late_order(folder: Path, modules: list[ListedModule]) -> list[ListedModule]:
+    """Return the modules of late interaction, after checking that they are a language model and linear maps."""
+    refuse_unknown(folder, [module for module in modules if module.type not in _LATE_KINDS])
+    active = [module for module in modules if module.kind != "Dropout"]
+    kinds = [_kind_of(module) for module in active]
+    rest = [kind for kind in kinds[1:] if kind != "MultiVectorMask"]
+    dense = rest[:-1] if rest[-1:] == ["Normalize"] else rest
+    if kinds[:1] != ["Transformer"] or active[0].path or any(kind != "Dense" for kind in dense):
+        raise ModelError(
+            f"{folder / MODULES_FILE} lists {', '.join(map(str, kinds))}; gerund reads a Transformer in the folder "
+            f"itself, and behind it Dense, MultiVectorMask and Normalize; {WAY_OUT}"
+        )
+    for module in active[1:]:
+        if _kind_of(module) == "Dense":
+            fields = _layer(folder, module, _STATES)
+            if fields["bias"] or fields["residual"] or fields["activation"] != "Identity":
+                raise ModelError(
+                    f"{folder / module.path / MODULE_FILE} has a bias, an activation or a residual connection, and "
+                    f"gerund makes token vectors by a linear map alone; {WAY_OUT}"
+                )
+        elif module.kind == "Normalize":
+            _check_names(folder, module, _STATES)
+    return active
+
+
+def _read_late(folder: Path, modules: list[ListedModule]) -> ReadyMade:
+    """Read the settings of a model of late interaction; the vector of a whole text is the mean of its states."""
+    late = read_late_modules(folder)
+    assert late is not None
+    own = ("query_length", "document_length", "query_expansion")
+    stored = ReadyMade({"conventions": ST_CONVENTIONS, "pooling": "mean", "normalize": True})
+    stored.settings.update(_text(folder, modules[0], without=own))
+    stored.settings["prompts"] = {"query": late.config.query, "document": late.config.document}
+    stored.settings["append_eos"] = _appends_eos(folder)
+    stored.notes.append(
+        "it was trained for token vectors (encode_multi, rerank by maxsim); encode gives the mean of its states, which "
+        "was not trained"
+    )
     return stored
 
 
@@ -217,7 +310,7 @@ def refuse_modules(folder: Path) -> None:
 def dense_weights(folder: Path) -> list[str]:
     """Return the files of the modules' weights, to download them."""
     kinds = ("Dense", "LayerNorm")
-    return [f"{module.path}/{MODULE_WEIGHTS}" for module in listed_modules(folder) if module.kind in kinds]
+    return [f"{module.path}/{MODULE_WEIGHTS}" for module in listed_modules(folder) if _kind_of(module) in kinds]
 
 
 def refuse_unknown(folder: Path, modules: list[ListedModule]) -> None:
@@ -273,7 +366,7 @@ def _chain(folder: Path, modules: list[ListedModule]) -> tuple[tuple[dict[str, A
     return tuple(chain)
 
 
-def _layer(folder: Path, module: ListedModule) -> dict[str, Any]:
+def _layer(folder: Path, module: ListedModule, source: str = _VECTOR) -> dict[str, Any]:
     path = folder / module.path / MODULE_FILE
     data = demanded(path)
     weights = folder / module.path / MODULE_WEIGHTS
@@ -289,7 +382,7 @@ def _layer(folder: Path, module: ListedModule) -> dict[str, Any]:
         return {"kind": "LayerNorm", "width": width, "dimensions": width}
     if unknown := sorted(data.keys() - _DENSE_KEYS):
         raise ModelError(f"{path} has the setting {unknown[0]!r}, which gerund does not know; {WAY_OUT}")
-    _check_names(folder, module)
+    _check_names(folder, module, source)
     activation = activation_of(path, data.get("activation_function", f"torch.nn.{_NO_ACTIVATION}"))
     flags = {"bias": data.get("bias", True), "residual": data.get("use_residual", False)}
     if any(type(value) is not bool for value in flags.values()):
@@ -309,15 +402,15 @@ def activation_of(path: Path, given: Any) -> str:
     return activation[1]
 
 
-def _check_names(folder: Path, module: ListedModule) -> None:
-    """Refuse a module that doesn't work on the vector of a text."""
+def _check_names(folder: Path, module: ListedModule, source: str = _VECTOR) -> None:
+    """Refuse a module that doesn't work on the vector of a text, or on what else is its source."""
     path = folder / module.path / MODULE_FILE
     # A Normalize without a folder has no file; the model's config.json is another one.
     data = read_object(path) if module.path else {}
     for key in ("module_input_name", "module_output_name"):
         value = data.get(key)
-        if value not in (None, _VECTOR):
-            reason = _LATE if value == _STATES else f"gerund computes {_VECTOR} alone"
+        if value not in (None, source):
+            reason = _LATE if value == _STATES else f"gerund computes {source} alone"
             raise ModelError(f"{path} has {key} {value!r}: {reason}; {WAY_OUT}")
     if module.kind == "Normalize" and data.get("normalize_embeddings", True) is not True:
         raise ModelError(f"{path} says that its normalize_embeddings is off, and gerund would normalise; {WAY_OUT}")
@@ -337,8 +430,8 @@ def _pooling(path: Path) -> dict[str, Any]:
     return {"pooling": CONCATENATED.join(MODES[mode] for mode in listed), "pool_prompt": includes}
 
 
-def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:
-    """Return the maximum length; refuse settings that change tokens."""
+def _text(folder: Path, transformer: ListedModule, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the maximum length; refuse settings that change tokens, but those of ``without``."""
     path = folder / transformer.path / TRANSFORMER_FILE
     data = read_object(path)
     modalities = data.get("modality_config")
@@ -354,7 +447,7 @@ def _text(folder: Path, transformer: ListedModule) -> dict[str, Any]:
     usual = {"transformer_task": "feature-extraction", "module_output_name": _STATES, "do_lower_case": False}
     usual |= dict.fromkeys(("query_length", "document_length", "query_expansion", "tokenizer_name_or_path"))
     for key, value in usual.items():
-        if data.get(key, value) not in (value, None):
+        if key not in without and data.get(key, value) not in (value, None):
             raise ModelError(f"{path} says {key} {data[key]!r}, which gerund does not do; {WAY_OUT}")
     length = data.get("max_seq_length")
     for name, key, value in stored_arguments(data):

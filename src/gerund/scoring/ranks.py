@@ -36,8 +36,10 @@ class Ranks:
             by: ``lift``, how much likelier the document makes each token of the query, where it helps at all;
                 ``mixed``, the log-probability under the mean of the predictions with the document and without it;
                 ``likelihood``, the log-probability of the query after the document (Sachan et al. 2022); ``maxsim``,
-                late interaction of token vectors (``encode_multi``); ``vectors``, the similarity of the embeddings; or
-                ``model``, the model's own scorer, if it is a reranker or was trained to score. None is ``model`` for a
+                late interaction of token vectors (``encode_multi``); ``vectors``, the similarity of the embeddings;
+                ``model``, the model's own scorer, if it is a reranker or was trained to score; or for large language
+                models ``yesno``, ``listwise`` (several documents in one prompt) and ``attention``, which ask it (see
+                ``gerund.scoring.prompted``). None is ``model`` for a
                 reranker, else the model's tuned measure (``gerund tune --rerank``), else ``maxsim`` where token vectors
                 were trained, ``lift`` for a language model, and ``vectors`` for one that was trained to embed or does
                 not generate.
@@ -45,7 +47,7 @@ class Ranks:
                 measure: both as z-scores. None ranks by the measure alone, which is worse wherever there are scores.
             weight: what the measure counts beside ``scores``, from 0 to 1; None for the tuned weight, else 0.5.
             depth: read only this many documents, the best by ``scores``; None for 100.
-            deadline: seconds after which no further document is read.
+            deadline: seconds after which no further document is read (no further window, by ``listwise``).
 
         Returns:
             The ranking. Documents that were not read come last, in the order of ``scores``; ``Ranking.read`` says how

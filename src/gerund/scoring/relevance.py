@@ -7,6 +7,7 @@ what a deadline leaves unread keeps its place.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from gerund.errors import ConfigError
 from gerund.models.architectures import NoHead
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import compared
-from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, QUERY_MEASURES, RelevanceMeasure
+from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, PROMPT_MEASURES, QUERY_MEASURES, RelevanceMeasure
 from gerund.types import Ranking, Scorer, TextModel
 
 # Documents that are read between two looks at the clock, at most.
@@ -22,6 +23,17 @@ _AT_ONCE = 16
 
 # Returns the score of each text ``(N,)`` for one query.
 Score = Callable[[Sequence[str]], np.ndarray]
+
+
+@runtime_checkable
+class ListScore(Protocol):
+    """Scores documents by reading several together, so that only it can divide them."""
+
+    reads_lists: bool
+
+    def __call__(self, documents: Sequence[str], end: float | None = None) -> np.ndarray:
+        """Return the score of each document ``(N,)``; none are read after ``end``, a time of ``time.monotonic``."""
+        ...
 
 
 def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = False) -> RelevanceMeasure:
@@ -67,7 +79,8 @@ def rank(
 
     ``scorer`` is the model's trained one; ``late`` makes what scores by ``maxsim``, None that of the model.
     """
-    end = None if deadline is None else time.monotonic() + deadline
+    start = time.monotonic()
+    end = None if deadline is None else start + deadline
     if not documents:
         return Ranking([], [], by, read=0)
     first_N = None if scores is None else np.asarray(scores, dtype=np.float64)
@@ -75,6 +88,7 @@ def rank(
     offered = order[: len(order) if first_N is None else depth]
     score = late or _scorer(lm, query, by, scorer)
     own = _read(score, [documents[index] for index in offered], end)
+    seconds = time.monotonic() - start
     read, rest = offered[: len(own)], order[len(own) :]
     value = None
     if first_N is not None:
@@ -87,7 +101,8 @@ def rank(
     found = [*((int(read[place]), float(own[place])) for place in best)]
     found += [(int(index), low - number) for number, index in enumerate(rest, start=1)]
     found = found[:top_k]
-    return Ranking([index for index, _ in found], [one for _, one in found], by, read=len(own), weight=value)
+    indices, relevance = [index for index, _ in found], [one for _, one in found]
+    return Ranking(indices, relevance, by, read=len(own), weight=value, seconds=seconds)
 
 
 def standardized(scores_N: np.ndarray) -> np.ndarray:
@@ -112,6 +127,8 @@ def _read(score: Callable[[], Score], texts: Sequence[str], end: float | None) -
     found: list[np.ndarray] = []
     done, each = 0, 0.0
     reader = score() if time.monotonic() < end else None
+    if isinstance(reader, ListScore):
+        return reader(texts, end)
     while reader is not None and done < len(texts):
         start = time.monotonic()
         left = end - start
@@ -134,6 +151,10 @@ def _scorer(lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | No
         from gerund.scoring.query_likelihood import QueryLikelihood
 
         return lambda: QueryLikelihood(lm.model, lm.tokenizer, query, by, autocast=lm.runtime.autocast)
+    if by in PROMPT_MEASURES:
+        from gerund.scoring.prompted import scorer_of
+
+        return lambda: scorer_of(lm, query, by)
     if by == "vectors":
         return lambda: _by_vectors(lm, query)
     if scorer is None:

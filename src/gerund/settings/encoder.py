@@ -51,7 +51,9 @@ CONFIG_FILE = "gerund.json"
 DEFAULT_MODEL = "default"
 """Means the bundled model wherever a model is named; a folder of that name is ``./default``."""
 FORMAT = 1
-ExportFormat = Literal["sentence-transformers", "merged", "onnx", "onnx-int8", "openvino", "gguf", "gguf-embedding"]
+ExportFormat = Literal[
+    "sentence-transformers", "multi-vector", "merged", "onnx", "onnx-int8", "openvino", "gguf", "gguf-embedding"
+]
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 GgufType = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
@@ -153,8 +155,8 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
     rerank_by: RelevanceMeasure | Auto | Unset = setting(
         None,
-        "How rerank and searches measure relevance: lift, mixed, likelihood, maxsim, vectors or model. Default: lift "
-        "for a language model, vectors for an encoder. No vector depends on it.",
+        "How rerank and searches measure relevance: lift, mixed, likelihood, maxsim, vectors, model, yesno, listwise "
+        "or attention. Default: lift for a language model, vectors for an encoder. No vector depends on it.",
     )
     rerank_weight: Fraction | Auto | Unset = setting(
         None,

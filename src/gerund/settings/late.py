@@ -13,6 +13,7 @@ from gerund.settings.templates import LAST_LAYER, check_layers
 
 LATE_FILE = "late.json"
 TokenPrecision = Literal["float32", "float16", "int8"]
+CountedTokens = Literal["text", "all"]
 TOKEN_PRECISIONS: tuple[TokenPrecision, ...] = get_args(TokenPrecision)
 
 
@@ -31,15 +32,34 @@ class LateConfig:
 
     layers: str = LAST_LAYER  # whose states are the token vectors, spelled as the encoder's setting
 
+    # ``text``: the text's own tokens have vectors. ``all``: so have its marker's and the special ones, as in
+    # sentence-transformers.
+    counts: CountedTokens = "text"
+
+    skipped: tuple[str, ...] = ()  # tokens of documents that have no vectors, such as punctuation
+
+    query_length: int | None = None  # longest query in tokens, everything included; None for the model's own limit
+
+    document_length: int | None = None  # longest document
+
     def __post_init__(self) -> None:
         for name in ("query", "document", "layers"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{LATE_FILE}: {name} is a text, not {getattr(self, name)!r}")
         check_layers(self.layers)
+        one_of(f"counts in {LATE_FILE}", self.counts, get_args(CountedTokens))
+        if any(not isinstance(token, str) for token in self.skipped):
+            raise ConfigError(f"{LATE_FILE}: skipped is a list of tokens, not {self.skipped!r}")
+        for name in ("query_length", "document_length"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{LATE_FILE}: {name} is a whole number above 0, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``late.json``."""
-        return asdict(self)
+        """Return the content of ``late.json``, without defaults of settings that were added later."""
+        usual = {item.name: item.default for item in fields(self)}
+        added = ("counts", "skipped", "query_length", "document_length")
+        return {key: value for key, value in asdict(self).items() if key not in added or value != usual[key]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "LateConfig":
@@ -48,7 +68,10 @@ class LateConfig:
         for key in data:
             if key not in known:
                 raise unknown_name(f"field in {LATE_FILE}", key, known)
-        return cls(**data)
+        listed = data.get("skipped", ())
+        if not isinstance(listed, list | tuple):
+            raise ConfigError(f"{LATE_FILE}: skipped is a list of tokens, not {listed!r}")
+        return cls(**{**data, "skipped": tuple(listed)})
 
 
 def check_multi(precision: str, pool_factor: int) -> None:

@@ -15,14 +15,22 @@ from gerund.settings.fields import Fraction, Number, Whole, check, checked, docu
 OWN = "own"
 """The old name of the measure ``model``, which is still accepted."""
 
-RelevanceMeasure = Literal["lift", "mixed", "likelihood", "maxsim", "vectors", "model", "own"]
+RelevanceMeasure = Literal[
+    "lift", "mixed", "likelihood", "maxsim", "vectors", "model", "yesno", "listwise", "attention", "own"
+]
 QUERY_MEASURES: tuple[RelevanceMeasure, ...] = ("lift", "mixed", "likelihood")
 """Measures of how likely a document makes the query."""
 
 MAXSIM: Literal["maxsim"] = "maxsim"
 """The measure of late interaction."""
 
-RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = (*QUERY_MEASURES, MAXSIM, "vectors", "model")
+PROMPT_MEASURES: tuple[RelevanceMeasure, ...] = ("yesno", "listwise", "attention")
+"""Measures that ask a language model which documents are relevant, or read its attention."""
+
+BASE_MEASURES = (*QUERY_MEASURES, *PROMPT_MEASURES)
+"""Measures of the base model: with its causal mask and no adapter."""
+
+RELEVANCE_MEASURES: tuple[RelevanceMeasure, ...] = (*QUERY_MEASURES, MAXSIM, "vectors", "model", *PROMPT_MEASURES)
 DEFAULT_WEIGHT = 0.5
 """Weight of the measure, where it is fused with the scores of a first stage."""
 
@@ -73,7 +81,8 @@ class SecondStage:
     rerank_by: Measure | None = setting(
         None,
         "How the model measures relevance: lift (how much likelier a chunk makes the query), mixed, likelihood, maxsim "
-        "(of token vectors), model (its trained scorer) or vectors. [default: the tuned one, else lift]",
+        "(of token vectors), model (its trained scorer), vectors, or for large models yesno, listwise or attention. "
+        "[default: the tuned one, else lift]",
     )
     rerank_weight: Fraction | None = setting(
         None, "Weight of that measure beside the scores of the search, 0 to 1. [default: the tuned one, else 0.5]"

@@ -10,7 +10,7 @@ Shapes: T tokens, D dimensions of a state, E of a token vector.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,7 +47,9 @@ class TokenReader:
         if layers != LAST_LAYER:
             self.runtime = replace(self.runtime, sends_plan=True)
         self.config, self._head = config, head
-        self._special = set(runtime.tokenizer.all_special_ids)
+        self._special = set(runtime.tokenizer.all_special_ids) if config.counts == "text" else set[int]()
+        known = runtime.tokenizer.get_vocab() if config.skipped else {}
+        self._skipped = {known[token] for token in config.skipped if token in known}
 
     @property
     def dimensions(self) -> int:
@@ -66,12 +68,24 @@ class TokenReader:
     ) -> list[Tokens | None]:
         """Return texts as they are read; None for an empty one."""
         marker = PromptText(self.config.query if is_query else self.config.document)
-        return text_tokens(self.runtime, texts, marker, empty, overflow)
+        length = self.config.query_length if is_query else self.config.document_length
+        runtime = self.runtime
+        if length is not None and (runtime.max_length is None or length < runtime.max_length):
+            runtime = replace(runtime, config=replace(runtime.config, max_length=length))
+        found = text_tokens(runtime, texts, marker, empty, overflow)
+        if is_query or not self._skipped:
+            return found
+        return [None if text is None else _Document(**vars(text), skipped=frozenset(self._skipped)) for text in found]
 
     def own_places(self, text: Tokens) -> list[int]:
-        """Return where a text's own tokens stand: none of its marker, and no special token."""
+        """Return where the tokens of a text stand that have vectors.
+
+        Those of its marker and special tokens have none, unless the settings count all.
+        """
         end = len(text) if text.behind is None else text.behind[0]
-        return [place for place in range(text.text_from, end) if text.ids[place] not in self._special]
+        places = range(len(text)) if self.config.counts == "all" else range(text.text_from, end)
+        without = self._special | text.skipped if isinstance(text, _Document) else self._special
+        return [place for place in places if text.ids[place] not in without]
 
     def ids(self, text: Tokens | None) -> list[int]:
         """Return a text's own tokens."""
@@ -100,6 +114,13 @@ class TokenReader:
         vectors_TE = states_TD if self._head is None else states_TD @ self._head.projection_ED.T
         vectors_TE = unit(vectors_TE)
         return vectors_TE if pool_factor == 1 else unit(pooled(vectors_TE, pool_factor))
+
+
+@dataclass(frozen=True)
+class _Document(Tokens):
+    """The tokens of a document, of which some have no vectors."""
+
+    skipped: frozenset[int] = frozenset()
 
 
 def pooled(vectors_TE: np.ndarray, factor: int) -> np.ndarray:

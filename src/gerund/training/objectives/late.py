@@ -193,7 +193,10 @@ class ListBatches(Batches):
             scores.append([ranked.scores[place] for place in places])
         groups = {"query": self.group(queries), "document": self.group(documents)}
         for group in groups.values():
-            group["pooled"] &= ~torch.isin(group["input_ids"], self._special)
+            if self.config.counts == "all":
+                group["pooled"] = group["real"].clone()
+            else:
+                group["pooled"] &= ~torch.isin(group["input_ids"], self._special)
         groups["query"]["teacher"] = torch.tensor(scores, dtype=torch.float32)
         return groups
 
@@ -292,5 +295,5 @@ class LateObjective(Objective):
         weight: Any = losses.heads.projection.weight
         weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
         projection_ED = weight.detach().float().cpu().numpy().copy()
-        head = LateHead(LateConfig(config.query_marker, config.document_marker), projection_ED)
+        head = LateHead(LateConfig(config.query_marker, config.document_marker, counts=config.counts), projection_ED)
         yield head.save

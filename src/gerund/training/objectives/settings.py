@@ -644,8 +644,7 @@ class DistillConfig(TextConfig, VectorConfig):
     case and however many tokens they are made of. They are fitted together with those of the tokens, rounded to 8 bits
     a number, and stay as they are. Needs ``token_vectors``."""
     fit_head: int = Field(default=0, ge=0)
-    """From how many texts a new head is fitted before the first step, by least squares of the teacher's vectors on the
-    pooled states of the model as it is; 0 begins with a random head. Not with ``token_vectors``."""
+    """From how many texts a new head is fitted first, by least squares; 0 begins at random. Not with ``token_vectors``."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
@@ -739,8 +738,7 @@ class LateObjectiveConfig(TextConfig, VectorConfig):
 
     kind: Literal["late"]
     files: list[Path] = Field(default_factory=list)
-    """Lists of any teacher: .jsonl with ``query``, ``documents`` and ``scores``. Left out, they are made of the texts
-    of the recipe, and scored by the base model's lift."""
+    """Lists: .jsonl with ``query``, ``documents`` and ``scores``; left out, of the recipe's texts, scored by lift."""
     lists: int = Field(default=200, ge=1)
     """How many lists are made of texts, at most; to label one takes a pass over each of its documents."""
     candidates: int = Field(default=6, ge=2)
@@ -760,6 +758,8 @@ class LateObjectiveConfig(TextConfig, VectorConfig):
     """Put before queries."""
     document_marker: str = "Document: "
     """Put before documents."""
+    counts: Literal["text", "all"] = "text"
+    """Tokens with vectors: the text's, or ``all``, with marker and special tokens, as the export ``multi-vector`` needs."""
 
     @property
     def reads_sources(self) -> bool:
