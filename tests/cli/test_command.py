@@ -104,3 +104,10 @@ def test_a_command_that_writes_at_its_end_says_that_nothing_is_there(arguments, 
         assert ran.err.count(told) == 1
         assert not out.exists()
         assert "was not written" not in run_cli(*arguments).err
+
+
+def test_a_model_in_front_of_the_prompt_is_told_where_models_go():
+    ran = run_cli("generate", "smollm2", "Once upon a time")
+    assert ran.code == 2
+    assert "-m smollm2" in re.sub(r"[\s│]+", " ", ran.err)
+    assert "-m smollm2" not in run_cli("models", "list", "all", "of", "them").err

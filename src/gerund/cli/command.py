@@ -52,6 +52,16 @@ def _unwrapped(text: str) -> str:
 class CheckedCommand(LiteralHelp):
     """A command that refuses invalid text, impossible paths and unknown types."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; where there is one too many, say how a model is named."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer brings a copy of click, whose exceptions have no public name
+            extra = "unexpected extra argument" in getattr(error, "message", "")
+            if extra and any("-m" in param.opts for param in self.params):
+                error.message += "; a model is named with -m, as in -m smollm2"  # type: ignore[attr-defined]
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         for param in self.params:
