@@ -25,20 +25,18 @@ import torch
 
 import gerund
 import harness
-from gerund.attention.bound_plan import BoundPlan, Rerouting
-from gerund.attention.layouts import decoder_layers, hidden_of, input_of
 from gerund.evaluation.statistics import interval_of
 from gerund.evaluation.task import Examples
-from gerund.inference.encode.runtime import EncoderRuntime, LayerMixing, in_batches, token_states
+from gerund.inference.encode.readings import encode_readings
+from gerund.inference.encode.runtime import EncoderRuntime, in_batches, states_each, token_states
 from gerund.inference.encode.spans import word_vectors
 from gerund.inference.encode.texts import template_tokens, text_tokens
 from gerund.inference.tokens import Tokens
 from gerund.language_model import LanguageModel
 from gerund.models.vectors import fit
-from gerund.poolings import POOLINGS as POOLED
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
-from gerund.settings.templates import rerouted_layers, settings_of_template
+from gerund.settings.templates import settings_of_template
 from real_models_data import DEV, GROUPS, QUICK, SCORERS, TEST, Stage, Vectors, sampled, value_of
 from results import Column, Row, Table
 
@@ -151,17 +149,11 @@ def passes_of(n: int, rerouted: str) -> list[Pass]:
     return [*first, *(own for own in [*plans, *methods] if own not in first)]
 
 
-def layer_sets(n: int) -> dict[str, list[int]]:
+def layer_sets(n: int) -> list[str]:
     """Return which layers are read, as `layers` spells them."""
     singles = sorted({n // 4, n // 2, round(0.625 * n), round(0.75 * n), round(27 / 32 * n), n - 2, n - 1, n})
     half, late = n // 2, round(0.75 * n)
-    return {
-        **{str(layer): [layer] for layer in singles},
-        "all": list(range(1, n + 1)),
-        f"{half}-{n}": list(range(half, n + 1)),
-        f"{late}-{n}": list(range(late, n + 1)),
-        f"1+{n}": [1, n],
-    }
+    return [*map(str, singles), "all", f"{half}-{n}", f"{late}-{n}", f"1+{n}"]
 
 
 @dataclass(frozen=True)
@@ -179,74 +171,10 @@ class Source:
         return f"{part}layers {self.layers}, {self.pooling}"
 
 
-class _Recorder:
-    """Runs batches and keeps what each layer gave: states, values, outputs of its attention."""
-
-    def __init__(self, lm: LanguageModel, own: Pass) -> None:
-        self.runtime, self.own = lm.with_encoder(own.config).runtime, own
-        self.states: list[torch.Tensor] = []
-        self.parts: dict[str, dict[int, torch.Tensor]] = {"values": {}, "attention": {}}
-        self._handles = []
-        self.seconds = 0.0
-        for index, layer in enumerate(decoder_layers(lm.model) if own.parts else []):
-            for part, name in (("values", "v_proj"), ("attention", "o_proj")):
-                module = getattr(layer.self_attn, name)
-                self._handles.append(module.register_forward_hook(self._keeper(part, index + 1)))
-
-    def _keeper(self, part: str, number: int) -> Any:
-        def keep(module: Any, args: Any, output: torch.Tensor) -> None:
-            del module, args
-            self.parts[part][number] = output
-
-        return keep
-
-    def close(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-
-    @torch.no_grad()
-    def __call__(self, texts: Sequence[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one batch, as `EncoderRuntime.states` does."""
-        start = time.process_time()
-        runtime, config = self.runtime, self.runtime.config
-        batch = runtime.batch(texts)
-        plan = BoundPlan(runtime.plan, batch.real_BT)
-        if rerouted := rerouted_layers(config.reroute, runtime.n_layers):
-            last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts])
-            plan.rerouting = Rerouting(frozenset(number - 1 for number in rerouted), last_B)
-        beside = LayerMixing(runtime.n_layers, config)
-        if config.prepend:
-            inputs = beside.prepended(runtime.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
-            batch = replace(batch, inputs=inputs)
-        self.states = []
-
-        def note(index: int, args: Any, kwargs: Any, output: Any) -> Any:
-            if index == 0:
-                self.states.append(input_of(args, kwargs))
-            output = beside.after_layer(index, args, kwargs, output) if config.prepend else output
-            self.states.append(hidden_of(output))
-            return output
-
-        plan.beside = note
-        last_BTD = runtime.run(batch, plan)
-        self.states = [*self.states[: runtime.n_layers], last_BTD]
-        self.seconds += time.process_time() - start
-        return last_BTD, batch.begin
-
-
-def weights_of(runtime: EncoderRuntime, batch: Sequence[Tokens], begin: torch.Tensor, length: int) -> torch.Tensor:
-    """Return each token's weight under a pooling ``(B, T)``; `EncoderRuntime` says which tokens count."""
-    first = begin + torch.tensor([runtime.pool_from(text) for text in batch])
-    end = begin + torch.tensor([runtime.pool_to(text) for text in batch])
-    place_T = torch.arange(length)
-    weight_BT = POOLED[runtime.config.pooling].weights((place_T >= first[:, None]) & (place_T < end[:, None]))
-    return weight_BT / weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
-
-
-def mean_state(states: Mapping[int, torch.Tensor], layers: Sequence[int]) -> torch.Tensor:
-    """Return the mean of layers' states, in float32."""
-    return torch.stack([states[layer].float() for layer in layers]).mean(dim=0)
+def runtimes_of(lm: LanguageModel, own: Pass, sources: Sequence[Source]) -> list[EncoderRuntime]:
+    """Return the encoders of a pass that read these sources."""
+    configs = [replace(own.config, layers=each.layers, states=each.part, pooling=each.pooling) for each in sources]
+    return [lm.with_encoder(config).runtime for config in configs]
 
 
 def sources_of(own: Pass, n: int) -> list[Source]:
@@ -261,64 +189,41 @@ def sources_of(own: Pass, n: int) -> list[Source]:
 
 
 def read(lm: LanguageModel, own: Pass, texts: Sequence[str]) -> tuple[dict[Source, np.ndarray], float]:
-    """Return the vectors ``(n, D)`` of texts by reading, and the processor seconds of the passes alone."""
+    """Return the vectors ``(n, D)`` of texts by reading, and the processor seconds of the passes."""
+    start = time.process_time()
     if own.config.generated:
-        start = time.process_time()
         states_ND = lm.with_encoder(own.config).encode(list(texts), normalize=False, empty="zeros", show_progress=False)
         return {Source("hidden", str(lm.n_layers), "mean"): states_ND}, time.process_time() - start
-    recorder = _Recorder(lm, own)
-    runtimes = [lm.with_encoder(replace(own.config, pooling=name)).runtime for name in POOLINGS]
-    sets, sources = layer_sets(lm.n_layers), sources_of(own, lm.n_layers)
-    vectors: dict[Source, np.ndarray] = {}
-    several = template_tokens(recorder.runtime, texts, empty="zeros")
-
-    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: torch.Tensor, begin: torch.Tensor) -> None:
-        length = hidden_BTD.shape[1]
-        weight_BPT = torch.stack([weights_of(runtime, batch, begin, length) for runtime in runtimes], dim=1)
-        # Pooling is linear, so that each layer is pooled once and layers are mixed afterwards.
-        states = {"hidden": dict(enumerate(recorder.states)), **recorder.parts}
-        pooled_BPD = {
-            (part, layer): weight_BPT @ own_BTD.float()
-            for part, own in states.items()
-            for layer, own_BTD in own.items()
-        }
-        for source in sources:
-            layers = [
-                pooled_BPD[source.part, layer][:, POOLINGS.index(source.pooling)] for layer in sets[source.layers]
-            ]
-            own_BD = torch.stack(layers).mean(dim=0).numpy()
-            if source not in vectors:
-                vectors[source] = np.zeros((len(texts), own_BD.shape[1]), dtype=np.float32)
-            vectors[source][rows] += own_BD / len(several)
-
-    try:
-        for tokens in several:
-            in_batches(recorder.runtime, tokens, recorder, keep, show=False)
-    finally:
-        recorder.close()
-    return vectors, recorder.seconds
+    sources = sources_of(own, lm.n_layers)
+    runtimes = runtimes_of(lm, own, sources)
+    several = template_tokens(runtimes[0], texts, empty="zeros")
+    start = time.process_time()
+    passes = [encode_readings(runtimes, tokens, show=False) for tokens in several]
+    seconds = time.process_time() - start
+    return {source: np.mean(vectors, axis=0) for source, *vectors in zip(sources, *passes, strict=True)}, seconds
 
 
 def read_words(lm: LanguageModel, own: Pass, sentences: Sequence[Sequence[str]]) -> dict[Source, np.ndarray]:
     """Return the vectors of all words of all sentences by reading: the mean over a word's tokens."""
-    recorder, sets = _Recorder(lm, own), layer_sets(lm.n_layers)
-    tokens = text_tokens(recorder.runtime, [" ".join(words) for words in sentences], empty="zeros", offsets=True)
+    sources = [Source("hidden", name, "mean") for name in layer_sets(lm.n_layers)]
+    runtimes = runtimes_of(lm, own, sources)
+    tokens = text_tokens(runtimes[0], [" ".join(words) for words in sentences], empty="zeros", offsets=True)
     found: dict[Source, list[np.ndarray]] = {
-        Source("hidden", name, "words"): [np.zeros(0)] * len(tokens) for name in sets
+        replace(each, pooling="words"): [np.zeros(0)] * len(tokens) for each in sources
     }
+    latest: list[torch.Tensor] = []
+
+    def states(batch: Sequence[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
+        latest[:], begin = states_each(runtimes, batch)
+        return latest[0], begin
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: torch.Tensor, begin: torch.Tensor) -> None:
         del hidden_BTD
-        states = dict(enumerate(recorder.states))
-        for source, own_words in found.items():
-            state_BTD = mean_state(states, sets[source.layers])
+        for own_words, state_BTD in zip(found.values(), latest, strict=True):
             for row, text, state_TD in zip(rows, batch, token_states(batch, state_BTD, begin), strict=True):
                 own_words[row] = word_vectors(sentences[row], text, state_TD)
 
-    try:
-        in_batches(recorder.runtime, tokens, recorder, keep, show=False)
-    finally:
-        recorder.close()
+    in_batches(runtimes[0], tokens, states, keep, show=False)
     return {source: np.concatenate(own_words) for source, own_words in found.items()}
 
 

@@ -362,7 +362,17 @@ class LanguageModel(Writes, Ranks):
         vectors = np.zeros((0, self.dimensions))
         if sample:
             vectors = plain.encode(list(place), prompt, False, prompt_name=prompt_name)
-        return self._with_transform(fit(self.encoder.transform, vectors[[place[text] for text in sample]]))
+        return self.fitted_on(vectors[[place[text] for text in sample]])
+
+    def fitted_on(self, vectors: np.ndarray) -> Self:
+        """Return the same model with its ``transform`` fitted on vectors ``(N, D)`` that are not normalized.
+
+        Raises:
+            ConfigError: the encoder settings name no transform, or there are too few vectors for it.
+        """
+        if self.encoder.transform == NO_TRANSFORM:
+            raise ConfigError("there is no transform to fit; set one, such as transform='whitening'")
+        return self._with_transform(fit(self.encoder.transform, vectors))
 
     def _with_transform(self, transform: Transform) -> Self:
         if self.runtime.int8:

@@ -9,7 +9,7 @@ from gerund.errors import ConfigError
 from gerund.evaluation.search_space import METHODS, ONE_K, PLANS, spread, windows
 from gerund.evaluation.systems.selection import label_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tuning import Trial, Tuned, _Search, most_k, tune
+from gerund.evaluation.tuning import Trial, Tuned, _rungs, _Search, most_k, tune
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NAMED
@@ -67,57 +67,100 @@ def test_every_k_is_tried_where_the_budget_allows():
         assert [k for k, _ in points] == list(range(1, most_k(name, 8) + 1))
 
 
-def test_methods_are_tried_on_the_best_plan_and_on_the_causal_model():
-    def score(config):
+def search_methods(score, *, budget, plans=("mask0-bidir",), methods=METHODS, rungs=1):
+    """Search plans and methods by a made-up score of a setting and of the rung it is measured on."""
+    asked = [[] for _ in range(rungs)]
+
+    def measurer(rung):
+        def measure(configs):
+            asked[rung] += configs
+            return [Trial(config, label_of(config, 8), {"toy": score(config, rung)}, rung, rung) for config in configs]
+
+        return measure
+
+    measurers = [measurer(rung) for rung in range(rungs)]
+    found = _Search(measurers[0], [OWN], Tuned(8, budget))
+    found.reserve(methods)
+    found.run(plans)
+    found.try_methods(methods)
+    found.halve(methods, 32, measurers)
+    return found.done, asked
+
+
+def test_methods_are_tried_and_readings_of_a_pass_come_with_it():
+    def score(config, rung):
         plain = 0.5 if (config.attention.name, config.attention.k) == ("mask0-bidir", 3) else 0.1
         return plain + 0.2 * (config.attention.skips == 3) + 0.3 * (config.layers == "all")
 
-    asked = []
-
-    def measure(configs):
-        asked.extend(configs)
-        return [Trial(config, label_of(config, 8), {"toy": score(config)}) for config in configs]
-
-    found = _Search(measure, [OWN], Tuned(8, 120))
-    found.reserve(METHODS, 32)
-    found.run(["mask0-bidir"])
-    plans = len(asked)
-    found.try_methods(METHODS, 32)
-    assert len(asked) <= 120
-    assert len({trial.label for trial in found.done.trials}) == len(found.done.trials)
-    assert (found.done.best.config.layers, found.done.best.plan.name) == ("all", "mask0-bidir")
-    later = asked[plans:]
+    done, [asked] = search_methods(score, budget=100)
+    assert done.passes <= 100
+    assert len({trial.label for trial in done.trials}) == len(done.trials) == len(asked)
+    assert (done.best.config.layers, done.best.plan.name) == ("all", "mask0-bidir")
     # Across three layers of the top three, or more, skips are the same.
-    assert {config.attention.skips for config in later if config.attention.k == 3} == {None, 1, 2, 3}
-    assert {config.attention.skips for config in later if config.attention.name == "causal"} == {None, 1, 2, 3, 4}
-    assert {config.template for config in later} == {"none", *NAMED}
-    assert {config.prepend for config in later} == {0, 3, 4, 6, 8}
-    assert {config.reroute for config in later} == {"none", *windows(8)}
-    assert {config.transform for config in later} >= {"whitening", "whitening-16", "all-but-the-top"}
+    assert {config.attention.skips for config in asked if config.attention.k == 3} == {None, 1, 2, 3}
+    assert {config.attention.skips for config in asked if config.attention.name == "causal"} == {None, 1, 2, 3, 4}
+    assert {config.template for config in asked} == {"none", *NAMED}
+    assert {config.prepend for config in asked} == {0, 3, 4, 6, 8}
+    assert {config.reroute for config in asked} == {"none", *windows(8)}
+    assert {config.states for config in asked} == {"hidden", "values", "attention"}
+    assert {config.transform for config in asked} >= {"whitening", "whitening-16", "all-but-the-top"}
     # The curves over k are of plans and nothing else.
-    assert all(len({k for k, _ in points}) == len(points) for points in found.done.curves("mean").values())
+    assert all(len({k for k, _ in points}) == len(points) for points in done.curves("mean").values())
 
 
-def test_a_small_budget_reaches_one_of_each_kind_and_says_what_it_left_out():
-    def measure(configs):
-        return [Trial(config, label_of(config, 8), {"toy": 0.1}) for config in configs]
-
-    search = _Search(measure, [OWN], Tuned(8, 12))
-    search.reserve(METHODS[1:], 32)  # without recurrent layers
-    search.run(["mask0-bidir"])
-    search.try_methods(METHODS[1:], 32)
-    tried = [trial.config for trial in search.done.trials]
-    assert len(tried) == 12
+def test_a_small_budget_reaches_each_kind_and_says_what_it_left_out():
+    done, [tried] = search_methods(lambda config, rung: 0.1, budget=12, methods=METHODS[1:])
+    assert done.passes == 12
     for reached in (
         lambda one: one.template == "topic" and one.states == "hidden",
-        lambda one: one.states == "attention",
+        lambda one: one.template == "topic" and one.states == "attention",
+        lambda one: one.template == "topic" and one.pooling == "last-mean",
         lambda one: one.layers == "1+8",
         lambda one: one.attention.skips == 1,
         lambda one: one.reroute != "none",
     ):
         assert any(map(reached, tried))
-    assert len(search.done.untried) > 20
-    assert "causal, last, metaeol" in search.done.untried
+    assert len(done.untried) > 10
+    assert "causal, last, metaeol" in done.untried
+
+
+def test_a_small_budget_begins_with_the_usual_k_of_each_plan_and_goes_on_around_the_best():
+    done = search(hill("inter-back", 5), n=30, budget=24)
+    tried = [(trial.plan.name, trial.plan.k) for trial in done.trials]
+    usual = [(name, AttentionPlan(name).with_defaults(30).k) for name in ONE_K]
+    assert tried[2 : 2 + len(usual)] == usual
+    assert (done.best.plan.name, done.best.plan.k) in {("inter-back", 4), ("inter-back", 5), ("inter-back", 6)}
+
+
+def test_the_best_passes_go_on_to_a_larger_sample_and_the_winner_is_the_best_there():
+    def score(config, rung):
+        if rung == 0:
+            return {"mask0-bidir": 0.6, "inter-back": 0.5}.get(config.attention.name, 0.1)
+        # What led on few examples loses on many; a transform adds to what is best there.
+        return (0.9 if config.attention.name == "inter-back" else 0.2) + 0.05 * (config.transform == "standardization")
+
+    done, [first, last] = search_methods(score, budget=30, plans=["mask0-bidir", "inter-back"], rungs=2)
+    assert done.best.plan.name == "inter-back"
+    assert done.best.config.transform == "standardization"
+    assert all(config.transform == "none" for config in first)
+    assert len({config.attention.label(8) + config.template for config in last}) < 0.4 * done.passes
+    assert done.baseline.rung == 1
+    assert done.baseline.plan.name == "causal"
+    assert {trial.rung for trial in done.first} == {0}
+
+
+def test_samples_grow_as_long_as_they_save_texts():
+    class Sized(ToyTask):
+        def texts(self, config):
+            return [str(number) for number in range(min(1000, 2 * (config.limit or 500)))]
+
+    def limits(config):
+        return [rung.limit for rung in _rungs([Sized(name="toy/sized")], config)]
+
+    assert limits(EvaluationConfig()) == [64, 256, None]
+    assert limits(EvaluationConfig(limit=200)) == [64, 200]
+    assert limits(EvaluationConfig(limit=80)) == [80]
+    assert [rung.limit for rung in _rungs([TOY], EvaluationConfig())] == [None]
 
 
 @pytest.mark.slow
@@ -137,6 +180,10 @@ def test_transforms_are_fitted_on_the_sample(lm):
     tried = [trial for trial in found.trials if trial.config.transform != "none"]
     assert [trial.config.transform for trial in tried][:2] == ["standardization", "all-but-the-top"]
     assert tried[0].label == "causal, standardization"
+    for trial in tried:
+        alone = lm.with_encoder(trial.config).fitted(sample).encode(list(TOY.texts_), normalize=True)
+        cosine = float((alone[1:] * alone[:-1]).sum(axis=1).mean())
+        assert trial.scores["toy/one"] == pytest.approx(cosine, abs=1e-5)
     chosen = replace(found, trials=[next(one for one in tried if one.label == "causal, whitening-16")]).chosen(lm)
     assert chosen.dimensions == 16
     with pytest.raises(ConfigError, match="transforms are fitted on texts"):
@@ -247,7 +294,7 @@ def test_poolings_are_tried_with_every_plan():
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 def test_the_plan_that_an_adapter_was_trained_under_is_tried(tiny_folder, tmp_path):
     own = AttentionPlan("inter-bidir", k=3)
-    done = search(hill("inter-bidir", 3), n=40, budget=4, plans=["mask0-bidir"], own=own)
+    done = search(hill("inter-bidir", 3), n=40, budget=4, plans=["mask0-bidir"], own=replace(OWN, attention=own))
     assert [trial.plan for trial in done.trials[:2]] == [AttentionPlan("causal"), own]
     assert done.best.plan == own
     adapter = make_adapter(tiny_folder, tmp_path / "adapter")

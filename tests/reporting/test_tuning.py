@@ -61,7 +61,8 @@ def test_the_page(lm, done, tmp_path):
         ["causal", "25.00", "30.00", "20.00"],
         ["inplace-bidir k=1", "15.00", "10.00", "20.00"],
     ]
-    assert ["Settings tried", "5 of at most 40"] in page.table
+    assert ["Settings tried", "5"] in page.table
+    assert ["Passes of the model", "5 of at most 40"] in page.table
     assert ["Split", "validation"] in page.table
     assert ["Prompts", "none by task"] in page.table
 

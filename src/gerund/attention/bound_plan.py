@@ -29,9 +29,6 @@ class KeepsParts(Protocol):
     def keep(self, index: int, module: nn.Module, value: Tensor, output: Tensor) -> None:
         """Note the values ``(B, heads, T, d)`` and the output ``(B, T, heads, d)`` of a layer, counted from 0."""
 
-    def mixed(self, name: str) -> Tensor:
-        """Return what was noted, ``(B, T, D)``."""
-
 
 class BoundPlan:
     """A plan bound to one batch: what goes into ``model(..., attention_plan=...)``.

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _DEFAULT_KINDS = ("sts", "classification")
 _RANKING_KINDS = ("retrieval",)
 _BUDGET = 150
-_METHODS = "recurrent,skips,layers,states,templates,prepend,reroute"
+_METHODS = "recurrent,skips,layers,states,poolings,templates,prepend,reroute"
 
 
 @options.takes(spec=options.model("MODEL", "max_length", "adapter", *options.TORCH))
@@ -51,13 +50,14 @@ def command(
         str,
         typer.Option(
             help="Methods without training to try after the plans, with commas: recurrent (recurrent layers read both "
-            "ways, where there are any), skips, layers, states, templates, prepend, reroute, and with --sample "
-            "transforms; "
-            "none for none."
+            "ways, where there are any), skips, layers, states, poolings, templates, prepend, reroute, and with "
+            "--sample transforms; none for none."
         ),
     ] = _METHODS,
     sample: options.Sample = None,
-    budget: Annotated[int, typer.Option(help="Most settings to try.")] = _BUDGET,
+    budget: Annotated[
+        int, typer.Option(help="Most passes of the model to try; readings of a pass come with it.")
+    ] = _BUDGET,
     fusion: Annotated[
         bool,
         typer.Option(
@@ -84,11 +84,16 @@ def command(
     spec: "ModelSpec",
     as_json: options.Json = False,
 ) -> None:
-    """Choose a model's attention plan, k and k0 by how they score on validation data.
+    """Choose how to read a model as an encoder by scores on validation data.
 
-    First the best k of every plan, then k and k0 of mask0+bidir around what did best; layers that settings share are
-    run once. Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json
-    with the best setting. The same command continues where it was interrupted.
+    On 64 examples of each task: first the best k of every plan, then k and k0 of mask0+bidir around what did best,
+    then one template or other method of each kind after the other. Each pass of the model is read in several ways:
+    layers, states, poolings. The best passes go on to four times as many examples, with every reading and its
+    transforms, and so on; the winner is the best on all examples, or on --limit. Layers that settings share are run
+    once.
+
+    Writes tuning.html with a curve for every plan, tuning.json with all that was tried, and gerund.json with the best
+    setting. The same command continues where it was interrupted.
 
     With --fusion the model is used as it is, and 11 weights of its vectors relative to BM25 are compared on
     retrieval tasks; every text is encoded once. Writes fusion.json and gerund.json, in which gerund search finds the
@@ -103,6 +108,8 @@ def command(
         gerund tune default --data ./data -o tuned
 
         gerund tune ./model --data ./data --tasks sts/stsb -o tuned --save ./encoder
+
+        gerund tune ./model --data ./data --limit 200 --sample texts.txt --budget 40 -o tuned
 
         gerund tune ./model --data ./data --plans mask0-bidir,inplace-bidir,mask0+bidir --budget 60 -o tuned
 
@@ -150,7 +157,7 @@ def command(
     with lock:
         # Settings share layers: many are encoded before the first score is there, and off a terminal no bar says so.
         n_texts = sum(len(set(task.texts(config))) for task in chosen)
-        tell(f"{n_texts:,} texts under at most {budget} settings, many at a time")
+        tell(f"{n_texts:,} texts in at most {budget} passes, the first of them on a part of the texts")
         done = tune(
             lm,
             chosen,
@@ -299,7 +306,11 @@ def _save(chosen: "LanguageModel", model: str, folder: Path | None) -> None:
 
 def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:
     best, baseline = done.best, done.baseline
-    typer.echo(f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {len(done.trials)} tried")
+    tried = len({trial.label for trial in done.trials})
+    typer.echo(
+        f"{best.label}: {100 * best.mean:.2f} (causal {100 * baseline.mean:.2f}), of {tried} settings tried in "
+        f"{done.passes} passes"
+    )
     plan, config = best.plan, best.config
     numbers = [(name, getattr(plan, name)) for name in ("k", "k0", "skips") if getattr(plan, name) is not None]
     numbers += [("recurrent", plan.recurrent)] if plan.recurrent != "causal" else []
@@ -309,8 +320,21 @@ def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:
     sample = " --sample FILE" if "transform" in config.methods else ""
     typer.echo(f"try: gerund convert {shlex.quote(spec.model)} OUT --attention {plan.name}{words}{sample}")
     if done.untried:
-        tell(f"{len(done.untried)} settings were not tried within the budget of {done.budget}: see {page}")
-    for reason, count in Counter(map(str, done.refused.values())).items():
-        settings = "1 setting was" if count == 1 else f"{count} settings were"
-        tell(f"{settings} left out: {reason}")
+        tell(f"{len(done.untried)} passes were not tried within the budget of {done.budget}: {_some(done.untried)}")
+    by_reason: dict[str, list[str]] = {}
+    for label, error in done.refused.items():
+        by_reason.setdefault(str(error), []).append(label)
+    for reason, labels in by_reason.items():
+        settings = "1 setting was" if len(labels) == 1 else f"{len(labels)} settings were"
+        tell(f"{settings} left out ({_some(labels)}): {reason}")
     tell(f"{page}")
+
+
+def _some(labels: list[str], most: int = 3) -> str:
+    """Return the first labels, and how many more there are.
+
+    >>> _some(["a", "b", "c", "d", "e"])
+    'a; b; c; and 2 more'
+    """
+    more = [f"and {len(labels) - most} more"] if len(labels) > most else []
+    return "; ".join([*labels[:most], *more])

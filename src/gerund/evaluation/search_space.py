@@ -3,7 +3,7 @@
 Torch is not imported, so that a misspelled name is reported at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -41,12 +41,18 @@ ONE_K = (
 )
 TWO_K = "mask0+bidir"
 PLANS = (*BASELINES, *ONE_K, TWO_K)
-METHODS = ("recurrent", "skips", "layers", "states", "templates", "prepend", "reroute", "transforms")
-"""What is tried behind the plans: methods without training, most of them on the best plan and on the causal one.
+METHODS = ("recurrent", "skips", "layers", "states", "poolings", "templates", "prepend", "reroute", "transforms")
+"""What is tried after the plans: methods without training.
 
-``recurrent``, which reads recurrent layers both ways, is tried on the best setting of every plan that takes it.
+``recurrent``, which reads recurrent layers both ways, is tried on the best setting of every plan that takes it;
+``skips``, ``templates``, ``prepend`` and ``reroute`` each need a pass of the model. ``layers``, ``states`` and
+``poolings`` are readings of the same pass, and ``transforms`` are applied to its vectors.
 """
 _SKIPS = (1, 2, 3, 4)
+# Of a mean and of a last token's state, the pooling that is tried too.
+_NEXT_POOLING = {"mean": "weighted-mean", "last": "last-mean"}
+# Dimensions that whitening keeps: a sample of a few hundred texts says little of more.
+_WHITENED = 128
 DEFAULT_BUDGET = 150
 
 
@@ -84,28 +90,14 @@ def require_settings(
         raise ConfigError(f"a budget of {budget} leaves nothing to compare; give at least 2")
 
 
-def method_configs(
-    methods: Sequence[str], starts: tuple[EncoderConfig, EncoderConfig, EncoderConfig], n_layers: int, dimensions: int
+def method_passes(
+    methods: Sequence[str], causal: EncoderConfig, skipping: EncoderConfig, n_layers: int
 ) -> list[EncoderConfig]:
-    """Return what is tried on the best setting, the best that takes skips and the causal one.
+    """Return the passes that methods need, on the causal setting, and for skips on the best one that takes them.
 
     One of each kind comes first, then a second one of each, and so on: whatever the budget, no kind is left out for
     another. Within a kind, promising ones come first; what reads a text several times comes last of all.
     """
-    best, skipping, causal = starts
-
-    def on(start: EncoderConfig) -> list[EncoderConfig]:
-        configs: list[EncoderConfig] = []
-        if "layers" in methods:
-            named = [f"1+{n_layers}", "all"]
-            named += [f"{low}-{n_layers}" for low in (n_layers // 2, n_layers - 2, n_layers - 1) if low > 0]
-            named += [str(n_layers - 1)]
-            configs += [replace(start, layers=layers) for layers in named]
-        if "transforms" in methods:
-            names = [STANDARDIZATION, ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1"]
-            names += [WHITENING, f"{WHITENING}-{max(1, dimensions // 2)}"]
-            configs += [replace(start, transform=name) for name in names]
-        return configs
 
     def with_skips(start: EncoderConfig) -> list[EncoderConfig]:
         if "skips" not in methods:
@@ -130,17 +122,43 @@ def method_configs(
     cheap = [*cheap, echo]
     if "templates" not in methods:
         cheap, dear = [], []
-    parts = parts_read(formatted[0], causal, n_layers) if "states" in methods else []
-    kinds = (cheap, on(best), parts, with_skips(causal), with_skips(skipping), rerouted, prepended, on(causal))
+    kinds = (cheap, with_skips(causal), with_skips(skipping), rerouted, prepended)
     in_turn = [config for some in zip_longest(*kinds) for config in some if config is not None]
     return [*in_turn, *dear]
 
 
-def parts_read(formatted: EncoderConfig, causal: EncoderConfig, n_layers: int) -> list[EncoderConfig]:
-    """Return settings that read outputs of the attention, in a template (AlignedWVA), and its values."""
-    late = [f"{max(1, n_layers // 2)}-{n_layers}", f"{max(1, n_layers - n_layers // 4)}-{n_layers}", "all"]
-    aligned = [replace(formatted, states="attention", layers=layers) for layers in late]
-    return [aligned[0], *(replace(causal, states="values", layers=layers) for layers in ("last", "all")), *aligned[1:]]
+def readings_of(config: EncoderConfig, methods: Sequence[str], n_layers: int, *, every: bool) -> list[EncoderConfig]:
+    """Return other readings of a setting's pass, the promising ones alone or every one."""
+    half, late = (f"{max(1, n_layers - n_layers // part)}-{n_layers}" for part in (2, 4))
+    ends = f"1+{n_layers}"
+    named: dict[str, list[dict[str, str]]] = {"layers": [], "states": [], "poolings": []}
+    if "layers" in methods:
+        few, more = [ends, "all"], [half, late, f"{n_layers - 1}-{n_layers}", str(n_layers - 1)]
+        named["layers"] = [{"layers": layers} for layers in [*few, *(more if every else [])]]
+    if "states" in methods and config.attention.takes_skips and not config.attention.skips:
+        few, more = [("attention", late), ("values", LAST_LAYER)], [("attention", half), ("attention", "all")]
+        named["states"] = [{"states": states, "layers": of} for states, of in [*few, *(more if every else [])]]
+    if "poolings" in methods and (pooling := _NEXT_POOLING.get(config.pooling)) is not None:
+        layers = [config.layers, *([ends] if "layers" in methods else [])]
+        named["poolings"] = [{"pooling": pooling, "layers": of} for of in layers]
+    in_turn = [some for several in zip_longest(*named.values()) for some in several if some is not None]
+    readings = [replace(config, **changes) for changes in in_turn]
+    return distinct_configs(reading for reading in readings if reading != config)
+
+
+def distinct_configs(configs: Iterable[EncoderConfig]) -> list[EncoderConfig]:
+    """Return configs in their order, each of them once."""
+    distinct: list[EncoderConfig] = []
+    for config in configs:
+        distinct += [config] if config not in distinct else []
+    return distinct
+
+
+def transforms_of(config: EncoderConfig, dimensions: int) -> list[EncoderConfig]:
+    """Return a setting under each transform that is tried."""
+    names = [STANDARDIZATION, ALL_BUT_THE_TOP, f"{ALL_BUT_THE_TOP}-1"]
+    names += [WHITENING, f"{WHITENING}-{max(1, min(_WHITENED, dimensions // 2))}"]
+    return [replace(config, transform=name) for name in names]
 
 
 def windows(n_layers: int) -> list[str]:

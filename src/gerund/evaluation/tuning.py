@@ -1,7 +1,9 @@
 """Choose an attention plan, or the weight of vectors in hybrid search, on validation data."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -17,21 +19,24 @@ from gerund.evaluation.search_space import (
     ONE_K,
     PLANS,
     TWO_K,
-    method_configs,
+    distinct_configs,
+    method_passes,
     plans_named,
+    readings_of,
     require_settings,
     spread,
+    transforms_of,
 )
 from gerund.evaluation.systems.base import EmbeddingCache
-from gerund.evaluation.systems.language_model import language_model_system
+from gerund.evaluation.systems.language_model import language_model_system, precompute
 from gerund.evaluation.systems.search import Fusion, HybridSystem
 from gerund.evaluation.systems.selection import label_of, read_as, refusal
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.language_model import LanguageModel
 from gerund.models.kinds import is_encoder_decoder
-from gerund.settings.encoder import EncoderConfig
+from gerund.settings.encoder import EncoderConfig, same_pass
 from gerund.settings.plan import AttentionPlan
-from gerund.settings.templates import NO_TRANSFORM
+from gerund.settings.templates import HIDDEN, LAST_LAYER, NO_REROUTE, NO_TRANSFORM
 
 # At most this fraction of the budget is for methods.
 _FOR_METHODS = 0.5
@@ -41,6 +46,16 @@ _MOST_EXTENDED = 5
 _MOST_BYTES, _FEWEST_TOGETHER = 1 << 30, 8
 # Fractions of the budget: evenly spread k, then the gaps next to the best; the rest is for k0.
 _SPREAD, _REFINED = 0.65, 0.8
+# With fewer places for each plan than this, its usual k and what lies next to the best tell more than the ends.
+_FEWEST_PLACES = 4
+# Examples of each task on which settings are compared first; then four times as many, as long as that is not all.
+_FIRST_EXAMPLES, _GROWTH = 64, 4
+# A smaller sample with more than this part of the texts of the next one saves too little.
+_MOST_OF_TEXTS = 0.6
+# Passes that go on to a larger sample and to the last one, readings of each, and those that get transforms.
+_PASSES, _FINAL_PASSES, _READINGS, _TRANSFORMED = 8, 4, 3, 2
+# Of one plan with several k, or one template with several layers: so many go on.
+_ALIKE = 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,8 @@ class Trial:
     config: EncoderConfig  # the encoder config
     label: str  # its short name
     scores: dict[str, float]  # the main metric by task
+    rung: int = 0  # on which of the growing samples it was measured: scores of one rung compare
+    limit: int | None = None  # examples a task there; None for all
 
     @property
     def plan(self) -> AttentionPlan:
@@ -77,7 +94,7 @@ class Tuned:
     """What was tried and what was chosen."""
 
     n_layers: int  # of the model
-    budget: int  # how many settings might have been tried
+    budget: int  # in how many passes the model might have been read
     trials: list[Trial] = field(default_factory=list)  # in the order in which they were tried
     sample: Sequence[str] = ()  # texts on which transforms were fitted
     # What becomes of recurrent layers while plans are compared: ``both`` only where no layer attends.
@@ -92,24 +109,39 @@ class Tuned:
         return read_as(lm, self.best.config, self.sample)
 
     @property
+    def final(self) -> list[Trial]:
+        """The trials on the largest sample."""
+        rung = max(trial.rung for trial in self.trials)
+        return [trial for trial in self.trials if trial.rung == rung]
+
+    @property
+    def first(self) -> list[Trial]:
+        """The trials on the smallest sample, which has all plans."""
+        return [trial for trial in self.trials if trial.rung == 0]
+
+    @property
+    def passes(self) -> int:
+        """In how many passes the model was read."""
+        return len(_by_pass(self.trials))
+
+    @property
     def best(self) -> Trial:
-        """The best mean; of equal ones the one that changes the model least."""
-        return min(self.trials, key=lambda trial: (-trial.mean, trial.converted))
+        """The best mean on the largest sample; of equal ones the one that changes the model least."""
+        return min(self.final, key=_rank)
 
     @property
     def baseline(self) -> Trial:
         """The untouched causal model with mean pooling, or the first pooling that was tried."""
-        return next(trial for trial in self.trials if trial.plan.name == "causal")
+        return next(trial for trial in self.final if trial.plan.name == "causal")
 
     def best_of(self, plan: str) -> Trial | None:
-        """Return the best trial of one plan."""
-        trials = [trial for trial in self.trials if trial.plan.name == plan]
-        return min(trials, key=lambda trial: (-trial.mean, trial.converted)) if trials else None
+        """Return the best trial of one plan on the smallest sample."""
+        return min((trial for trial in self.first if trial.plan.name == plan), key=_rank, default=None)
 
     def curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
         """Return for every plan with one k its points (k, score), by k: LBW's Figures 2 and 4."""
         by_plan: dict[str, list[tuple[int, float]]] = {}
-        for trial in self.trials:
+        for trial in self.first:
             plain = trial.is_plain_with(pooling) and trial.plan.recurrent == self.recurrent
             if trial.plan.name in ONE_K and plain and trial.plan.k is not None:
                 score = trial.mean if task is None else trial.scores[task]
@@ -119,13 +151,45 @@ class Tuned:
     def k0_curves(self, pooling: str, task: str | None = None) -> dict[str, list[tuple[int, float]]]:
         """Return the points (k, score) of ``mask0+bidir`` for every k0: LBW's Figure 6."""
         points: dict[int, list[tuple[int, float]]] = {}
-        for trial in self.trials:
+        for trial in self.first:
             plan = trial.plan
             plain = trial.is_plain_with(pooling) and plan.recurrent == self.recurrent
             if plan.name == TWO_K and plain and plan.k is not None and plan.k0 is not None:
                 score = trial.mean if task is None else trial.scores[task]
                 points.setdefault(plan.k0, []).append((plan.k, score))
         return {f"k0 = {k0}": sorted(points[k0]) for k0 in sorted(points)}
+
+
+def _rank(trial: Trial) -> tuple[float, int]:
+    """Return what the best trial has the least of."""
+    return -trial.mean, trial.converted
+
+
+def _by_pass(trials: Iterable[Trial]) -> list[list[Trial]]:
+    """Return trials in groups that read one pass, in their order."""
+    groups: list[list[Trial]] = []
+    for trial in trials:
+        group = next((own for own in groups if same_pass(own[0].config, trial.config)), None)
+        if group is None:
+            groups.append([trial])
+        else:
+            group.append(trial)
+    return groups
+
+
+def _leading(trials: Iterable[Trial], most: int) -> list[list[Trial]]:
+    """Return the trials of the best passes, best ones first; of those that differ in a number alone at most two."""
+    passes = sorted((sorted(own, key=_rank) for own in _by_pass(trials)), key=lambda own: _rank(own[0]))
+    kept: list[list[Trial]] = []
+    counts = Counter[tuple[str | bool, ...]]()
+    for own in passes:
+        config = own[0].config
+        changed = (bool(config.attention.skips), bool(config.prepend), config.reroute != NO_REROUTE)
+        kind = (config.attention.name, config.template, *changed)
+        counts[kind] += 1
+        if counts[kind] <= _ALIKE and len(kept) < most:
+            kept.append(own)
+    return kept
 
 
 # Measures settings, in their order.
@@ -147,6 +211,9 @@ def tune(
 ) -> Tuned:
     """Choose plan, k and k0 (and pooling, and methods without training) by the mean score over tasks.
 
+    Successive halving: all passes and their promising readings are compared on a few examples of each task; the best
+    passes, with every reading and its transforms, on growing samples; the winner is the best of the last ones.
+
     Args:
         lm: the model.
         tasks: what counts; each must depend on the encoder config.
@@ -154,9 +221,9 @@ def tune(
         plans: names of the plans that are tried; ``causal`` always is, and the model's own where an adapter was
             trained under it.
         poolings: tried with every plan; none takes the model's own.
-        methods: names of ``search_space.METHODS``, tried when the plans are through; ``transforms`` need a sample.
+        methods: names of ``search_space.METHODS``, tried after the plans; ``transforms`` need a sample.
         sample: texts on which transforms are fitted; none that is scored should be among them.
-        budget: maximum number of settings to try.
+        budget: maximum number of passes to try; layers, states, poolings and transforms of a pass count no further.
         folder: where finished scores are saved, so that an interrupted search continues.
         reporter: called before and after each measurement.
 
@@ -167,20 +234,46 @@ def tune(
     plans = plans_named(plans)
     require_settings(plans, poolings, methods, sample, budget)
     require_tunable_tasks(tasks)
-    configs = [replace(lm.encoder, pooling=pooling) for pooling in poolings or (lm.encoder.pooling,)]
-    done = Tuned(lm.n_layers, budget, sample=sample)
+    # A bundled adapter is for its own settings; all others read the weights alone, and all of their layers.
+    usual = lm.encoder if lm.bundled is None else EncoderConfig(max_length=lm.encoder.max_length)
+    configs = [replace(usual, pooling=pooling) for pooling in poolings or (usual.pooling,)]
+    done = Tuned(usual.depth(lm.n_layers), budget, sample=sample)
     kinds = [] if is_encoder_decoder(lm.model) else [kind_of(layer) for layer in decoder_layers(lm.model)]
     if not any(kind.recurrent for kind in kinds):
         methods = [name for name in methods if name != "recurrent"]
     elif not any(kind.attends for kind in kinds):
         done.recurrent = "both"
-    search = _Search(_measurer(lm, tasks, config, done, folder, reporter), configs, done)
-    search.reserve(methods, lm.dimensions)
-    search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.with_defaults(lm.n_layers).attention)
+    rungs = _rungs(tasks, config)
+    measurers = _measurers(lm, tasks, rungs, done, folder, reporter)
+    search = _Search(measurers[0], configs, done)
+    search.reserve(methods)
+    search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.with_defaults(lm.n_layers))
     if done.refused and all(trial.plan.name in BASELINES for trial in done.trials):
         raise next(iter(done.refused.values()))
-    search.try_methods(methods, lm.dimensions)
+    search.try_methods(methods)
+    search.halve(methods, lm.dimensions, measurers)
     return done
+
+
+def _rungs(tasks: Sequence[Task], config: EvaluationConfig) -> list[EvaluationConfig]:
+    """Return configs with growing limits, the last of which is what was asked for.
+
+    >>> _rungs([], EvaluationConfig(limit=50)) == [EvaluationConfig(limit=50)]
+    True
+    """
+
+    def count(of: EvaluationConfig) -> int:
+        return sum(len(set(task.texts(of))) for task in tasks)
+
+    rungs, texts, limit = [config], count(config), _FIRST_EXAMPLES
+    smaller: list[EvaluationConfig] = []
+    while config.limit is None or limit < config.limit:
+        rung = replace(config, limit=limit)
+        if count(rung) > _MOST_OF_TEXTS * texts:
+            break
+        smaller.append(rung)
+        limit *= _GROWTH
+    return [*smaller, *rungs]
 
 
 def require_tunable_tasks(tasks: Sequence[Task]) -> None:
@@ -200,58 +293,95 @@ class _Search:
         self._tried: set[AttentionPlan] = set()
         self._reserved = 0
 
-    def reserve(self, methods: Sequence[str], dimensions: int) -> None:
+    def reserve(self, methods: Sequence[str]) -> None:
         """Keep a part of the budget for methods."""
         # Only how many there are counts, and the causal plan takes every method.
         causal = replace(self.configs[0], attention=AttentionPlan("causal"))
-        count = len(method_configs(methods, (causal, causal, causal), self.done.n_layers, dimensions))
+        count = len(method_passes(methods, causal, causal, self.done.n_layers))
         count += sum(AttentionPlan(name).takes_recurrent for name in PLANS) * ("recurrent" in methods)
         self._reserved = max(0, min(2 * count, int(_FOR_METHODS * self.done.budget), self.done.budget - 2))
 
-    def try_methods(self, methods: Sequence[str], dimensions: int) -> None:
-        """Try methods on the best setting so far and on the causal model; skips on the best plan that takes them.
+    def try_methods(self, methods: Sequence[str]) -> None:
+        """Try what needs a pass of its own, on the causal model; skips on the best plan that takes them, too.
 
         Recurrent layers are read both ways before, under the best setting of every plan, since it is plans that gain.
+        Of each pass its promising readings are tried, and of the best plan and the causal model.
         """
         if "recurrent" in methods:
-            self._try_configs(self._turned())
+            self._try_passes(self._turned(), methods=())
         able = [trial for trial in self.done.trials if trial.plan.takes_skips and trial.plan.name not in BASELINES]
-        skipping = min(able, key=lambda trial: (-trial.mean, trial.converted), default=self.done.baseline).config
-        starts = (self.done.best.config, skipping, self.done.baseline.config)
-        self._try_configs(method_configs(methods, starts, self.done.n_layers, dimensions))
+        skipping = min(able, key=_rank, default=self.done.baseline).config
+        causal = self.done.baseline.config
+        starts = (self.done.best.config, skipping, causal)
+        self._try_passes([*starts, *method_passes(methods, causal, skipping, self.done.n_layers)], methods)
 
     def _turned(self) -> list[EncoderConfig]:
         """Return the best setting of every plan that takes it with recurrent layers read both ways, best ones first."""
         best = [trial for name in PLANS if (trial := self.done.best_of(name)) and trial.plan.takes_recurrent]
-        best.sort(key=lambda trial: (-trial.mean, trial.converted))
+        best.sort(key=_rank)
         return [replace(trial.config, attention=replace(trial.plan, recurrent="both")) for trial in best]
 
-    def _try_configs(self, configs: Iterable[EncoderConfig]) -> None:
-        """Measure settings that are new, as far as the budget allows."""
-        tried, fresh = [trial.config for trial in self.done.trials], list[EncoderConfig]()
+    def _try_passes(self, configs: Iterable[EncoderConfig], methods: Sequence[str]) -> None:
+        """Measure settings with their promising readings, as far as the budget allows new passes."""
         for config in configs:
-            fresh += [config] if config not in (*tried, *fresh) else []
-        room = max(0, self.done.budget - len(self.done.trials))
-        self.done.trials += self._measure(fresh[:room]) if fresh[:room] else []
-        self.done.untried += [label_of(config, self.done.n_layers) for config in fresh[room:]]
+            tried = [trial.config for trial in self.done.trials]
+            if self.done.passes >= self.done.budget and not any(same_pass(config, other) for other in tried):
+                self.done.untried.append(label_of(config, self.done.n_layers))
+                continue
+            wanted = [config, *readings_of(config, methods, self.done.n_layers, every=False)]
+            fresh = distinct_configs(reading for reading in wanted if reading not in tried)
+            self.done.trials += self._measure(fresh) if fresh else []
 
-    def run(self, plans: Sequence[str], own: AttentionPlan | None = None) -> None:
+    def halve(self, methods: Sequence[str], dimensions: int, measurers: Sequence[Measure]) -> None:
+        """Measure the best passes on growing samples, with every reading and its transforms; fewer each time."""
+        for rung, measure in enumerate(measurers):
+            if rung == 0 and len(measurers) > 1:
+                continue
+            trials = [trial for trial in self.done.trials if trial.rung == max(0, rung - 1)]
+            is_last = rung == len(measurers) - 1
+            configs = [next(trial for trial in trials if trial.plan.name == "causal").config]
+            for own in _leading(trials, _FINAL_PASSES if is_last else _PASSES):
+                configs += [trial.config for trial in own[:_READINGS]]
+                if rung <= 1:
+                    configs += self._around(own, methods, dimensions)
+            tried = [trial.config for trial in self.done.trials if trial.rung == rung]
+            fresh = distinct_configs(config for config in configs if config not in tried)
+            self.done.trials += measure(fresh) if fresh else []
+
+    def _around(self, own: Sequence[Trial], methods: Sequence[str], dimensions: int) -> list[EncoderConfig]:
+        """Return what is left of a pass: every other reading, and transforms of the best ones."""
+        best = own[0].config
+        plain = next((trial.config for trial in own if trial.config.layers == LAST_LAYER), best)
+        configs = readings_of(plain, methods, self.done.n_layers, every=True) if plain.states == HIDDEN else []
+        if "transforms" in methods:
+            configs += [made for trial in own[:_TRANSFORMED] for made in transforms_of(trial.config, dimensions)]
+        return configs
+
+    def run(self, plans: Sequence[str], own: EncoderConfig | None = None) -> None:
+        """Find the best k of every plan; ``own`` is what the model's adapter was trained under."""
         n = self.done.n_layers
         first = [AttentionPlan("causal"), *(AttentionPlan(name) for name in BASELINES[1:] if name in plans)]
-        self._try(first if own is None else [first[0], own, *first[1:]])
+        self._try(first[:1])
+        if own is not None and self._budget() > 1:
+            self._tried.add(own.attention)
+            self.done.trials += self._measure([own])
+        self._try(first[1:])
         one_k = [name for name in ONE_K if name in plans]
         if one_k:
             # Nothing has to be left over where no k0 is sought.
             fraction, most = (_SPREAD, int(_REFINED * self._budget())) if TWO_K in plans else (1.0, self._budget())
             places = max(2, int(fraction * (self._budget() - len(self._tried))) // len(one_k))
-            self._try(AttentionPlan(name, k=k) for name in one_k for k in spread(most_k(name, n), places))
+            if places < _FEWEST_PLACES and any(most_k(name, n) > places for name in one_k):
+                self._try((AttentionPlan(name).with_defaults(n) for name in one_k), most)
+            else:
+                self._try(AttentionPlan(name, k=k) for name in one_k for k in spread(most_k(name, n), places))
             self._refine(one_k, most)
         if TWO_K in plans:
             self._try_two(n)
 
     def _budget(self) -> int:
-        """Return how many plans may be tried, each with every pooling."""
-        return (self.done.budget - self._reserved) // len(self.configs)
+        """Return how many plans may be tried; poolings read the same pass."""
+        return self.done.budget - self._reserved
 
     def _try(self, plans: Iterable[AttentionPlan], most: int | None = None) -> int:
         """Measure plans that are new, as far as the budget (or ``most``) allows; return how many."""
@@ -273,8 +403,9 @@ class _Search:
                 return
 
     def _gaps(self, plan: AttentionPlan) -> list[int]:
-        """Return the middles of the gaps on both sides of a plan's k."""
-        known = sorted(other.k for other in self._tried if other.name == plan.name and other.k is not None)
+        """Return the middles of the gaps on both sides of a plan's k, up to both ends."""
+        ends = {0, most_k(plan.name, self.done.n_layers) + 1}
+        known = sorted({other.k for other in self._tried if other.name == plan.name and other.k is not None} | ends)
         place = known.index(plan.k or 0)
         neighbours = known[max(0, place - 1) : place + 2]
         return [(low + high) // 2 for low, high in pairwise(neighbours) if high - low > 1]
@@ -301,31 +432,43 @@ class _Search:
                 return
 
 
-def _measurer(
+def _measurers(
     lm: LanguageModel,
     tasks: Sequence[Task],
-    config: EvaluationConfig,
+    rungs: Sequence[EvaluationConfig],
     done: Tuned,
     folder: Path | None,
     reporter: ProgressReporter | None,
-) -> Measure:
-    texts = sum(len(set(task.texts(config))) for task in tasks)
-    together = max(_FEWEST_TOGETHER, _MOST_BYTES // max(1, 4 * lm.dimensions * texts))
+) -> list[Measure]:
+    """Return what measures settings on each of the growing samples, and keeps vectors from one to the next."""
+    cache = EmbeddingCache(unfinished=folder and folder / "unfinished")
 
-    def measure(configs: list[EncoderConfig]) -> list[Trial]:
-        trials, able = list[Trial](), list[EncoderConfig]()
-        for candidate in configs:
-            # The baseline is what everything is compared with: whatever it raises is the caller's to know.
-            error = None if candidate.attention.name == "causal" and not candidate.methods else refusal(lm, candidate)
-            if error is None:
-                able.append(candidate)
-            else:
-                done.refused[label_of(candidate, lm.n_layers)] = error
+    def measure(configs: list[EncoderConfig], rung: int) -> list[Trial]:
+        able = [config for config in configs if not _refuses(lm, config, done)]
+        texts = sum(len(set(task.texts(rungs[rung]))) for task in tasks)
+        together = max(_FEWEST_TOGETHER, _MOST_BYTES // max(1, 4 * lm.dimensions * texts))
+        if rung > 0 or len(rungs) == 1:
+            # Of what is measured on: the vectors of the smaller sample.
+            kept = [replace(config, transform=NO_TRANSFORM) for config in able] if rung > 0 else []
+            cache.keep_only(language_model_system("", lm.with_encoder(config)).cache_key for config in kept)
+        trials: list[Trial] = []
         for start in range(0, len(able), together):
-            trials += _measured(lm, able[start : start + together], tasks, config, done, folder, reporter)
-        return trials
+            part = able[start : start + together]
+            trials += _measured(lm, part, tasks, rungs[rung], cache, done, folder, reporter)
+        return [replace(trial, rung=rung, limit=rungs[rung].limit) for trial in trials]
 
-    return measure
+    return [partial(measure, rung=rung) for rung in range(len(rungs))]
+
+
+def _refuses(lm: LanguageModel, config: EncoderConfig, done: Tuned) -> bool:
+    """Whether a model cannot be read so, which is noted."""
+    label = label_of(config, lm.n_layers)
+    # The baseline is what everything is compared with: whatever it raises is the caller's to know.
+    is_baseline = config.attention.name == "causal" and not config.methods
+    error = done.refused.get(label) or (None if is_baseline else refusal(lm, config))
+    if error is not None:
+        done.refused[label] = error
+    return error is not None
 
 
 def _measured(
@@ -333,20 +476,12 @@ def _measured(
     configs: list[EncoderConfig],
     tasks: Sequence[Task],
     config: EvaluationConfig,
+    cache: EmbeddingCache,
     done: Tuned,
     folder: Path | None,
     reporter: ProgressReporter | None,
 ) -> list[Trial]:
-    cache = EmbeddingCache(unfinished=folder and folder / "unfinished")  # each plan has its own vectors: not saved
-    read: dict[str, tuple[EncoderConfig, LanguageModel]] = {}
-    for encoder in configs:
-        label = label_of(encoder, lm.n_layers)
-        try:
-            read[label] = encoder, read_as(lm, encoder, done.sample)
-        except ConfigError as error:
-            if encoder.transform == NO_TRANSFORM:
-                raise
-            done.refused[label] = error  # the sample is too small for it
+    read = _fitted(lm, configs, cache, done)
     systems = [language_model_system(label, model, cache) for label, (_, model) in read.items()]
     results = evaluate(systems, tasks, config, folder=folder, reporter=reporter).results if systems else []
     cache.forget_unfinished()
@@ -354,6 +489,28 @@ def _measured(
         label: {result.task: result.score.value for result in results if result.system == label} for label in read
     }
     return [Trial(encoder, label, scores[label]) for label, (encoder, _) in read.items()]
+
+
+def _fitted(
+    lm: LanguageModel, configs: list[EncoderConfig], cache: EmbeddingCache, done: Tuned
+) -> dict[str, tuple[EncoderConfig, LanguageModel]]:
+    """Return by label the model under each setting; transforms are fitted on vectors that their passes give once."""
+    models = [lm.with_encoder(replace(config, transform=NO_TRANSFORM)) for config in configs]
+    plain = [language_model_system("", model, cache) for model in models]
+    sample = [text for text in done.sample if text.strip()]
+    fitted = [system for system, config in zip(plain, configs, strict=True) if config.transform != NO_TRANSFORM]
+    precompute(fitted, sample, prompt=None, show=None)
+    read: dict[str, tuple[EncoderConfig, LanguageModel]] = {}
+    for config, system in zip(configs, plain, strict=True):
+        label, model = label_of(config, lm.n_layers), system.lm
+        if config.transform != NO_TRANSFORM:
+            try:
+                model = lm.with_encoder(config).fitted_on(system.encode(sample, show=False))
+            except ConfigError as error:
+                done.refused[label] = error  # the sample is too small for it
+                continue
+        read[label] = config, model
+    return read
 
 
 def most_k(plan: str, n_layers: int) -> int:

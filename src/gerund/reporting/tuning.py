@@ -114,6 +114,7 @@ def tuned_dict(done: Tuned, lm: LanguageModel, config: EvaluationConfig) -> dict
         "n_layers": done.n_layers,
         "config": config.to_dict(),
         "budget": done.budget,
+        "passes": done.passes,
         "chosen": _trial_dict(done.best, done.n_layers),
         "baseline": _trial_dict(done.baseline, done.n_layers),
         "trials": [_trial_dict(trial, done.n_layers) for trial in done.trials],
@@ -127,6 +128,7 @@ def _trial_dict(trial: Trial, n_layers: int) -> dict[str, Any]:
         "label": trial.label,
         "mean": trial.mean,
         "scores": dict(trial.scores),
+        "limit": trial.limit,
         "attention": trial.config.with_defaults(n_layers).attention.to_dict(),
         "pooling": trial.config.pooling,
         **{name: getattr(trial.config, name) for name in trial.config.methods},
@@ -139,13 +141,22 @@ def chosen_sentence(done: Tuned, tasks: Sequence[Task]) -> str:
     unit = _unit(tasks)
     on = tasks[0].name if len(tasks) == 1 else f"the mean of {len(tasks)} tasks"
     score, before = shown(best.mean, unit), shown(baseline.mean, unit)
+    tried = len({trial.label for trial in done.trials})
     if best is baseline:
-        return f"None of {len(done.trials)} settings is better than {baseline.label}: {before} on {on}."
+        return f"None of {tried} settings is better than {baseline.label}: {before} on {on}."
     gain = shown(best.mean - baseline.mean, unit)
     return (
         f"{best.label} won: {score} on {on}, {gain} more than {baseline.label} ({before}). "
-        f"{len(done.trials)} settings were tried."
+        f"{tried} settings were tried{_in_passes(done)}."
     )
+
+
+def _in_passes(done: Tuned) -> str:
+    """Say in how many passes, and on how many examples what was not among the best was measured."""
+    limits = list(dict.fromkeys(trial.limit for trial in done.trials if trial.rung < done.best.rung))
+    on = f", all of them on {limits[0]} examples a task and the best ones on more" if limits else ""
+    passes = done.passes
+    return f" in {passes} passes{on}" if passes < len(done.trials) else on
 
 
 def _unit(tasks: Sequence[Task]) -> str:
@@ -167,6 +178,8 @@ def adapter_sentence(lm: LanguageModel) -> str:
     if not facts:
         return ""
     begin = trained_under(facts) if "adapter_plan" in facts else f"The adapter {facts['adapter_name']} was trained"
+    if lm.bundled is not None:
+        return f"{begin} and is used in that setting alone; in all others the weights alone were tried."
     return (
         f"{begin}, and is active under every plan that was tried, so that the choice favours its own; --adapter none "
         "tunes the weights alone."
@@ -180,10 +193,12 @@ def _columns(tasks: Sequence[Task]) -> list[str]:
 def _rows(done: Tuned, tasks: Sequence[Task]) -> list[_Row]:
     """Return every trial, the best first."""
     rows = []
-    for trial in sorted(done.trials, key=lambda trial: (trial is not done.best, -trial.mean, trial.converted)):
+    order = {id(trial): (trial is not done.best, -trial.rung, -trial.mean, trial.converted) for trial in done.trials}
+    for trial in sorted(done.trials, key=lambda trial: order[id(trial)]):
         numbers = [(shown(trial.mean, _unit(tasks)), trial.mean)] if len(tasks) > 1 else []
         numbers += [(shown(trial.scores[task.name], task.unit), trial.scores[task.name]) for task in tasks]
-        rows.append(_Row(trial.label, trial is done.best, numbers))
+        smaller = f" (on {trial.limit} examples)" if trial.rung < done.best.rung else ""
+        rows.append(_Row(f"{trial.label}{smaller}", trial is done.best, numbers))
     return rows
 
 
@@ -202,7 +217,8 @@ def _facts(done: Tuned, lm: LanguageModel, tasks: Sequence[Task], config: Evalua
         ("Seed", str(config.seed)),
         ("Prompts", "; ".join(prompts) or "none by task"),
         ("Poolings", ", ".join(dict.fromkeys(trial.config.pooling for trial in done.trials))),
-        ("Settings tried", f"{len(done.trials)} of at most {done.budget}"),
+        ("Settings tried", str(len({trial.label for trial in done.trials}))),
+        ("Passes of the model", f"{done.passes} of at most {done.budget}"),
         *(("Left out", f"{label}: {error}") for label, error in done.refused.items()),
         *([("Not tried within the budget", "; ".join(done.untried))] if done.untried else []),
         ("gerund", __version__),
@@ -215,7 +231,7 @@ def _wanted(done: Tuned, tasks: Sequence[Task]) -> Iterator[Wanted]:
     pooling = done.best.config.pooling
     mean = tasks[0].name if len(tasks) == 1 else f"Mean of {len(tasks)} tasks"
     percent = _unit(tasks) in PERCENTS
-    alike = (trial for trial in done.trials if trial.plan.name == "causal" and trial.is_plain_with(pooling))
+    alike = (trial for trial in done.first if trial.plan.name == "causal" and trial.is_plain_with(pooling))
     causal = next(alike, done.baseline)
     if curves := done.curves(pooling):
         yield f"{mean} against k", partial(_curves, curves, mean, causal.mean, percent)

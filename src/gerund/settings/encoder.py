@@ -348,6 +348,32 @@ def read_alike(first: EncoderConfig, second: EncoderConfig) -> bool:
     return replace(first, **{name: getattr(second, name) for name in FREE}) == second
 
 
+_READ_OF_A_PASS = (
+    "layers",
+    "states",
+    "pooling",
+    "pool_prompt",
+    "pool_bos",
+    "transform",
+    "normalize",
+    "similarity",
+    *RANKING,
+)
+
+
+def same_pass(first: EncoderConfig, second: EncoderConfig) -> bool:
+    """Whether two encoder configs run a model alike, and differ at most in what they read of the pass and do with it.
+
+    >>> plan = AttentionPlan("causal")
+    >>> same_pass(EncoderConfig(plan), EncoderConfig(plan, layers="all", pooling="last", transform="whitening"))
+    True
+    >>> same_pass(EncoderConfig(plan), EncoderConfig(plan, template="topic"))
+    False
+    """
+    names = {field.name for field in fields(EncoderConfig)} - set(_READ_OF_A_PASS)
+    return all(getattr(first, name) == getattr(second, name) for name in names)
+
+
 def vectors_alike(first: EncoderConfig, second: EncoderConfig) -> bool:
     """Whether two encoder configs differ in nothing that a fitted transform depends on."""
     same = ("normalize", "max_length", *RANKING, "similarity")

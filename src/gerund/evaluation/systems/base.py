@@ -228,6 +228,11 @@ class EmbeddingCache:
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
+    def keep_only(self, fingerprints: Iterable[str]) -> None:
+        """Drop the vectors of all other encoders from memory."""
+        kept = set(fingerprints)
+        self._stores = {name: store for name, store in self._stores.items() if name[0] in kept}
+
     def put(self, fingerprint: str, prompt: str, texts: list[str], vectors: np.ndarray) -> None:
         """Store vectors that were computed elsewhere; texts that are there already keep theirs."""
         store = self.store(fingerprint, prompt)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.evaluation.systems.base import EmbeddingCache, Encoder, System, cosine_scores, key_of_text
+from gerund.inference.encode.readings import by_pass, encode_readings
 from gerund.inference.encode.spans import WordPooling, check_words, word_vectors
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
-from gerund.inference.encode.texts import encode_word_tokens, text_tokens
+from gerund.inference.encode.texts import encode_word_tokens, template_tokens, text_tokens
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
@@ -21,6 +23,7 @@ from gerund.models.kinds import is_encoder_decoder
 from gerund.scoring.registry import find_scorer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
+from gerund.settings.templates import NO_TRANSFORM
 from gerund.types import Scorer
 from gerund.worker_model import WorkerModel
 
@@ -223,18 +226,73 @@ _MOST_BYTES = 1 << 30
 
 
 def precompute(systems: Sequence[System], texts: Sequence[str], *, prompt: str | None, show: bool | None) -> None:
-    """Fill the caches of systems that are one model under several plans, running the layers that plans share once.
+    """Fill the caches of systems that are one model, running once what they share.
 
-    Systems that cannot share passes compute their own vectors later: those without a cache, with workers, alone with
-    their model, or whose encoder repeats the text, uses templates, mixes layers or has a transform.
+    Systems that differ in layers, states or pooling read one pass; a transform is applied to the vectors of the same
+    system without it; and plans share the layers below those that they convert. Systems that share nothing compute
+    their own vectors later: those without a cache, with workers, or alone with their model.
     """
     texts = list(dict.fromkeys(texts))
     models = [system for system in systems if isinstance(system, LanguageModelSystem)]
     able = [system for system in models if system.cache is not None and system.worker_encode is None]
-    for _, group in groupby(filter(_shares, able), key=_shared_pass):
-        siblings = list(group)
-        if texts and len(siblings) > 1:
+    if not texts or len(able) < 2:
+        return
+    bases = [(system, base) for system in able if (base := without_transform(system)) is not None]
+    with_bases = {id(system) for system, _ in bases}
+    needed = [system for system, base in bases if _missing(system, prompt, texts)]
+    readers = [system for system in able if id(system) not in with_bases]
+    readers += [base for system, base in bases if system in needed]
+    unique = list({system.cache_key: system for system in readers}.values())
+    alone: list[LanguageModelSystem] = []
+    for group in by_pass(unique, [system.lm.runtime for system in unique]):
+        if len(group) == 1 or all(map(_shares, group)):
+            alone += group
+        else:
+            _fill_readings(group, prompt, texts, show)
+    for _, plans in groupby(filter(_shares, alone), key=_shared_pass):
+        siblings = list(plans)
+        if len(siblings) > 1:
             _fill(siblings, prompt, texts, show)
+    for system, base in bases:
+        if system in needed and system.cache is not None and system.lm.transform is not None:
+            plain_ND = base.encode(texts, prompt=prompt, show=show)
+            vectors_ND = system.lm.transform(plain_ND)
+            vectors_ND[~plain_ND.any(axis=1)] = 0  # empty texts
+            system.cache.put(system.cache_key, system.prompt_text(prompt), texts, vectors_ND)
+
+
+def without_transform(system: LanguageModelSystem) -> LanguageModelSystem | None:
+    """Return the same system without its transform; None where it has none, or computes in another type without."""
+    lm = system.lm
+    if lm.transform is None or lm.encoder.transform == NO_TRANSFORM:
+        return None
+    plain = lm.with_encoder(replace(lm.encoder, transform=NO_TRANSFORM))
+    if plain.runtime.autocast != lm.runtime.autocast:
+        return None
+    return language_model_system(system.label, plain, system.cache)
+
+
+def _missing(system: LanguageModelSystem, prompt: str | None, texts: Sequence[str]) -> list[str]:
+    """Return the texts whose vectors a system's cache does not have."""
+    assert system.cache is not None
+    store = system.cache.store(system.cache_key, system.prompt_text(prompt))
+    return [text for text in texts if key_of_text(text) not in store]
+
+
+def _fill_readings(group: list[LanguageModelSystem], prompt: str | None, texts: list[str], show: bool | None) -> None:
+    """Compute the vectors of systems that read one pass, of the texts that any of them lacks."""
+    lacking = [set(_missing(system, prompt, texts)) for system in group]
+    missing = [text for text in texts if any(text in own for own in lacking)]
+    group = [system for system, own in zip(group, lacking, strict=True) if own]
+    if not missing:
+        return
+    runtimes = [system.lm.runtime for system in group]
+    several = template_tokens(runtimes[0], missing, prompt, empty="zeros")
+    # Of each template the vectors of every system.
+    passes = [encode_readings(runtimes, tokens, show=show) for tokens in several]
+    for system, *own in zip(group, *passes, strict=True):
+        if system.cache is not None:
+            system.cache.put(system.cache_key, system.prompt_text(prompt), missing, np.mean(own, axis=0))
 
 
 def word_groups(systems: Sequence[System], sentences: Sequence[Sequence[str]]) -> list[list[System]]:

@@ -85,6 +85,18 @@ class AttentionParts:
         return sum(others, first) / len(self._found)
 
 
+class EachPart:
+    """Hands what a layer's attention reads and gives to several readers of one pass."""
+
+    def __init__(self, parts: Sequence[AttentionParts]) -> None:
+        self._parts = parts
+
+    def keep(self, index: int, module: nn.Module, value: Tensor, output: Tensor) -> None:
+        """See ``AttentionParts.keep``."""
+        for part in self._parts:
+            part.keep(index, module, value, output)
+
+
 def width_of(states: str, model: PreTrainedModel, hidden: int) -> int:
     """Return the size of what is read, of a model whose hidden states have ``hidden`` numbers."""
     if states != VALUES:

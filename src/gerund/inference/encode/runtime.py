@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one
 from gerund.attention.shared_layer_state import counts_rows
 from gerund.checks import whole_number
 from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
-from gerund.inference.encode.other_states import AttentionParts, generated_states, reads_attention, width_of
+from gerund.inference.encode.other_states import AttentionParts, EachPart, generated_states, reads_attention, width_of
 from gerund.inference.tokens import (
     InputFormat,
     Tokens,
@@ -44,7 +44,7 @@ from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import Transform, truncation
 from gerund.poolings import pool, pooling_parts
 from gerund.progress import progress
-from gerund.settings.encoder import LLM2VEC_CONVENTIONS, EncoderConfig
+from gerund.settings.encoder import LLM2VEC_CONVENTIONS, EncoderConfig, same_pass
 from gerund.settings.plan import Direction, ResolvedPlan
 from gerund.settings.templates import layer_numbers, rerouted_layers
 
@@ -244,35 +244,8 @@ class EncoderRuntime:
         """Run one batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``."""
         if self.config.generated:
             return generated_states(self, texts, self.config.generated), torch.zeros(len(texts), dtype=torch.long)
-        batch = self.batch(texts)
-        plan = BoundPlan(self.pass_plan, batch.real_BT) if self.sends_plan else None
-        if not self.config.reads_beside:
-            return self.run(batch, plan), batch.begin
-        if plan is None:
-            raise ConfigError("layers, states, prepend and reroute are for decoder-only models")
-        if reads_attention(self.config.states):
-            return self._attention_parts(batch, plan), batch.begin
-        depth = len(self.plan.views)
-        if rerouted := rerouted_layers(self.config.reroute, depth):
-            last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
-            read = frozenset(number - 1 for number in rerouted if number <= len(self.pass_plan.views))
-            plan.rerouting = Rerouting(read, last_B)
-        mixing = LayerMixing(depth, self.config)
-        if self.config.prepend:
-            inputs = mixing.prepended(self.model.get_input_embeddings(), batch.inputs, texts, batch.begin)
-            batch = replace(batch, inputs=inputs)
-        plan.beside = mixing.after_layer
-        return mixing.mixed(self.run(batch, plan)), batch.begin
-
-    def _attention_parts(self, batch: "Batch", plan: BoundPlan) -> Tensor:
-        """Return what a pass reads of the attention in the place of hidden states ``(B, T, D)``."""
-        if is_one_graph(self.model):
-            raise UnsupportedModelError(f"states={self.config.states!r} needs the layers of a model: runtime='torch'")
-        plan.attention_parts = AttentionParts(
-            self.config.states, layer_numbers(self.config.layers, len(self.plan.views))
-        )
-        self.run(batch, plan)
-        return plan.attention_parts.mixed(self.model.config.model_type)
+        [hidden_BTD], begin = states_each([self], texts)
+        return hidden_BTD, begin
 
     def batch(self, texts: Sequence[Tokens]) -> "Batch":
         """Put texts into one tensor, padded on the tokenizer's side."""
@@ -346,6 +319,74 @@ class EncoderRuntime:
         if depth == self.n_layers:
             return self.model
         return self.lower_model if depth == len(self.pass_plan.views) else lower_layers(self.model, depth)
+
+
+def shares_pass(first: EncoderRuntime, second: EncoderRuntime) -> bool:
+    """Whether two encoders read the same from one pass of the same tokens, up to layers, states and what follows."""
+    if first.model is not second.model or first.config.generated or is_encoder_decoder(first.model):
+        return False
+    apart = ("plan", "adapter", "autocast", "int8", "max_length", "n_layers")
+    alike = all(getattr(first, name) == getattr(second, name) for name in apart)
+    return alike and same_pass(first.config, second.config)
+
+
+@torch.no_grad()
+def states_each(runtimes: Sequence[EncoderRuntime], texts: Sequence[Tokens]) -> tuple[list[Tensor], Tensor]:
+    """Run one batch once for encoders that share a pass: the states that each pools, and where each text begins.
+
+    Returns:
+        For each encoder ``(B, T, D)``, and ``(B,)``.
+    """
+    runtime = max(runtimes, key=lambda each: len(each.pass_plan.views))
+    if not runtime.sends_plan and any(each.sends_plan for each in runtimes):
+        # Plain causal attention needs no plan, and other readings of the same pass do.
+        runtime = replace(runtime, sends_plan=True)
+    config, batch = runtime.config, runtime.batch(texts)
+    readers = {(each.config.states, each.config.layers): _reader(each) for each in runtimes if each.config.reads_beside}
+    if not runtime.sends_plan:
+        if readers:
+            raise ConfigError("layers, states, prepend and reroute are for decoder-only models")
+        return [runtime.run(batch, None)] * len(runtimes), batch.begin
+    plan = BoundPlan(runtime.pass_plan, batch.real_BT)
+    parts = [reader for reader in readers.values() if isinstance(reader, AttentionParts)]
+    mixings = [reader for reader in readers.values() if isinstance(reader, LayerMixing)]
+    if rerouted := rerouted_layers(config.reroute, len(runtime.plan.views)):
+        last_B = batch.begin + torch.tensor([len(text) - 1 for text in texts], device=batch.begin.device)
+        read = frozenset(number - 1 for number in rerouted if number <= len(runtime.pass_plan.views))
+        plan.rerouting = Rerouting(read, last_B)
+    if config.prepend:
+        embed = runtime.model.get_input_embeddings()
+        inputs = [mixing.prepended(embed, batch.inputs, texts, batch.begin) for mixing in mixings]
+        batch = replace(batch, inputs=inputs[0])
+    if parts:
+        if is_one_graph(runtime.model):
+            raise UnsupportedModelError("states='values' and 'attention' need the layers of a model: runtime='torch'")
+        plan.attention_parts = EachPart(parts)
+    if mixings:
+        plan.beside = partial(_after_layer, mixings)
+    last_BTD = runtime.run(batch, plan)
+    name = runtime.model.config.model_type
+    found = {
+        key: reader.mixed(name) if isinstance(reader, AttentionParts) else reader.mixed(last_BTD)
+        for key, reader in readers.items()
+    }
+    return [found.get((each.config.states, each.config.layers), last_BTD) for each in runtimes], batch.begin
+
+
+def _reader(runtime: EncoderRuntime) -> AttentionParts | LayerMixing:
+    config, depth = runtime.config, len(runtime.plan.views)
+    if reads_attention(config.states):
+        return AttentionParts(config.states, layer_numbers(config.layers, depth))
+    return LayerMixing(depth, config)
+
+
+def _after_layer(
+    mixings: Sequence[LayerMixing], index: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """Hand a layer's output to each mixing; Token Prepending puts the same state in, however often it is done."""
+    for mixing in mixings:
+        output = mixing.after_layer(index, args, kwargs, output)
+    return output
 
 
 def hidden_states(model: PreTrainedModel, input_ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
