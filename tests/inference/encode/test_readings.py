@@ -35,6 +35,7 @@ PASSES = {
 @pytest.fixture(scope="module")
 def lm():
     tokenizer = byte_tokenizer()
+    tokenizer.model_max_length = 1024
     return gerund.LanguageModel(
         tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=1024), tokenizer, CAUSAL
     )

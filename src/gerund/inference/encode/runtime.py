@@ -204,7 +204,8 @@ class EncoderRuntime:
     def pass_plan(self) -> ResolvedPlan:
         """The plan of the layers that a text is read by: layers above the highest one that is mixed change nothing."""
         depth = len(self.plan.views)
-        return self.plan.lower(max(layer_numbers(self.config.layers, depth)))
+        # The embeddings alone, layer 0, are the input of the first layer.
+        return self.plan.lower(max(1, *layer_numbers(self.config.layers, depth)))
 
     @cached_property
     def lower_model(self) -> PreTrainedModel:
