@@ -169,7 +169,7 @@ def _by_pass(trials: Iterable[Trial]) -> list[list[Trial]]:
     """Return trials in groups that read one pass, in their order."""
     groups: list[list[Trial]] = []
     for trial in trials:
-        group = next((own for own in groups if same_pass(own[0].config, trial.config)), None)
+        group = next((group for group in groups if same_pass(group[0].config, trial.config)), None)
         if group is None:
             groups.append([trial])
         else:
@@ -179,16 +179,16 @@ def _by_pass(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 def _leading(trials: Iterable[Trial], most: int) -> list[list[Trial]]:
     """Return the trials of the best passes, best ones first; of those that differ in a number alone at most two."""
-    passes = sorted((sorted(own, key=_rank) for own in _by_pass(trials)), key=lambda own: _rank(own[0]))
+    passes = sorted((sorted(group, key=_rank) for group in _by_pass(trials)), key=lambda group: _rank(group[0]))
     kept: list[list[Trial]] = []
     counts = Counter[tuple[str | bool, ...]]()
-    for own in passes:
-        config = own[0].config
+    for group in passes:
+        config = group[0].config
         changed = (bool(config.attention.skips), bool(config.prepend), config.reroute != NO_REROUTE)
         kind = (config.attention.name, config.template, *changed)
         counts[kind] += 1
         if counts[kind] <= _ALIKE and len(kept) < most:
-            kept.append(own)
+            kept.append(group)
     return kept
 
 
@@ -340,21 +340,21 @@ class _Search:
             trials = [trial for trial in self.done.trials if trial.rung == max(0, rung - 1)]
             is_last = rung == len(measurers) - 1
             configs = [next(trial for trial in trials if trial.plan.name == "causal").config]
-            for own in _leading(trials, _FINAL_PASSES if is_last else _PASSES):
-                configs += [trial.config for trial in own[:_READINGS]]
+            for group in _leading(trials, _FINAL_PASSES if is_last else _PASSES):
+                configs += [trial.config for trial in group[:_READINGS]]
                 if rung <= 1:
-                    configs += self._around(own, methods, dimensions)
+                    configs += self._around(group, methods, dimensions)
             tried = [trial.config for trial in self.done.trials if trial.rung == rung]
             fresh = distinct_configs(config for config in configs if config not in tried)
             self.done.trials += measure(fresh) if fresh else []
 
-    def _around(self, own: Sequence[Trial], methods: Sequence[str], dimensions: int) -> list[EncoderConfig]:
+    def _around(self, group: Sequence[Trial], methods: Sequence[str], dimensions: int) -> list[EncoderConfig]:
         """Return what is left of a pass: every other reading, and transforms of the best ones."""
-        best = own[0].config
-        plain = next((trial.config for trial in own if trial.config.layers == LAST_LAYER), best)
+        best = group[0].config
+        plain = next((trial.config for trial in group if trial.config.layers == LAST_LAYER), best)
         configs = readings_of(plain, methods, self.done.n_layers, every=True) if plain.states == HIDDEN else []
         if "transforms" in methods:
-            configs += [made for trial in own[:_TRANSFORMED] for made in transforms_of(trial.config, dimensions)]
+            configs += [made for trial in group[:_TRANSFORMED] for made in transforms_of(trial.config, dimensions)]
         return configs
 
     def run(self, plans: Sequence[str], own: EncoderConfig | None = None) -> None:

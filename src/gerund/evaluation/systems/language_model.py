@@ -282,17 +282,17 @@ def _missing(system: LanguageModelSystem, prompt: str | None, texts: Sequence[st
 def _fill_readings(group: list[LanguageModelSystem], prompt: str | None, texts: list[str], show: bool | None) -> None:
     """Compute the vectors of systems that read one pass, of the texts that any of them lacks."""
     lacking = [set(_missing(system, prompt, texts)) for system in group]
-    missing = [text for text in texts if any(text in own for own in lacking)]
-    group = [system for system, own in zip(group, lacking, strict=True) if own]
+    missing = [text for text in texts if any(text in lacked for lacked in lacking)]
+    group = [system for system, lacked in zip(group, lacking, strict=True) if lacked]
     if not missing:
         return
     runtimes = [system.lm.runtime for system in group]
     several = template_tokens(runtimes[0], missing, prompt, empty="zeros")
     # Of each template the vectors of every system.
     passes = [encode_readings(runtimes, tokens, show=show) for tokens in several]
-    for system, *own in zip(group, *passes, strict=True):
+    for system, *vectors in zip(group, *passes, strict=True):
         if system.cache is not None:
-            system.cache.put(system.cache_key, system.prompt_text(prompt), missing, np.mean(own, axis=0))
+            system.cache.put(system.cache_key, system.prompt_text(prompt), missing, np.mean(vectors, axis=0))
 
 
 def word_groups(systems: Sequence[System], sentences: Sequence[Sequence[str]]) -> list[list[System]]:

@@ -37,8 +37,8 @@ def encode_readings(
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         del hidden_BTD  # that of the first
-        for own_ND, runtime, states_BTD in zip(vectors, runtimes, latest, strict=True):
-            own_ND[rows] = pooled(runtime, batch, states_BTD, begin)
+        for vectors_ND, runtime, states_BTD in zip(vectors, runtimes, latest, strict=True):
+            vectors_ND[rows] = pooled(runtime, batch, states_BTD, begin)
 
     in_batches(runtimes[0], texts, states, keep, show=show)
     return vectors
