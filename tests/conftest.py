@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = cases[0].get_closest_marker("sweep")
         assert mark is not None
         quick, check = mark.kwargs["quick"], mark.kwargs.get("check")
-        chosen = sample(cases, check or quick, random.Random(f"{SEED} {name}"))
+        eligible = [item for item in cases if item.get_closest_marker("full") is None]
+        chosen = sample(eligible, check or quick, random.Random(f"{SEED} {name}"))
         for item in cases:
             if item not in chosen[:quick]:
                 item.add_marker(pytest.mark.slow)

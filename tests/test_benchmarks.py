@@ -271,8 +271,16 @@ def test_scripts_import_what_is_there_and_explain_themselves(path: Path, capsys:
     assert not {option for option in named if not re.search(rf"(?<![\w-]){option}(?![\w-])", said)}
 
 
-@pytest.mark.sweep(quick=0, check=1)
-@pytest.mark.parametrize("name", [path.stem for path in SCRIPTS])
+def starts_processes(path: Path) -> bool:
+    """Whether a script starts a process for each system and round, which takes more than a minute."""
+    return re.search(r"alternate_children|in_child\(", path.read_text(encoding="utf-8")) is not None
+
+
+@pytest.mark.sweep(quick=0, check=2)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(path.stem, marks=[pytest.mark.full] * starts_processes(path)) for path in SCRIPTS],
+)
 def test_scripts_run_to_their_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     arguments = ["--quick", "--output", str(tmp_path / "result.json")]
     if name in PEERS:
