@@ -644,7 +644,7 @@ class DistillConfig(TextConfig, VectorConfig):
     case and however many tokens they are made of. They are fitted together with those of the tokens, rounded to 8 bits
     a number, and stay as they are. Needs ``token_vectors``."""
     fit_head: int = Field(default=0, ge=0)
-    """From how many texts a new head is fitted first, by least squares; 0 begins at random. Not with ``token_vectors``."""
+    """From how many texts a new head is fitted by least squares; 0 begins at random. Not with ``token_vectors``."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
@@ -759,7 +759,7 @@ class LateObjectiveConfig(TextConfig, VectorConfig):
     document_marker: str = "Document: "
     """Put before documents."""
     counts: Literal["text", "all"] = "text"
-    """Tokens with vectors: the text's, or ``all``, with marker and special tokens, as the export ``multi-vector`` needs."""
+    """Tokens with vectors: the text's, or ``all``, markers and special tokens too (for the export ``multi-vector``)."""
 
     @property
     def reads_sources(self) -> bool:
