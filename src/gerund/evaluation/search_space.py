@@ -136,8 +136,9 @@ def readings_of(config: EncoderConfig, methods: Sequence[str], n_layers: int, *,
         few, more = [ends, "all"], [half, late, f"{n_layers - 1}-{n_layers}", str(n_layers - 1)]
         named["layers"] = [{"layers": layers} for layers in [*few, *(more if every else [])]]
     if "states" in methods and config.attention.takes_skips and not config.attention.skips:
-        few, more = [("attention", late), ("values", LAST_LAYER)], [("attention", half), ("attention", "all")]
-        named["states"] = [{"states": states, "layers": of} for states, of in [*few, *(more if every else [])]]
+        pairs = [("attention", late), ("values", LAST_LAYER)]
+        pairs += [("attention", half), ("attention", "all")] if every else []
+        named["states"] = [{"states": states, "layers": of} for states, of in pairs]
     if "poolings" in methods and (pooling := _NEXT_POOLING.get(config.pooling)) is not None:
         layers = [config.layers, *([ends] if "layers" in methods else [])]
         named["poolings"] = [{"pooling": pooling, "layers": of} for of in layers]

@@ -1,6 +1,7 @@
 """Rank documents by asking the model: yes or no about each one, a list to pick from, or where its attention goes.
 
-These three ways need larger or trained models; with 135 million parameters they rank worse than BM25.
+These ways need larger or trained models: with SmolLM2-135M, yes/no answers ranked below BM25 on Medline and Cranfield,
+and attention on Cranfield.
 
 ``yesno``: the logit of "Yes" less that of "No" as the answer to whether the document is relevant (Nogueira et al. 2020,
 "Document Ranking with a Pretrained Sequence-to-Sequence Model", and the yes/no rerankers since).
