@@ -130,7 +130,8 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
         typer.echo(f"gerund: listening on {where}; loading the model{compiling} ...")
 
         def announce(card: dict[str, Any]) -> None:
-            typer.echo(welcome(where, card, has_key=bool(keys), workers=settings.workers, mcp=settings.mcp))
+            has = {"has_key": bool(keys), "has_index": settings.index is not None, "mcp": settings.mcp}
+            typer.echo(welcome(where, card, workers=settings.workers, **has))
 
         if settings.workers == 1:
             from gerund.server.running import serve
@@ -147,7 +148,9 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
         end_while_loading()
 
 
-def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int, mcp: bool = False) -> str:
+def welcome(
+    where: str, card: dict[str, Any], *, has_key: bool, workers: int, mcp: bool = False, has_index: bool = False
+) -> str:
     """Return the message of a server that is ready: its model, what each route needs, and a line to try."""
     name = card["id"]
     encoder = f"; by {card['encoder']}, a second model in memory" if card["encoder"] else ""
@@ -167,6 +170,7 @@ def welcome(where: str, card: dict[str, Any], *, has_key: bool, workers: int, mc
         "  /v1/rerank /v2/rerank /rerank /v1/score /infill /tokenize /detokenize",
         "  /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/ps /api/show /api/version, as Ollama",
         "  /v1/models /health /metrics /v1/attention /v1/search (with --index)",
+        *([f"  model {name}+index: chats are answered from the index"] if has_index else []),
         *(["  /mcp                  the index, for programs that speak the Model Context Protocol"] if mcp else []),
         f"  {where}/ is a page to try all of it in a browser",
         f"  key: {'needed on every route' if has_key else 'none; this machine alone may ask'}",

@@ -311,7 +311,7 @@ class AnswerStream(Iterator[str]):
             return
         stream = pending.stream()
         try:
-            pieces = _CleanPieces(pending)
+            pieces = AnswerPieces(pending)
             for piece in stream:
                 if text := pieces.put(piece):
                     yield text
@@ -350,7 +350,7 @@ class AsyncAnswerStream(AsyncIterator[str]):
             return
         stream = await asyncio.to_thread(pending.astream)
         try:
-            pieces = _CleanPieces(pending)
+            pieces = AnswerPieces(pending)
             async for piece in stream:
                 if text := pieces.put(piece):
                     yield text
@@ -367,7 +367,7 @@ class AsyncAnswerStream(AsyncIterator[str]):
         await self._pieces.aclose()
 
 
-class _CleanPieces:
+class AnswerPieces:
     """Pieces of an answer without surrounding white space, and without citations of sources that do not exist.
 
     Where an unsupported answer is to be replaced, they are held back until a sentence is complete and supported.
@@ -383,9 +383,11 @@ class _CleanPieces:
         self._held = self._space = ""
 
     def put(self, piece: str) -> str:
+        """Add a piece as the model wrote it; return what can be shown now."""
         return self._stripped(self._citations.put(piece))
 
     def end(self) -> str:
+        """Return the rest, which is complete."""
         return self._stripped(self._citations.end())
 
     def _stripped(self, text: str) -> str:

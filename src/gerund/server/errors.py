@@ -101,10 +101,10 @@ class ClientGoneError(ApiError):
         super().__init__("the client has gone", GONE)
 
 
-def unknown_model(name: str, known: str) -> ApiError:
+def unknown_model(name: str, *known: str) -> ApiError:
     """Return the error for a model that isn't served."""
     return ApiError(
-        f"The model {name!r} does not exist here; this server has {known!r}",
+        f"The model {name!r} does not exist here; this server has {' and '.join(map(repr, known))}",
         404,
         code="model_not_found",
         param="model",

@@ -31,6 +31,7 @@ from gerund.server.errors import ApiError, api_error, blamed, errors_about
 from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
 from gerund.server.schemas.generation import ChatRequest, CompletionRequest, GenerationBody
 from gerund.server.service import RequestContext, Service
+from gerund.settings.sampling import Sampling
 from gerund.types import Generation, Usage
 
 
@@ -94,6 +95,11 @@ class GenerationWork:
     def __post_init__(self) -> None:
         if self.body.truncate_prompt_tokens == 0:
             raise ApiError("truncate_prompt_tokens: 0 leaves nothing of the prompt", param="truncate_prompt_tokens")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are sampled."""
+        return self.settings.sampling
 
     @property
     def given(self) -> Collection[str]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class OllamaForm:
     def __init__(self, kind: Literal["chat", "generate"], model: str) -> None:
         self._is_chat, self._model = kind == "chat", model
         self.echoes: Sequence[Echo] = ()
+        self.details: Mapping[str, Any] = {}
         self._began = time.perf_counter_ns()
         self._answered: int | None = None  # when the first text came
         self._reason = "stop"
@@ -46,7 +47,7 @@ class OllamaForm:
         [completion] = completions
         calls, text = _calls(completion)
         self._reason = _reason(completion)
-        return {**self._piece(text, calls), **self._end(usage)}
+        return {**self._with_details(self._piece(text, calls)), **self._end(usage)}
 
     def first(self, count: int) -> tuple[()]:
         """Return nothing: a stream begins with its text."""
@@ -72,7 +73,12 @@ class OllamaForm:
 
     def end(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the last line, with the counts and times."""
-        return [{**self._piece(""), **self._end(usage)}]
+        return [{**self._with_details(self._piece("")), **self._end(usage)}]
+
+    def _with_details(self, piece: dict[str, Any]) -> dict[str, Any]:
+        if self._is_chat:
+            return {**piece, "message": {**piece["message"], **self.details}}
+        return {**piece, **self.details}
 
     def _piece(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         content: dict[str, Any] = {"response": text}

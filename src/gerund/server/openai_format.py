@@ -5,7 +5,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -44,6 +44,8 @@ class AnswerForm(Protocol):
 
     wire: Wire
     echoes: Sequence[Echo]
+    details: Mapping[str, Any]
+    """What a message says, besides its text, of an answer from the index; empty for others."""
 
     def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
         """Return the answer with all completions."""
@@ -80,6 +82,7 @@ class Form:
         self.is_chat, self._choices, self._control = kind == "chat", choices, control
         self._sends_usage, self.wire = sends_usage, SERVER_SENT
         self.echoes: Sequence[Echo] = ()
+        self.details: Mapping[str, Any] = {}
         self._head = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -100,7 +103,7 @@ class Form:
         text = echo.text + completion.text
         content: dict[str, Any] = {"text": text}
         if self.is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, **self.details}
             if completion.tool_calls:
                 message["content"] = text or None
                 message["tool_calls"] = [call.message for call in completion.tool_calls]
@@ -149,7 +152,7 @@ class Form:
 
     def last(self, index: int, completion: Generation) -> list[dict[str, Any]]:
         """Return the chunk that ends a completion."""
-        content: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
+        content: dict[str, Any] = {"delta": {**self.details}} if self.is_chat else {"text": ""}
         return [self._chunk(index, content, completion.finish_reason, completion.stop)]
 
     def end(self, usage: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from gerund.inference.generate.tool_reading import Event
@@ -18,6 +19,7 @@ class ResponsesForm:
     def __init__(self, model: str, about: Mapping[str, Any]) -> None:
         self.wire = Wire("text/event-stream", named_event, self._error)
         self.echoes: Sequence[Echo] = ()
+        self.details: Mapping[str, Any] = {}
         self._head = {"id": _new_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
         self._about = about
         self._output: list[dict[str, Any]] = []
@@ -32,6 +34,8 @@ class ResponsesForm:
         status = "completed" if completion.finished else "incomplete"
         if completion.text or not completion.tool_calls:
             self._output.append(_message(completion.text, status))
+            if completion.text:
+                self._output[-1]["content"][0]["annotations"] = _citations(self.details, completion.text)
         self._output += [_call(call, "completed" if call.is_valid else "incomplete") for call in completion.tool_calls]
         return self._response(usage)
 
@@ -89,6 +93,10 @@ class ResponsesForm:
             return
         if item["type"] == "message":
             [part] = item["content"]
+            for number, annotation in enumerate(_citations(self.details, part["text"])):
+                part["annotations"].append(annotation)
+                where = {"content_index": 0, "annotation_index": number}
+                yield self._in_item("response.output_text.annotation.added", **where, annotation=annotation)
             yield self._in_item("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
             yield self._in_item("response.content_part.done", content_index=0, part=dict(part))
         else:
@@ -140,6 +148,19 @@ def _new_id(kind: str) -> str:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _citations(details: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
+    """Return the cited sources in OpenAI's form; ``index`` is where the text first has the source's number."""
+    return [
+        {
+            "type": "file_citation",
+            "file_id": source["source"],
+            "filename": PurePath(source["source"]).name or source["source"],
+            "index": max(0, text.find(f"[{source['number']}]")),
+        }
+        for source in details.get("sources", ())
+    ]
 
 
 def _message(text: str | None, status: str) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from gerund.inference.tokens import context_length
 from gerund.language_model import LanguageModel
 from gerund.models.architectures import NoHead
 from gerund.models.kinds import is_encoder_decoder
-from gerund.retrieval.question_answering import Question
+from gerund.retrieval.question_answering import PendingAnswer, Question
 from gerund.server.config import ServerConfig
 from gerund.server.encoder_queue import EncoderQueue
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
 from gerund.server.logs import note
 from gerund.server.metrics import Metrics
 from gerund.settings.model_spec import ModelSpec
-from gerund.types import Answer
+from gerund.types import Answer, Generation
 
 if TYPE_CHECKING:
     from gerund.retrieval.index import Index
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Phase = Literal["loading", "ready", "ending", "failed"]
+
+# Behind the model's name: answer from the index.
+WITH_INDEX = "+index"
 
 # Seconds after its deadline in which the engine itself reports that a request is late.
 _GRACE = 2.0
@@ -80,15 +83,21 @@ class RequestContext:
 
     async def ask(self, question: Question) -> Answer:
         """Answer a question from the index; the model generates between other requests."""
-        engine, tokens = self._service.engine, len(question.search_query) // 4 + 1
-        prepared = await self.call(
-            lambda: self._service.with_index(lambda index: index.prepare(question)), tokens=tokens
-        )
+        prepared = await self.prepare(question)
         if isinstance(prepared, Answer):
             return prepared
-        future = engine.submit_generate(prepared.prompt.ids, prepared.settings, deadline=self.deadline)
-        [generation] = await self.result(self.hold(future))
-        return await self.call(lambda: prepared.answer(generation), tokens=tokens)
+        [generation] = await self.result(self.submit(prepared))
+        return await self.call(lambda: prepared.answer(generation), tokens=1)
+
+    async def prepare(self, question: Question) -> Answer | PendingAnswer:
+        """Search the index for a question; return the quoted answer, or what the model is to generate."""
+        tokens = len(question.search_query) // 4 + 1
+        return await self.call(lambda: self._service.with_index(lambda index: index.prepare(question)), tokens=tokens)
+
+    def submit(self, pending: PendingAnswer, on_text: Emit | None = None) -> EngineFuture[list[Generation]]:
+        """Have the engine generate a prepared answer."""
+        engine, ids, settings = self._service.engine, pending.prompt.ids, pending.settings
+        return self.hold(engine.submit_generate(ids, settings, on_text=on_text, deadline=self.deadline))
 
     async def result(self, future: EngineFuture[T]) -> T:
         """Wait for a result of the engine."""
@@ -235,7 +244,22 @@ class Service:
         """Raise an ``ApiError`` for a model that is not served, or not yet."""
         self.require_ready()
         if name and name not in self.names:
-            raise unknown_model(name, self.names[0])
+            if self.asks_index(name):
+                raise ApiError(
+                    f"{name!r} answers chats; call the model {self.names[0]!r} for this route", 404,
+                    code="model_not_found", param="model",
+                )  # fmt: skip
+            raise unknown_model(name, *self.listed_names)
+
+    @property
+    def listed_names(self) -> list[str]:
+        """The names in lists of models: the model's own, and with an index the name under which it answers from it."""
+        return [self.names[0], f"{self.names[0]}{WITH_INDEX}"] if self.index is not None else [self.names[0]]
+
+    def asks_index(self, name: str | None) -> bool:
+        """Whether a model's name asks for answers from the index."""
+        self.require_ready()
+        return self.index is not None and bool(name) and str(name) in [f"{known}{WITH_INDEX}" for known in self.names]
 
     def load(self, spec: ModelSpec) -> None:
         """Load the model and start the engine; blocks."""
@@ -334,6 +358,10 @@ class Service:
             self._encoding.close()
         if self._engine is not None:
             self._engine.close()
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return the entries of ``/v1/models``."""
+        return [{**self.card(), "id": name} for name in self.listed_names]
 
     def card(self) -> dict[str, Any]:
         """Return the model's entry in ``/v1/models``."""

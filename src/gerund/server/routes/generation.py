@@ -12,8 +12,9 @@ from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.infill.infilling import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
+from gerund.server.answer_work import any_chat_work
 from gerund.server.errors import STREAMS, ApiError, blamed, errors_about
-from gerund.server.generation_work import chat_work, text_work
+from gerund.server.generation_work import text_work
 from gerund.server.openai_format import AnswerForm, EventStream, Form, usage_of
 from gerund.server.schemas.embeddings import DetokenizeRequest, TokenizeRequest
 from gerund.server.schemas.generation import (
@@ -35,7 +36,9 @@ _USUAL_INFILL = 32
 @router.post("/v1/chat/completions", tags=["writing"], responses=STREAMS, response_model=None)
 async def chat(body: ChatRequest, request: Request, service: Served) -> Any:
     """Generate the next message of a conversation, in the form of the model's own chat template."""
-    return await chat_work(service, body).answer(request, Form("chat", service.names[0], sends_usage=body.wants_usage))
+    name = str(body.model) if service.asks_index(body.model) else service.names[0]
+    form = Form("chat", name, sends_usage=body.wants_usage)
+    return await any_chat_work(service, body).answer(request, form)
 
 
 @router.post("/v1/completions", tags=["writing"], responses=STREAMS, response_model=None)

@@ -19,17 +19,19 @@ router = APIRouter()
 
 @router.get("/v1/models", tags=["state"])
 async def models(service: Served) -> dict[str, Any]:
-    """List the model that is served."""
+    """List the model that is served, twice with an index: the second name answers from it."""
     service.require_ready()
-    return {"object": "list", "data": [service.card()]}
+    return {"object": "list", "data": service.cards()}
 
 
 @router.get("/v1/models/{name:path}", tags=["state"])
 async def model(name: str, service: Served) -> dict[str, Any]:
     """Describe the model that is served."""
     service.require_ready()
+    if service.asks_index(name):
+        return {**service.card(), "id": name}
     if name not in service.names:
-        raise unknown_model(name, service.names[0])
+        raise unknown_model(name, *service.listed_names)
     return service.card()
 
 

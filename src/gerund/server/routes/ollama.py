@@ -9,8 +9,9 @@ from fastapi.responses import JSONResponse
 from gerund.inference.generate.prompts import has_tools_in_template
 from gerund.models.adapters import count_parameters
 from gerund.seq2seq_model import Seq2SeqModel
-from gerund.server.errors import ERRORS, unknown_model
-from gerund.server.generation_work import chat_work, text_work
+from gerund.server.answer_work import AnswerWork, answer_work
+from gerund.server.errors import ERRORS
+from gerund.server.generation_work import GenerationWork, chat_work, text_work
 from gerund.server.ollama_format import OllamaForm, moment
 from gerund.server.routes.embeddings import encode_inputs
 from gerund.server.routes.generation import complete_before_suffix
@@ -46,20 +47,23 @@ router = APIRouter(tags=["ollama"], prefix="/api", responses=_ERRORS)
 @router.post("/chat", responses=_STREAMS, response_model=None)
 async def chat(body: OllamaChatRequest, request: Request, service: Served) -> Any:
     """Generate the next message of a conversation; without messages, nothing is done."""
-    name = _require_model(service, body)
+    name = _require_model(service, body, chats=True)
     form = OllamaForm("chat", name)
     if not body.messages:
         return {**form.whole([_NOTHING], _NO_USAGE), "done_reason": "load"}
-    return await chat_work(service, body.chat()).answer(request, form)
+    return await _chat_work(service, body).answer(request, form)
 
 
 @router.post("/generate", responses=_STREAMS, response_model=None)
 async def generate(body: OllamaGenerateRequest, request: Request, service: Served) -> Any:
     """Answer a prompt; continue it if it is ``raw`` or the model has no chat template; with ``suffix``, infill."""
-    name = _require_model(service, body)
+    name = _require_model(service, body, chats=True)
     form = OllamaForm("generate", name)
     if body.is_empty:
         return {**form.whole([_NOTHING], _NO_USAGE), "done_reason": "load"}
+    if _asks_index(service, body):
+        refuse({"suffix": bool(body.suffix), "raw": bool(body.raw), "images": bool(body.images)})
+        return await _chat_work(service, body).answer(request, form)
     if body.suffix:
         completion = body.completion()
         completion.refuse_with_suffix()
@@ -69,7 +73,7 @@ async def generate(body: OllamaGenerateRequest, request: Request, service: Serve
             request, form
         )
     refuse({"images": bool(body.images)})
-    return await chat_work(service, body.chat()).answer(request, form)
+    return await _chat_work(service, body).answer(request, form)
 
 
 @router.post("/embed")
@@ -107,7 +111,7 @@ async def embeddings(body: OllamaEmbeddingsRequest, request: Request, service: S
 async def tags(service: Served) -> dict[str, Any]:
     """List the model that is served."""
     service.require_ready()
-    return {"models": [_entry(service)]}
+    return {"models": [_entry(service, name) for name in service.listed_names]}
 
 
 @router.get("/ps")
@@ -121,7 +125,9 @@ async def running(service: Served) -> dict[str, Any]:
 @router.post("/show")
 async def show(body: ShowRequest, service: Served) -> dict[str, Any]:
     """Describe the model that is served."""
-    _require_model(service, body, body.model or body.name)
+    name = body.model or body.name
+    if not service.asks_index((name or "").removesuffix(":latest")):
+        _require_model(service, body, name)
     lm, config = service.lm, service.lm.model.config
     kind = str(config.model_type)
     template = lm.tokenizer.chat_template
@@ -152,19 +158,29 @@ _NOTHING = Generation("", [], 0.0, True)
 _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
 
 
-def _require_model(service: Service, body: RequestBody, named: str | None = None) -> str:
+def _require_model(service: Service, body: RequestBody, named: str | None = None, *, chats: bool = False) -> str:
     """Return the model's name as the client calls it; Ollama's names may end with a tag."""
     name = named or body.model
     service.require_ready()
-    if name and name.removesuffix(":latest") not in service.names and name not in service.names:
-        raise unknown_model(name, service.names[0])
+    if name and name not in service.names and not (chats and _asks_index(service, body)):
+        service.require_model(name.removesuffix(":latest"))
     return name or service.names[0]
 
 
-def _entry(service: Service) -> dict[str, Any]:
+def _asks_index(service: Service, body: RequestBody) -> bool:
+    return service.asks_index((body.model or "").removesuffix(":latest"))
+
+
+def _chat_work(service: Service, body: OllamaChatRequest | OllamaGenerateRequest) -> GenerationWork | AnswerWork:
+    # Answers from the index are greedy, as on the other routes, unless the client asks for a temperature.
+    return answer_work(service, body.chat(0.0)) if _asks_index(service, body) else chat_work(service, body.chat())
+
+
+def _entry(service: Service, name: str | None = None) -> dict[str, Any]:
+    name = name or service.names[0]
     return {
-        "name": service.names[0],
-        "model": service.names[0],
+        "name": name,
+        "model": name,
         "modified_at": moment(service.created),
         "size": service.lm.model.get_memory_footprint(),
         "digest": service.lm.weights_hash,

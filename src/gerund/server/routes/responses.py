@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from gerund.server.answer_work import any_chat_work
 from gerund.server.errors import STREAMS
-from gerund.server.generation_work import chat_work
 from gerund.server.responses_format import ResponsesForm
 from gerund.server.schemas.responses import ResponsesRequest
 from gerund.server.service import Served
@@ -16,8 +16,8 @@ router = APIRouter()
 @router.post("/v1/responses", tags=["writing"], responses=STREAMS, response_model=None)
 async def responses(body: ResponsesRequest, request: Request, service: Served) -> Any:
     """Generate the next message of a conversation, and tool calls, in the form of the model's own chat template."""
-    work = chat_work(service, body.chat(), "input")
-    sampling = work.settings.sampling
+    work = any_chat_work(service, body.chat(), "input")
+    sampling = work.sampling
     text = body.text.model_dump(exclude_none=True, by_alias=True) if body.text is not None else {}
     about = {
         "instructions": body.instructions,
@@ -34,4 +34,5 @@ async def responses(body: ResponsesRequest, request: Request, service: Served) -
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "truncation": "disabled",
     }
-    return await work.answer(request, ResponsesForm(service.names[0], about))
+    name = str(body.model) if service.asks_index(body.model) else service.names[0]
+    return await work.answer(request, ResponsesForm(name, about))

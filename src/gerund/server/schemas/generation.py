@@ -58,6 +58,8 @@ _LIMITS = (
     *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "bad_words"),
     "allowed_token_ids",
 )
+# Fields of a chat that an answer from the index obeys, besides those of sampling.
+_WITH_INDEX = ("messages", "stream", "stream_options")
 # Names of the same limit.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
 
@@ -426,6 +428,12 @@ class ChatRequest(GenerationBody):
     def template(self) -> TemplateOptions:
         """Options for rendering the messages."""
         return template_options(self.add_generation_prompt, self.continue_final_message, self.chat_template_kwargs)
+
+    def refuse_with_index(self) -> None:
+        """Raise an error for fields that an answer from the index has no use for."""
+        kept = (*_WITH_INDEX, *_LENGTHS, *Sampled.model_fields, "tool_choice", "parallel_tool_calls", "n", "best_of")
+        given = {name: bool(getattr(self, name)) for name in type(self).model_fields if name not in kept}
+        _refuse_first({"n": self.choices > 1, "best_of": self.ranks, **given}, "with an index")
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as ``chat`` takes them."""

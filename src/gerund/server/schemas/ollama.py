@@ -42,9 +42,9 @@ class Options(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self, usual_temperature: float = TEMPERATURE) -> dict[str, Any]:
         """Return the options by OpenAI's names."""
-        temperature = TEMPERATURE if self.temperature is None else self.temperature
+        temperature = usual_temperature if self.temperature is None else self.temperature
         filters: dict[str, Any] = {}
         if temperature:
             filters = {
@@ -79,13 +79,13 @@ class OllamaBody(RequestBody):
         """Whether the answer is a stream, as it is by default."""
         return self.stream is not False
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self, usual_temperature: float = TEMPERATURE) -> dict[str, Any]:
         """Return what a chat and a completion have alike, by OpenAI's names."""
         refuse({"think": bool(self.think), "logprobs": bool(self.logprobs)})
         form: dict[str, Any] | None = {"type": "json_object"} if self.format == "json" else None
         if isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"schema": self.format}}
-        options = (self.options or Options()).fields()
+        options = (self.options or Options()).fields(usual_temperature)
         return {"stream": self.streams, "response_format": form, **options}
 
 
@@ -120,7 +120,7 @@ class OllamaChatRequest(OllamaBody):
     messages: Annotated[list[OllamaMessage], Field(max_length=4096, fail_fast=True)] | None = None
     tools: Tools | None = None
 
-    def chat(self) -> ChatRequest:
+    def chat(self, usual_temperature: float = TEMPERATURE) -> ChatRequest:
         """Return the request as a chat of OpenAI's API."""
         messages = []
         for number, message in enumerate(self.messages or []):
@@ -135,7 +135,7 @@ class OllamaChatRequest(OllamaBody):
                 "tool_call_id": message.tool_call_id,
             })  # fmt: skip
         tools = plain(self.tools) or None
-        return translated(ChatRequest, {**self.fields(), "messages": messages, "tools": tools})
+        return translated(ChatRequest, {**self.fields(usual_temperature), "messages": messages, "tools": tools})
 
 
 class OllamaGenerateRequest(OllamaBody):
@@ -153,11 +153,11 @@ class OllamaGenerateRequest(OllamaBody):
         """Whether nothing is asked, but that the model be loaded."""
         return not self.prompt and not self.suffix
 
-    def chat(self) -> ChatRequest:
+    def chat(self, usual_temperature: float = TEMPERATURE) -> ChatRequest:
         """Return the prompt as a chat of one message."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
-        return translated(ChatRequest, {**self.fields(), "messages": messages})
+        return translated(ChatRequest, {**self.fields(usual_temperature), "messages": messages})
 
     def completion(self) -> CompletionRequest:
         """Return the prompt as one to be continued."""
