@@ -61,10 +61,10 @@ def turns_of(conversation: Sequence[Mapping[str, Any]], param: str) -> list[dict
     Messages of one role that follow each other are one turn; answers before the first question, questions that found
     nothing and the lists of sources below answers are left out.
 
-    >>> chat = [("assistant", "Hello!"), ("user", "When?"), ("assistant", "In 1825. [1]\\n\\n[1] a.txt:0-9"),
+    >>> chat = [("assistant", "Hello!"), ("user", "When?"), ("assistant", "In 1825. [1]\n\n[1] a.txt:0-9"),
     ...         ("user", "And"), ("user", "where?")]
     >>> [turn["content"] for turn in turns_of([{"role": role, "content": text} for role, text in chat], "messages")]
-    ['When?', 'In 1825. [1]', 'And\\n\\nwhere?']
+    ['When?', 'In 1825. [1]', 'And\n\nwhere?']
     """
     turns: list[dict[str, str]] = []
     for number, message in enumerate(conversation):
