@@ -104,6 +104,19 @@ def test_parts_change_nothing(run):
 
 
 @pytest.mark.slow
+def test_vectors_of_all_tokens_are_trained_and_exported(run, lists, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    folder = run("out", "steps=2", "objectives.late.counts=all")
+    lm, [one, *_] = gerund.load(folder, dtype="float32"), read_lists([lists])
+    assert lm.late.config.counts == "all"
+    assert len(lm.encode_multi("the cat", is_query=True)) == len(lm.tokenizer("Query: the cat").input_ids)
+    lm.export(tmp_path / "exported", "multi-vector")
+    plain = gerund.load(tmp_path / "exported", dtype="float32")
+    expected = lm.rerank(one.query, one.documents).scores
+    assert plain.rerank(one.query, one.documents).scores == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
 def test_lists_are_made_of_texts(run, settings, adapting, corpus):
     settings["data"]["folder"] = str(corpus)
     settings["data"]["sources"] = [{"name": "a", "files": ["a.train.jsonl"]}]
