@@ -508,7 +508,10 @@ BM25 finds: 77% of its own queries pass and 14% of the others'. At 0.3 these are
 """
 
 # Chunk and sentence score at most 1 each, so text that is not a sentence is quoted only where there is nothing else.
-_NOT_A_SENTENCE, _NO_END = 2.0, 0.5
+# Entries of lists, such as a manual's options, end without a full stop and may be the answer.
+_NOT_A_SENTENCE, _NO_END = 2.0, 0.2
+# The synopsis of a command, which ends as a sentence may: "ls [OPTION]... [FILE]...".
+_SYNOPSIS = re.compile(r"SYNOPSIS\b|(?s:(?=.*\[).*\.\.\.\Z)")
 # The end of a sentence, perhaps in quotation marks or brackets.
 _SENTENCE_END = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
 # The rest of a sentence that was split at a sign that does not end it, for example in a span of code.
@@ -589,13 +592,15 @@ def _penalty(text: str, hit: Hit) -> float:
 
     >>> hit = Hit("a", 0, 30, "...", 1.0, 1, heading="Opening hours")
     >>> [_penalty(one, hit) for one in ("It opens at 9.", "- open: 9 to 5", "## Hours", "Opening hours", "x = f(9)")]
-    [0.0, 0.5, 2.0, 2.0, 2.0]
-    >>> _penalty("? ` gets a full stop.", hit)
-    2.0
+    [0.0, 0.2, 2.0, 2.0, 2.0]
+    >>> [_penalty(text, hit) for text in ("? ` gets a full stop.", "ls [OPTION]... [FILE]...")]
+    [2.0, 2.0]
     """
     line = text.strip()
     headings = {heading.strip().casefold() for heading in (hit.title, *hit.heading.split(PATH_SIGN))}
     if line.startswith("#") or line.casefold() in headings or _CODE_START.match(line) or _SENTENCE_REST.match(line):
+        return _NOT_A_SENTENCE
+    if _SYNOPSIS.match(line):
         return _NOT_A_SENTENCE
     if _SENTENCE_END.search(line):
         return 0.0
