@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 import gerund
 import harness
 from gerund.data.corpus import read_documents
-from gerund.inference.encode.runtime import default_batch_tokens
+from gerund.inference.encode.batches import default_batch_tokens
 from gerund.inference.tokens import token_batches
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find

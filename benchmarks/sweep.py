@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import harness
-from gerund.inference.encode.runtime import encode
+from gerund.inference.encode.batches import encode
 from gerund.inference.encode.sweep import encode_each
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel

@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 ROWS = (
     ("errors", "types", "progress", "version", "normalization"),
     ("text_analysis", "checks"),
+    ("arrays",),
     ("poolings",),
     ("jobs",),
     ("settings",),
@@ -30,7 +31,8 @@ ROWS = (
     ("language_model",),
     ("seq2seq_model",),
     ("entry",),
-    ("worker_model", "writer_entry"),
+    ("worker_model", "light_model"),
+    ("light_entry",),
     ("engine", "retrieval"),
     ("training", "evaluation", "doctor"),
     ("reporting",),

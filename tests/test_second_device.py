@@ -13,7 +13,8 @@ import torch
 import gerund
 from gerund.engine.batching import Stepwise
 from gerund.engine.engine import Engine
-from gerund.models.heads import HeadConfig, ProjectionHead
+from gerund.models.head_settings import HeadConfig
+from gerund.models.heads import ProjectionHead
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import prepare_objectives

@@ -118,7 +118,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'gerund' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    where = _WHERE[name]
+    if name == "load":
+        from gerund.models.light_runtime import installed
+
+        # Without torch a quantized GGUF file is read all the same.
+        where = where if installed("torch") else "gerund.light_entry"
+    return getattr(import_module(where), name)
 
 
 def __dir__() -> list[str]:

@@ -12,15 +12,16 @@ from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import Adapters
-from gerund.models.encoder_settings import default_encoder_config, read_adapters, read_saved
+from gerund.models.bundled import tell_bundled
+from gerund.models.encoder_settings import default_encoder_config
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import read_head
 from gerund.models.late_head import read_late
 from gerund.models.loading import LoadedModel, open_model
 from gerund.models.peft_folders import ADAPTER_FILES
+from gerund.models.saved_settings import read_adapters, read_saved
 from gerund.models.sentence_transformers_folder import is_ready_made
 from gerund.models.sources import find, find_spec
-from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
@@ -66,10 +67,7 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
     texts = None if spec.sample is None else read_sample(spec.sample)
     opened = open_model(spec, token, generates=generates)
     if opened.is_bundled and spec.adapter is None:
-        say_once(
-            f"{opened.options['name']} encodes with the adapter that comes with gerund for it; adapter none loads the "
-            "model alone (and adapter auto does not say this)"
-        )
+        tell_bundled(opened.options["name"])
     spec = spec.without_auto()
     kind = Seq2SeqModel if opened.is_seq2seq else LanguageModel
     lm = kind(opened.model, opened.tokenizer, opened.encoder, **opened.options)

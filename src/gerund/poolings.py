@@ -1,6 +1,6 @@
 """Poolings: how the states of a text's tokens become one vector, one entry per pooling in one table.
 
-torch is imported on use only: the settings read the table.
+They are computed for numpy arrays and torch tensors alike. Neither is imported here: the settings read the table.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gerund.errors import unknown_name
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Array = Any
+"""An array of numpy, or a tensor."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Pooling:
     """One way to pool."""
 
     # The weight of each token, of any sum, from the mask of pooled tokens ``(B, T)``.
-    weights: Callable[[Tensor], Tensor]
+    weights: Callable[[Array], Array]
     reads_end: bool = False  # whether it uses the last token's state, so that the end of a template is pooled too
     depends_on_places: bool = False  # whether a token's weight depends on its position, and so on the prompt before it
     sentence_transformers: str | None = None  # its switch in that library's ``1_Pooling/config.json``
@@ -29,25 +29,31 @@ class Pooling:
     divides_by_root: bool = False  # whether the weighted sum is divided by the square root of the weights' sum
 
 
-def _mean(counted_BT: Tensor) -> Tensor:
-    return counted_BT.float()
+def _numbers(mask: Array) -> Array:
+    from gerund.arrays import as_float32
+
+    return as_float32(mask)
 
 
-def _weighted_mean(counted_BT: Tensor) -> Tensor:
-    return (counted_BT.int().cumsum(dim=1) * counted_BT).float()
+def _mean(counted_BT: Array) -> Array:
+    return _numbers(counted_BT)
 
 
-def _last(counted_BT: Tensor) -> Tensor:
-    rank_BT = counted_BT.int().cumsum(dim=1)
-    return (counted_BT & (rank_BT == rank_BT[:, -1:])).float()
+def _weighted_mean(counted_BT: Array) -> Array:
+    return _numbers(counted_BT.cumsum(1) * counted_BT)
 
 
-def _first(counted_BT: Tensor) -> Tensor:
-    return (counted_BT & (counted_BT.int().cumsum(dim=1) == 1)).float()
+def _last(counted_BT: Array) -> Array:
+    rank_BT = counted_BT.cumsum(1)
+    return _numbers(counted_BT & (rank_BT == rank_BT[:, -1:]))
 
 
-def _last_mean(counted_BT: Tensor) -> Tensor:
-    return _mean(counted_BT) + counted_BT.sum(dim=1, keepdim=True) * _last(counted_BT)
+def _first(counted_BT: Array) -> Array:
+    return _numbers(counted_BT & (counted_BT.cumsum(1) == 1))
+
+
+def _last_mean(counted_BT: Array) -> Array:
+    return _mean(counted_BT) + _numbers(counted_BT.sum(1))[:, None] * _last(counted_BT)
 
 
 POOLINGS: dict[str, Pooling] = {
@@ -113,7 +119,7 @@ def pooling_parts(pooling: str) -> list[Pooling]:
     return [POOLINGS[name] for name in names]
 
 
-def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str, before_B: Tensor | None = None) -> Tensor:
+def pool(hidden_BTD: Array, pooled_BT: Array, pooling: str, before_B: Array | None = None) -> Array:
     """Pool the states that ``pooled_BT`` marks into one vector per text.
 
     Args:
@@ -126,9 +132,9 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str, before_B: Tensor |
     Returns:
         ``(B, D)`` in float32; with several poolings ``(B, n * D)``.
 
-    >>> import torch
-    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
-    >>> counted = torch.tensor([[True, True, False]])
+    >>> import numpy as np
+    >>> states = np.array([[[1.0], [3.0], [9.0]]])
+    >>> counted = np.array([[True, True, False]])
     >>> [pool(states, counted, name).item() for name in ("mean", "last", "first", "max")]
     [2.0, 3.0, 1.0, 3.0]
     >>> round(pool(states, counted, "weighted-mean").item(), 4)
@@ -136,23 +142,26 @@ def pool(hidden_BTD: Tensor, pooled_BT: Tensor, pooling: str, before_B: Tensor |
     >>> pool(states, counted, "first+last").tolist()
     [[1.0, 3.0]]
     """
-    vectors = [_pooled(hidden_BTD, pooled_BT.bool(), part, before_B) for part in pooling_parts(pooling)]
+    vectors = [_pooled(hidden_BTD, pooled_BT != 0, part, before_B) for part in pooling_parts(pooling)]
     if len(vectors) == 1:
         return vectors[0]
-    import torch
+    from gerund.arrays import library_of
 
-    return torch.cat(vectors, dim=-1)
+    return library_of(hidden_BTD).concatenate(vectors, -1)
 
 
-def _pooled(hidden_BTD: Tensor, counted_BT: Tensor, pooling: Pooling, before_B: Tensor | None) -> Tensor:
+def _pooled(hidden_BTD: Array, counted_BT: Array, pooling: Pooling, before_B: Array | None) -> Array:
+    from gerund.arrays import as_float32, library_of
+
+    library, states_BTD = library_of(hidden_BTD), as_float32(hidden_BTD)
     if pooling.takes_largest:
-        largest_BD = hidden_BTD.float().masked_fill(~counted_BT[..., None], -math.inf).amax(dim=1)
-        return largest_BD.masked_fill(~counted_BT.any(dim=1, keepdim=True), 0.0)
+        largest_BD = library.amax(library.where(counted_BT[..., None], states_BTD, -math.inf), 1)
+        return library.where(counted_BT.sum(1)[:, None] > 0, largest_BD, 0.0)
     weight_BT = pooling.weights(counted_BT)
     if before_B is not None and pooling.depends_on_places:
-        weight_BT = weight_BT + before_B[:, None] * counted_BT
-    sum_B1 = weight_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
-    weight_BT = weight_BT / (sum_B1.sqrt() if pooling.divides_by_root else sum_B1)
+        weight_BT = weight_BT + as_float32(before_B[:, None] * counted_BT)
+    sum_B1 = weight_BT.sum(1)[:, None].clip(min=1.0)
+    weight_BT = weight_BT / (sum_B1**0.5 if pooling.divides_by_root else sum_B1)
     # Padding may contain anything, even infinities, so it is masked before it is multiplied by 0.
-    states_BTD = hidden_BTD.float().masked_fill(weight_BT[..., None] == 0, 0.0)
-    return weight_BT[:, None].bmm(states_BTD)[:, 0]
+    states_BTD = library.where(weight_BT[..., None] == 0, 0.0, states_BTD)
+    return (weight_BT[:, None] @ states_BTD)[:, 0]

@@ -4,7 +4,6 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from gerund.entry import load
 from gerund.errors import ConfigError, FingerprintError
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.models.sources import with_absolute_paths
@@ -48,7 +47,7 @@ class WorkerModel:
             raise ConfigError(f"{lm.name} embeds in one process; leave out --workers")
         spec = lm.spec if spec is None else spec
         dtype = str(lm.compute_dtype).removeprefix("torch.")
-        gpus = 1.0 if lm.device.type == "cuda" else 0.0
+        gpus = 1.0 if lm.runtime.device_type == "cuda" else 0.0
         return cls(with_absolute_paths(spec), lm.fingerprint(), dtype, gpus, checked_threads(threads) or 1)
 
     def load(self) -> "LanguageModel":
@@ -59,6 +58,8 @@ class WorkerModel:
             ConfigError: it computes in another dtype here.
             GerundError: as ``gerund.load``.
         """
+        from gerund.entry import load  # which imports torch
+
         use_threads(self.threads)
         lm = load(self.spec)
         machine = platform.node() or "a machine"

@@ -2,10 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
-from gerund.attention.masks import padding_side, visible
+from gerund.attention.masks import Chunk, padding_side, visible
 from gerund.settings.plan import Direction, View
 from tests.attention.reference import sees
 
@@ -63,3 +64,13 @@ def test_all_tokens_one_span_is_causal():
 )
 def test_padding_side(rows, side):
     assert padding_side(torch.tensor(rows)) == side
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("window", [None, 2, Chunk(3)])
+def test_arrays_are_masked_as_tensors(direction, window):
+    view = View(direction, hidden=1)
+    own = visible(view, 6, real_BT=np.array(REALS, bool), span_BT=np.array(SPANS), window=window)
+    other = visible(view, 6, real_BT=torch.tensor(REALS).bool(), span_BT=torch.tensor(SPANS), window=window)
+    assert isinstance(own, np.ndarray)
+    assert (own == other.numpy()).all()

@@ -9,7 +9,7 @@ import pytest
 import gerund
 from gerund import EncoderConfig
 from gerund.evaluation.reranking import Candidates
-from gerund.models.encoder_settings import read_saved
+from gerund.models.saved_settings import read_saved
 from gerund.settings.templates import NAMED
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data

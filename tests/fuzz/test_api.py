@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, ModelSpec, Rerank, Sampling
-from gerund.models.encoder_settings import read_adapters, read_saved
+from gerund.models.saved_settings import read_adapters, read_saved
 from tests.fuzz.outcome import fuzz, outcome
 from tests.fuzz.values import SETTINGS, TEXTS, VALUES, good_settings, some, spoiled_json
 from tests.tiny import save_tiny

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 import gerund
 from gerund import progress
 from gerund.models import bundled
-from gerund.models.heads import HeadConfig, ProjectionHead
+from gerund.models.head_settings import HeadConfig
+from gerund.models.heads import ProjectionHead
 from gerund.models.loading import read_config
 from gerund.models.sources import find
 from tests.adapters import PEFT_WARNINGS, make_adapter

@@ -11,7 +11,7 @@ import yaml
 
 import gerund
 from gerund.demo.steps import read_beginnings, read_documents, read_searches
-from gerund.models.encoder_settings import read_adapters
+from gerund.models.saved_settings import read_adapters
 from gerund.settings.encoder import JOBS
 from gerund.training.recipe import find_recipe
 

@@ -14,8 +14,9 @@ from gerund import gguf_file
 from gerund.errors import ModelError
 from gerund.gguf_file import GgufFile, read_file
 from gerund.models.encoder_settings import StoredSettings
-from gerund.models.gguf_architectures import encoder_settings, read_config
+from gerund.models.gguf_architectures import read_config
 from gerund.models.gguf_tokenizer import read_tokenizer
+from gerund.models.saved_settings import encoder_settings
 from gerund.settings.encoder import EncoderConfig, GgufType
 from gerund.settings.plan import AttentionPlan
 from tests.cli.helpers import run_cli

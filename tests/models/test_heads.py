@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.models.heads import WEIGHTS_FILE, HeadConfig, ProjectionHead, WordVectors, read_head
+from gerund.models.head_settings import WEIGHTS_FILE, HeadConfig
+from gerund.models.heads import ProjectionHead, WordVectors, read_head
 from gerund.training.losses.distillation import StaticFit, fit_head
 
 TEXTS = [

@@ -14,7 +14,7 @@ import gerund
 from gerund.cli.main import app
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.models.adapters import Adapters, active_adapter, base_state, merged_state
-from gerund.models.encoder_settings import read_adapters
+from gerund.models.saved_settings import read_adapters
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from gerund.settings.encoder import JOBS
 from tests.adapters import PEFT_WARNINGS, make_adapter

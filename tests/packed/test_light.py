@@ -18,11 +18,11 @@ from gerund.gguf_file import read_file
 from gerund.inference.generate.packed_writer import PackedWriter
 from gerund.inference.generate.prompts import TemplateOptions, render
 from gerund.inference.text_ids import encode_texts
+from gerund.light_entry import light_writer, load_writer
 from gerund.models import gguf_tokenizer, light_runtime, light_tokenizer
 from gerund.models.light_runtime import light_source
 from gerund.models.light_tokenizer import read_light_tokenizer
 from gerund.models.tokenizer_cache import settings_of
-from gerund.writer_entry import light_writer, load_writer
 from tests.inference.generate.test_prompts import HELLO, chat_tokenizer
 from tests.models.test_gguf_files import write
 from tests.tiny import tiny

@@ -8,7 +8,7 @@ import pytest
 import gerund
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import Trial, Tuned, tune
-from gerund.models.encoder_settings import read_saved
+from gerund.models.saved_settings import read_saved
 from gerund.reporting.plots import scores as curves
 from gerund.reporting.tuning import chosen_sentence, write_tuning
 from gerund.settings.plan import AttentionPlan

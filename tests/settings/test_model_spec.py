@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.models.encoder_settings import read_saved, settings_from, settings_text
+from gerund.models.saved_settings import read_saved, settings_from, settings_text
 from gerund.models.sources import find
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import HELP, EncoderSpec, ModelSpec, parse_encoder_spec

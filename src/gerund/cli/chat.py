@@ -93,7 +93,7 @@ def command(
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
     conversation = _start(messages, system, reads=not talks)
     from gerund.inference.generate.prompts import require_chat_template
-    from gerund.writer_entry import load_writer
+    from gerund.light_entry import load_writer
 
     lm = load_writer(spec, only_writes=True)
     require_chat_template(lm.tokenizer)

@@ -117,8 +117,8 @@ def warn_of_merging(lm: "LanguageModel") -> None:
 
 def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
     """Say that the model's own adapter is to be read otherwise than it was trained."""
-    from gerund.models.encoder_settings import read_saved
     from gerund.models.loading import settings_folder
+    from gerund.models.saved_settings import read_saved
 
     settings = settings_folder(source)
     saved = None if settings is None else read_saved(settings)
@@ -132,8 +132,8 @@ def _warn_of_plan(source: "Source", lm: "LanguageModel") -> None:
 def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
     """Return the names of the reports about adapters that the new folder does not have."""
     from gerund.models.adapters import Adapters
-    from gerund.models.encoder_settings import read_adapters
     from gerund.models.loading import settings_folder
+    from gerund.models.saved_settings import read_adapters
 
     settings = settings_folder(source)
     if settings is None:

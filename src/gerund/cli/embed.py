@@ -1,6 +1,7 @@
 """``gerund embed``: turn the texts of a file into vectors in a file."""
 
 import json
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -139,10 +140,8 @@ def command(
             kinds = ", ".join(f"{count} {ending}" for ending, count in left.items())
             tell(f"skipped unsupported types in {source}: {kinds}; gerund index reads documents")
         with embedding_job(table, place.output, config) as job:
-            from gerund.entry import load
-
-            threads = _threads(where.threads, alone=runs_in_process(machines))
-            lm = load(spec)
+            alone = runs_in_process(machines)
+            lm, threads = _opened(spec, where.threads, alone=alone)
             before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
             normalize = lm.encoder.normalize and not no_normalize
             refusing = overflow == "error" and bad_rows == "skip"
@@ -160,11 +159,11 @@ def command(
                 _about(lm, before, dimensions, normalize, precision),
                 computing={
                     "dtype": str(lm.compute_dtype).removeprefix("torch."),
-                    "device": lm.device.type,
+                    "device": lm.runtime.device_type,
                     "batch_tokens": batch_tokens,
                     "threads": threads,
                 },
-                workers=None if runs_in_process(machines) else _workers(machines, lm, spec, threads, encoding),
+                workers=None if alone else _workers(machines, lm, spec, threads, encoding),
             )
         errors = [] if summary.errors_file is None else [summary.errors_file]
         files = place.send([*errors, *summary.files])
@@ -184,18 +183,22 @@ def _workers(
     return EncodingWorkers(machines, EncodingWorker(model, encoding), model.gpus, model.threads, passes)
 
 
-def _threads(threads: int | None, *, alone: bool) -> int:
-    """Return how many threads each process computes with, of which this one takes as many where it is the only one."""
-    import torch
-
+def _opened(spec: "ModelSpec", threads: int | None, *, alone: bool) -> "tuple[LanguageModel, int]":
+    """Load the model, and return how many threads each process computes with: this one, where it is ``alone``."""
+    from gerund.light_entry import light_model, load_full
+    from gerund.models.light_runtime import installed, usual_threads
     from gerund.worker_model import checked_threads
 
     threads = checked_threads(threads)
-    if not alone:
-        return threads or 1
+    if alone and (light := light_model(spec, threads=threads)) is not None:
+        return light, threads or usual_threads() or os.cpu_count() or 1  # type: ignore[return-value]
+    if not alone or not installed("torch"):
+        return load_full(spec), threads or 1
+    import torch
+
     if threads is not None:
         torch.set_num_threads(threads)
-    return torch.get_num_threads()
+    return load_full(spec), torch.get_num_threads()
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def command(
     chunks = text_io.read_texts(prompt, file, "prompt", column=column, format=format, usual="prompt")
     _check(chunks, max_new_tokens, how, asked, ranked, expansion)
     if ranked is None:
-        from gerund.writer_entry import load_writer
+        from gerund.light_entry import load_writer
 
         lm = load_writer(spec, only_writes=expansion is None)
     else:

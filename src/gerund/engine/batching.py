@@ -17,7 +17,7 @@ from torch import Tensor
 from gerund.attention.preemption import pausing
 from gerund.engine.scheduling import Job
 from gerund.errors import EngineError, ModelError
-from gerund.inference.encode.runtime import encode
+from gerund.inference.encode.batches import encode
 from gerund.inference.encode.texts import final_vectors, with_usage
 from gerund.inference.generate import generation
 from gerund.inference.generate.batch_decoder import BatchDecoder

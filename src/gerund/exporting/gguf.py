@@ -27,14 +27,16 @@ from gerund.exporting import llama_cpp
 from gerund.exporting.gguf_types import FILE_TYPES, FileType, file_type_of, packed, type_of
 from gerund.exporting.shared import TEXTS, Export, read_written, require_installed, sample_tokens
 from gerund.gguf_file import read_file
-from gerund.inference.encode.runtime import EncoderRuntime, encode, smallest_cosine
+from gerund.inference.encode.batches import encode
+from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import NoHead
-from gerund.models.gguf_architectures import LAYOUTS, POOLING_TYPES, Layout, encoder_settings
+from gerund.models.gguf_architectures import LAYOUTS, Layout
 from gerund.models.gguf_tokenizer import SPACE
 from gerund.models.gguf_weights import pairs_from_halves
 from gerund.models.origin import GENERATED, front_matter
+from gerund.models.saved_settings import POOLING_TYPES, encoder_settings
 from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.settings.encoder import GgufType
 from gerund.settings.plan import Direction, View

@@ -14,7 +14,8 @@ import torch
 
 from gerund.errors import ModelError
 from gerund.exporting.shared import TEXTS, Export, read_written, write_merged
-from gerund.inference.encode.runtime import EncoderRuntime, encode, smallest_cosine
+from gerund.inference.encode.batches import encode
+from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import NoHead

@@ -14,9 +14,9 @@ from gerund.checks import read_json
 from gerund.errors import DataError, GerundError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.models.architectures import NoHead
-from gerund.models.encoder_settings import read_adapters, read_saved
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.origin import CARD, GENERATED, Origin, front_matter, origin_of, with_fields
+from gerund.models.saved_settings import read_adapters, read_saved
 from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import CONFIG_FILE, JOBS

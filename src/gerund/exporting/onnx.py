@@ -33,7 +33,8 @@ from gerund.exporting.shared import (
     silence,
     write_merged,
 )
-from gerund.inference.encode.runtime import ENOUGH_IN_INT8, EncoderRuntime, encode, smallest_cosine
+from gerund.inference.encode.batches import encode
+from gerund.inference.encode.runtime import ENOUGH_IN_INT8, EncoderRuntime, smallest_cosine
 from gerund.models.sentence_transformers_folder import prompt_settings, write_json
 from gerund.poolings import pool
 from gerund.settings.plan import ResolvedPlan

@@ -26,7 +26,8 @@ from gerund.exporting.shared import (
     silence,
     write_merged,
 )
-from gerund.inference.encode.runtime import EncoderRuntime, encode, encode_tokens, smallest_cosine
+from gerund.inference.encode.batches import encode, encode_tokens
+from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.models import loading
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import is_bidirectional

@@ -19,7 +19,8 @@ from gerund.attention.layouts import decoder_layers
 from gerund.attention.probe import verify_once
 from gerund.checks import one_of
 from gerund.errors import ModelError, TextError
-from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.encode.batches import in_batches
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import vocabulary_bytes
 from gerund.inference.lm_head import Read, TokenHead
 from gerund.inference.tokens import InputFormat, Tokens, tokenize

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gerund.entry import load as load_language_model
 from gerund.errors import DataError, MissingDependencyError
-from gerund.inference.encode.runtime import pooled
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.language_model import LanguageModel, save_into
 from gerund.models.sentence_transformers_folder import MODULES_FILE, OWN_CLASS, SETTINGS_FILE, prompt_settings
@@ -114,7 +113,7 @@ class Transformer(InputModule):
             for row, states_TD, begin in zip(full, states_BTD, begin_B.tolist(), strict=True):
                 length = len(tokens[row])
                 hidden_BTD[row, :length] = states_TD[begin : begin + length].to(hidden_BTD)
-            vectors_BD[full] = torch.from_numpy(pooled(runtime, batch, states_BTD, begin_B)).to(vectors_BD)
+            vectors_BD[full] = torch.from_numpy(runtime.pooled(batch, states_BTD, begin_B)).to(vectors_BD)
         features["token_embeddings"] = hidden_BTD
         features["sentence_embedding"] = vectors_BD
         return features

@@ -20,6 +20,7 @@ from gerund.checks import read_json
 from gerund.errors import ModelError
 from gerund.gguf_file import read_file
 from gerund.packed.safetensors_file import SafetensorsFile
+from gerund.progress import say_once
 from gerund.settings.fields import AUTO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 
@@ -70,7 +71,7 @@ class BundledAdapters:
 
     def fits_tokens(self, tokenizer: Any) -> bool:
         """Whether a tokenizer reads a text as that of the base does."""
-        return bool(tokenizer(self.base["text"], add_special_tokens=False)["input_ids"] == self.base["ids"])
+        return bool(tokenizer([self.base["text"]], add_special_tokens=False)["input_ids"] == [self.base["ids"]])
 
     def beyond(self, files: Sequence[Path]) -> float:
         """Return the share of sampled weights that are further from the base's than storing them explains.
@@ -120,6 +121,14 @@ def bundled_for(spec: ModelSpec, config: Any, files: Callable[[], Sequence[Path]
         return None
     fitting = (bundle for bundle in map(BundledAdapters, bundled_folders()) if bundle.fits_config(config))
     return next((bundle for bundle in fitting if bundle.recognizes(files())), None)
+
+
+def tell_bundled(name: str) -> None:
+    """Say that a model encodes with an adapter that was not asked for."""
+    say_once(
+        f"{name} encodes with the adapter that comes with gerund for it; adapter none loads the model alone (and "
+        "adapter auto does not say this)"
+    )
 
 
 def numbers_of(config: Any) -> dict[str, Any]:

@@ -6,8 +6,7 @@ plain language model. Published models whose folders leave their settings to the
 "LLM2Vec: Large Language Models Are Secretly Powerful Text Encoders").
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,37 +14,30 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from gerund import checks
 from gerund.attention.recurrent import ATTENTION_FREE
-from gerund.errors import ConfigError, DataError, ModelError, unknown_name
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.gguf_file import read_file
 from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.adapters import Adapters
 from gerund.models.architectures import is_bidirectional, is_body, state_width
 from gerund.models.folder_files import hub_name
-from gerund.models.gguf_architectures import encoder_settings
-from gerund.models.heads import HeadConfig, ProjectionHead, VectorModule, head_of, read_head, read_tensors
+from gerund.models.head_settings import HeadConfig, VectorModule
+from gerund.models.heads import ProjectionHead, head_of, read_head, read_tensors
 from gerund.models.kinds import SEQ2SEQ
 from gerund.models.peft_folders import LLM2VEC_FILE, AdaptedModel, is_llm2vec
 from gerund.models.reranker_folder import is_reranker, read_reranker
+from gerund.models.saved_settings import encoder_settings, read_saved, settings_text
 from gerund.models.sentence_transformers_folder import read_object
 from gerund.models.sources import Source
 from gerund.progress import say_once
 from gerund.settings.encoder import (
     CONFIG_FILE,
-    FORMAT,
-    JOBS,
     LLM2VEC_CONVENTIONS,
-    METHODS,
     RANKING,
-    READING,
     ST_CONVENTIONS,
     EncoderConfig,
-    Job,
-    read_settings,
     vectors_alike,
 )
-from gerund.settings.fields import plainly
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.rerankers import RerankerConfig
@@ -249,95 +241,6 @@ def _in_words(encoder: EncoderConfig, other: EncoderConfig) -> str:
     fields = [name for name in vars(encoder) if getattr(encoder, name) != getattr(other, name)]
     values = ((name, getattr(encoder, name)) for name in fields)
     return ", ".join(f"{name}={value.name if isinstance(value, AttentionPlan) else value}" for name, value in values)
-
-
-_FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
-_ADAPTER = "adapter"
-
-
-def read_saved(folder: Path) -> EncoderSpec | None:
-    """Read the encoder settings in ``gerund.json``; None without that file."""
-    path = folder / CONFIG_FILE
-    return settings_from(read_settings(path, "encoder")["encoder"]) if path.is_file() else None
-
-
-def read_adapters(folder: Path) -> dict[Job, Path]:
-    """Return the PEFT folder of each job that has one, from ``gerund.json`` in a model's folder.
-
-    The encoder's is active for the other jobs as well, unless the file's ``adapters`` names another for one of them,
-    or null for none.
-    """
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        return {}
-    data = read_settings(path, "encoder")
-    settings_from(data["encoder"])
-    shared = data["encoder"].get(_ADAPTER)
-    given = data.get("adapters", {})
-    if not isinstance(given, dict):
-        raise DataError(f"{path}: adapters are folders by job, not {given!r}")
-    for job, place in given.items():
-        if job not in JOBS[1:]:
-            raise unknown_name(f"job among the adapters in {CONFIG_FILE}", job, JOBS[1:])
-        if place is not None and not isinstance(place, str):
-            raise DataError(f"{path}: the adapter for {job} is a folder or null, not {place!r}")
-    places = {job: given.get(job, shared) for job in JOBS}
-    for place in places.values():
-        if place is None:
-            continue
-        checks.place(f"the adapter in {path}", place)
-        if not (folder / place).resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"{path} names an adapter outside its folder: {place}")
-    return {job: folder / place for job, place in places.items() if place is not None}
-
-
-def settings_text(settings: EncoderSpec, fingerprint: str, places: Mapping[Job, str | None] | None = None) -> str:
-    """Return the text of ``gerund.json``; ``places`` are the adapters, relative to the folder."""
-    shared = dict(places or {}).get(JOBS[0])
-    data: dict[str, Any] = {"format": FORMAT, "encoder": saved_fields(settings, shared)}
-    if others := {job: place for job, place in (places or {}).items() if place != shared}:
-        data["adapters"] = others
-    data["fingerprint"] = fingerprint
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-
-
-def saved_fields(settings: EncoderSpec, adapter: str | None = None) -> dict[str, Any]:
-    """Return resolved settings as files store them, with the plan as one entry.
-
-    >>> saved = saved_fields(EncoderSpec(attention="bidir", pooling="last", max_length="auto"))
-    >>> saved["attention"]["name"], saved["pooling"], saved["max_length"]
-    ('bidir', 'last', None)
-    """
-    fields = {name: getattr(settings, name) for name in _FIELDS}
-    fields["attention"] = settings.plan(AttentionPlan()).to_dict()
-    if settings.max_length == "auto":
-        fields["max_length"] = None
-    # Defaults of settings that were added later are not stored, as before these settings existed.
-    unwritten = {**METHODS, **READING}
-    values = ((name, getattr(settings, name), usual) for name, usual in unwritten.items())
-    others = {name: value for name, value, usual in values if value not in (None, "auto", usual)}
-    others |= {name: value for name in RANKING if (value := getattr(settings, name)) not in (None, "auto")}
-    return {**fields, **others, _ADAPTER: adapter}
-
-
-def settings_from(fields: Mapping[str, Any]) -> EncoderSpec:
-    """Return the settings from a file, its plan as one entry or as ``EncoderSpec`` has it.
-
-    >>> settings_from({"attention": {"name": "mask0-bidir", "k": 3}, "adapter": "adapter"}).k
-    3
-    """
-    valid = (*EncoderSpec.model_fields, _ADAPTER)
-    for name in fields:
-        if name not in valid:
-            raise unknown_name(f"field in {CONFIG_FILE}", name, valid)
-    if not isinstance(fields.get(_ADAPTER), str | None):
-        raise ConfigError(f"{_ADAPTER} is a text or nothing, not {fields[_ADAPTER]!r}")
-    # In a spec None means "not given"; in a file only max_length may be null.
-    for name in _FIELDS:
-        if name != "max_length" and name in fields and fields[name] is None:
-            raise ConfigError(f"{name} in {CONFIG_FILE} is null")
-    with plainly(EncoderSpec):
-        return EncoderSpec.model_validate({name: value for name, value in fields.items() if name != _ADAPTER})
 
 
 def write_settings(

@@ -5,20 +5,22 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gerund.models.library_calls import ready_for_threads
 from gerund.settings.encoder import RANKING, EncoderConfig
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def weights_hash(state: Mapping[str, Tensor]) -> str:
+
+def weights_hash(state: Mapping[str, "Tensor"]) -> str:
     """Return a hash of every weight, with names and shapes.
 
     Values count, not their type: a bfloat16 checkpoint that a processor without bfloat16 holds in float32 is
     the same encoder.
     """
+    import torch
 
     def one(name: str) -> bytes:
         tensor = state[name].detach().cpu().contiguous()
@@ -71,6 +73,6 @@ def fingerprint(
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def times_written(tensor: Tensor) -> int:
+def times_written(tensor: "Tensor") -> int:
     """Return how often a tensor was changed in place, as whoever trains a model does; 0 where torch does not count."""
     return 0 if tensor.is_inference() else tensor._version

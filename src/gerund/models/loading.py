@@ -45,18 +45,19 @@ from gerund.models.architectures import (
     state_width,
 )
 from gerund.models.bundled import BundledAdapters, bundled_for
-from gerund.models.encoder_settings import read_adapters, stored_settings
+from gerund.models.encoder_settings import stored_settings
 from gerund.models.folder_files import demand_readable
-from gerund.models.gguf_architectures import encoder_settings
-from gerund.models.hash_cache import describe_files, weights_key
+from gerund.models.hash_files import describe_files, weights_key
 from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
+from gerund.models.light_runtime import ARITHMETIC
 from gerund.models.lora_stack import stacked
 from gerund.models.packed_checkpoints import packing_of
 from gerund.models.peft_folders import ADAPTER_FILES, LLM2VEC_FILE
 from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
-from gerund.models.runtimes import ARITHMETIC, read_packed, read_skeleton, takes_packed, with_runtime
+from gerund.models.runtimes import read_packed, read_skeleton, takes_packed, with_runtime
+from gerund.models.saved_settings import encoder_settings, read_adapters
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
     SETTINGS_FILE,

@@ -24,8 +24,9 @@ from gerund.attention.preemption import pause
 from gerund.attention.ragged_batch import BlockPrefill, Branches
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.models.adapters import active_name
-from gerund.models.runtimes import not_packed
+from gerund.models.light_runtime import not_packed
 from gerund.packed.network import KeyValues, PackedNetwork
+from gerund.packed.probing import moved_by_layer
 
 # Tokens of a pass without a cache, and of a part of a prompt: products are no faster with more, and memory grows.
 _TOKENS_AT_ONCE = 512
@@ -195,37 +196,13 @@ class PackedBody(PreTrainedModel):
     def moved_by_layer(self, ids_1T: Tensor, plan: BoundPlan) -> Tensor:
         """Return how far each token is moved in each layer by another token, ``(L, T, T)`` (moved token, other token).
 
-        The layers are those that the plan has views for.
-
-        While one layer is looked at, each token sees but itself in the others. Movements are those of the last states,
-        as parts of how far a token moves when it is disturbed itself.
+        The layers are those that the plan has views for; see ``packed.probing``.
         """
-        T, L = ids_1T.shape[1], len(plan.plan.views)
+        T = ids_1T.shape[1]
         masks, layers = _Pass(self.network, plan, None, None).masks(1, T, T, 0)
         assert masks is not None
         assert layers is not None
-        alone_TT = np.where(np.eye(T, dtype=bool), np.float32(0), np.float32(_HIDDEN))
-        masks_P1TT = np.concatenate([alone_TT[None, None, None], masks])[:, 0]
-        embedded_TD = self.network.embed(ids_1T.numpy())[0]
-        size_T1 = np.sqrt(np.square(embedded_TD).mean(axis=1, keepdims=True))
-        rows_RTD = np.repeat(embedded_TD[None], T + 1, axis=0)
-        rows_RTD[np.arange(T) + 1, np.arange(T)] = np.random.default_rng(0).standard_normal(embedded_TD.shape) * size_T1
-        found = []
-        for layer in range(L):
-            chosen = [0] * L
-            chosen[layer] = 1 + layers[layer]
-            states = self.network.run(
-                None,
-                np.broadcast_to(np.arange(T), (T + 1, T)),
-                embedded_BTD=rows_RTD,
-                masks_PB1TS=np.repeat(masks_P1TT[:, None], T + 1, axis=1),
-                mask_of_layer_L=chosen,
-                depth=L,
-            ).states
-            assert states is not None
-            change_KQ = np.sqrt(np.square(states[1:] - states[:1]).mean(axis=-1))
-            found.append(torch.from_numpy((change_KQ / np.diagonal(change_KQ)[:, None]).T))
-        return torch.stack(found)
+        return torch.from_numpy(moved_by_layer(self.network, ids_1T[0].numpy(), masks[:, 0], layers))
 
 
 class _Pass:

@@ -17,19 +17,13 @@ from gerund.errors import ConfigError, GerundError
 from gerund.gguf_file import parts_of, read_file
 from gerund.models import gguf_tokenizer
 from gerund.models.library_calls import checked_tokenizer, guarded
+from gerund.models.light_runtime import ARITHMETIC, PLAIN, not_packed
 from gerund.models.sources import Source
 from gerund.packed.adapter import read_adapter
 from gerund.packed.shape import read_shape
 from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig, Job
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.plan import ResolvedPlan
-from gerund.settings.templates import HIDDEN
-
-ARITHMETIC = "packed: activations in 8 bits"
-"""The arithmetic of a packed network, a part of its fingerprint."""
-# Types of weights that are not packed.
-_PLAIN = frozenset(("F32", "F16", "BF16"))
 
 
 def takes_packed(
@@ -54,7 +48,7 @@ def takes_packed(
         source.gguf is not None
         and device.type == "cpu"
         and (generates or not cpu_has_bfloat16())
-        and bool(set(read_file(source.gguf).types) - _PLAIN)
+        and bool(set(read_file(source.gguf).types) - PLAIN)
     )
     if spec.runtime == "torch" or (spec.runtime == "auto" and not usual):
         return None
@@ -98,22 +92,6 @@ def _unread(source: Source, encoder: EncoderConfig, adapters: Mapping[Job, Path]
     except GerundError as error:
         return str(error)
     return not_packed(encoder.resolved(shape.n_layers), encoder)
-
-
-def not_packed(plan: ResolvedPlan, encoder: EncoderConfig | None = None) -> str | None:
-    """Return why a packed network cannot read a text under a plan; None where it can."""
-    what = None
-    if plan.stream is not None:
-        what = "plans that run layers twice (inter, extra, extend)"
-    elif plan.skips:
-        what = "plans with skips"
-    elif encoder is not None and encoder.prepend:
-        what = "a prepended token (prepend)"
-    elif encoder is not None and encoder.states != HIDDEN:
-        what = f"the attention's parts (states={encoder.states})"
-    elif encoder is not None and encoder.generated:
-        what = "states of generated tokens (generated)"
-    return what and f"{what} are computed by runtime torch alone"
 
 
 def read_packed(

@@ -13,7 +13,7 @@ from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tuning import Trial, Tuned, TunedFusion
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
-from gerund.models.encoder_settings import settings_text
+from gerund.models.saved_settings import settings_text
 from gerund.reporting.comparison import PERCENTS, shown, trained_under
 from gerund.reporting.rendering import Picture, Wanted, bare_name, drawn, versions, write_html
 from gerund.settings.encoder import CONFIG_FILE

@@ -26,7 +26,8 @@ from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_i
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
-from gerund.models.encoder_settings import default_encoder_config, read_saved, saved_fields, settings_from
+from gerund.models.encoder_settings import default_encoder_config
+from gerund.models.saved_settings import read_saved, saved_fields, settings_from
 from gerund.models.vectors import unit
 from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
 from gerund.settings.model_spec import EncoderSpec

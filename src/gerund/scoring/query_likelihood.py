@@ -26,7 +26,8 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.cache_names import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError, ModelError, TextError
-from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, takes_positions
+from gerund.inference.encode.batches import default_batch_tokens
+from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
 from gerund.inference.generate.prompts import render
 from gerund.inference.likelihood import Scored, causal_runtime, sequence_logprobs, split_pairs
 from gerund.inference.lm_head import TokenHead

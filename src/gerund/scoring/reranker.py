@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.checks import check_unicode
 from gerund.errors import ConfigError, ModelError, TextError
-from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.encode.batches import in_batches
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.lm_head import TokenHead
 from gerund.inference.text_ids import beginnings, encode_texts, pair_ids, text_ids
 from gerund.inference.tokens import Tokens

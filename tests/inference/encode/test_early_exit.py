@@ -12,7 +12,7 @@ from gerund.attention.layouts import decoder_layers, lower_layers
 from gerund.inference.encode.runtime import hidden_states
 from gerund.inference.encode.texts import text_tokens
 from gerund.language_model import LanguageModel
-from gerund.models.encoder_settings import saved_fields, settings_from
+from gerund.models.saved_settings import saved_fields, settings_from
 from gerund.settings.model_spec import EncoderSpec
 from tests.cli.helpers import run_cli
 from tests.tiny import N_LAYERS, byte_tokenizer, tiny

@@ -11,7 +11,7 @@ from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError, Unsuppo
 from gerund.inference.encode.runtime import placeholder_embedding
 from gerund.inference.encode.texts import text_tokens
 from gerund.language_model import LanguageModel
-from gerund.models.encoder_settings import saved_fields, settings_from
+from gerund.models.saved_settings import saved_fields, settings_from
 from gerund.settings.encoder import METHODS
 from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.templates import NAMED, settings_of_template, templates_of

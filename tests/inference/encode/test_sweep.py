@@ -7,7 +7,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.inference.encode import runtime as encoding
+from gerund.inference.encode import batches
 from gerund.inference.encode.sweep import encode_each, encode_tokens_each
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.settings.plan import AttentionPlan
@@ -39,7 +39,7 @@ def test_vectors(lm, prompt):
     together = encode_each(each, tokens)
     assert together.shape == (len(each), len(TEXTS) + 1, lm.dimensions)
     for runtime, ours in zip(each, together, strict=True):
-        np.testing.assert_allclose(ours, encoding.encode(runtime, tokens), atol=2e-6)
+        np.testing.assert_allclose(ours, batches.encode(runtime, tokens), atol=2e-6)
     assert not together[:, -1].any()
 
 
@@ -49,7 +49,7 @@ def test_token_states(lm):
     found = {}
     encode_tokens_each(each, tokens, lambda place, row, states: found.update({(place, row): states}))
     for place, runtime in enumerate(each):
-        for row, states in enumerate(encoding.encode_tokens(runtime, tokens)):
+        for row, states in enumerate(batches.encode_tokens(runtime, tokens)):
             np.testing.assert_allclose(found[place, row], states, atol=2e-6)
 
 

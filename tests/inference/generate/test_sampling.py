@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import TopPLogitsWarper, TypicalLogitsWarper
 
+from gerund.arrays import counts_of
 from gerund.inference.generate import sampling as module
-from gerund.inference.generate.arrays import counts_of
 from gerund.inference.generate.sampling import (
     Draws,
     chosen_tokens,

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gerund.models.heads import HeadConfig, ProjectionHead
+from gerund.models.head_settings import HeadConfig
+from gerund.models.heads import ProjectionHead
 from gerund.training.losses.distillation import (
     StaticFit,
     cosine_loss,

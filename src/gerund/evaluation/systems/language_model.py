@@ -18,8 +18,8 @@ from gerund.inference.encode.texts import encode_word_tokens, template_tokens, t
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
-from gerund.models.encoder_settings import read_saved
 from gerund.models.kinds import is_encoder_decoder
+from gerund.models.saved_settings import read_saved
 from gerund.scoring.registry import find_scorer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan

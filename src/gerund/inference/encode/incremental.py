@@ -16,13 +16,11 @@ from transformers import DynamicCache
 from gerund.attention.cache_names import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
+from gerund.inference.encode.batches import default_batch_tokens, in_batches
 from gerund.inference.encode.runtime import (
     ENOUGH,
     SAMPLE_TEXTS,
     EncoderRuntime,
-    default_batch_tokens,
-    in_batches,
-    pooled,
     smallest_cosine,
     takes_positions,
 )
@@ -58,7 +56,7 @@ class IncrementalEncoder:
         vectors = np.zeros((len(texts), self._runtime.width), dtype=np.float32)
 
         def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-            vectors[rows] = pooled(self._runtime, batch, hidden_BTD, begin)
+            vectors[rows] = self._runtime.pooled(batch, hidden_BTD, begin)
 
         room = self.room(max(map(len, texts), default=0))
         in_batches(self._runtime, texts, self.states, keep, batch_tokens=room, show=False)
@@ -177,7 +175,7 @@ def _has_windows(config: Any) -> bool:
 
 def _anew(runtime: EncoderRuntime, texts: Sequence[Tokens]) -> np.ndarray:
     states_BTD, begin = runtime.states(texts)
-    return pooled(runtime, texts, states_BTD, begin)
+    return runtime.pooled(texts, states_BTD, begin)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.layouts import hidden_of
 from gerund.errors import DataError
-from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.encode.batches import in_batches
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import Tokens
 
 # Number of states in the estimate; more change the third digit.

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from gerund.attention.layouts import is_one_graph
-from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.encode.batches import in_batches
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.models.late_head import LateHead

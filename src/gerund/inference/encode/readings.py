@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from gerund.errors import ConfigError
-from gerund.inference.encode.runtime import EncoderRuntime, in_batches, pooled, shares_pass, states_each
+from gerund.inference.encode.batches import in_batches
+from gerund.inference.encode.runtime import EncoderRuntime, shares_pass, states_each
 from gerund.inference.tokens import Tokens
 
 Item = TypeVar("Item")
@@ -38,7 +39,7 @@ def encode_readings(
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
         del hidden_BTD  # that of the first
         for vectors_ND, runtime, states_BTD in zip(vectors, runtimes, latest, strict=True):
-            vectors_ND[rows] = pooled(runtime, batch, states_BTD, begin)
+            vectors_ND[rows] = runtime.pooled(batch, states_BTD, begin)
 
     in_batches(runtimes[0], texts, states, keep, show=show)
     return vectors

@@ -7,7 +7,6 @@ the ``prepend``-th, it is replaced by the state of the last token, which has rea
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,28 +22,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.bound_plan import BoundPlan, Rerouting
 from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one_graph, lower_layers
 from gerund.attention.shared_layer_state import counts_rows
-from gerund.checks import whole_number
-from gerund.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
+from gerund.errors import ConfigError, ModelError, UnsupportedModelError
+from gerund.inference.encode.batches import Encodes, encode
 from gerund.inference.encode.other_states import AttentionParts, EachPart, generated_states, reads_attention, width_of
 from gerund.inference.tokens import (
     InputFormat,
     Tokens,
-    context_length,
-    placed_ids,
-    rotary_limit,
-    token_batches,
     tokenize,
 )
-from gerund.jobs.checkpoints import EncodingPass
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import encoder_of, state_width
 from gerund.models.heads import ProjectionHead
 from gerund.models.int8_matmul import int8_matmul, make_ready
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import Transform, truncation
-from gerund.poolings import pool, pooling_parts
-from gerund.progress import progress
-from gerund.settings.encoder import LLM2VEC_CONVENTIONS, EncoderConfig, same_pass
+from gerund.settings.encoder import EncoderConfig, same_pass
 from gerund.settings.plan import Direction, ResolvedPlan
 from gerund.settings.templates import layer_numbers, rerouted_layers
 
@@ -145,24 +137,8 @@ def placeholder_embedding(width: int) -> Tensor:
     return torch.randn(width, generator=torch.Generator().manual_seed(0))
 
 
-# State values per batch. On a CPU more brings no speed, since the caches are full already, and costs memory.
-_CPU_BATCH_NUMBERS = 1024 * 384
-_GPU_BATCH_TOKENS = 16384
-
-
-def default_batch_tokens(device: str, width: int) -> int:
-    """Return the default number of tokens per batch, padding included.
-
-    >>> [default_batch_tokens("cpu", width) for width in (64, 384, 4096)], default_batch_tokens("cuda", 4096)
-    ([2048, 1024, 512], 16384)
-    """
-    if device != "cpu":
-        return _GPU_BATCH_TOKENS
-    return max(512, min(2048, _CPU_BATCH_NUMBERS // width))
-
-
 @dataclass(frozen=True)
-class EncoderRuntime:
+class EncoderRuntime(Encodes):
     """A model prepared to be used as an encoder."""
 
     model: PreTrainedModel
@@ -182,6 +158,11 @@ class EncoderRuntime:
         """The device of the model's input."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
+
+    @property
+    def device_type(self) -> str:
+        """The kind of that device, such as ``cpu``."""
+        return self.device.type
 
     @cached_property
     def state_width(self) -> int:
@@ -211,34 +192,6 @@ class EncoderRuntime:
     def lower_model(self) -> PreTrainedModel:
         """The model with the layers of ``pass_plan`` alone."""
         return lower_layers(self.model, len(self.pass_plan.views))
-
-    @property
-    def max_length(self) -> int | None:
-        """Longest text in tokens, prompt and special tokens included."""
-        configured = self.config.max_length
-        # sentence-transformers sets the tokenizer's limit to that of the folder.
-        counts_tokenizer = configured is None or not self.config.follows_sentence_transformers
-        limits = (configured, context_length(self.model.config, self.tokenizer if counts_tokenizer else None))
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def pool_from(self, tokens: Tokens) -> int:
-        """Return the first pooled token: without a prompt that is BOS, unless ``pool_bos`` or the plan excludes it."""
-        if self.config.pool_prompt or self.config.generated:
-            return 0
-        if tokens.text_from > tokens.specials_before or self.config.pool_bos == "never":
-            return tokens.text_from
-        hides = any(view.hidden for view in self.plan.views)
-        return tokens.text_from if hides and self.config.pool_bos == "auto" else 0
-
-    def pool_to(self, tokens: Tokens) -> int:
-        """Return the end of the pooled tokens: the end of a template is used for the last token's state only."""
-        if self.config.generated:
-            return self.config.generated
-        reads_end = any(part.reads_end for part in pooling_parts(self.config.pooling))
-        reads_end = reads_end or self.config.conventions == LLM2VEC_CONVENTIONS
-        if tokens.behind is None or self.config.pool_prompt or reads_end:
-            return len(tokens)
-        return tokens.behind[0]
 
     @torch.no_grad()
     def states(self, texts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
@@ -413,149 +366,6 @@ class Batch:
     inputs: dict[str, Tensor]  # of the model
     real_BT: Tensor | None  # False for padding; None without padding
     begin: Tensor  # the position at which each text begins ``(B,)``
-
-
-def encode(
-    runtime: EncoderRuntime,
-    texts: Sequence[Tokens | None],
-    *,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
-    show: bool | None = None,
-    resume_from: EncodingPass | None = None,
-) -> np.ndarray:
-    """Encode texts into vectors ``(n, D)`` float32, not normalized; None gives a zero vector.
-
-    ``batch_tokens`` counts padding. Finished batches are saved to ``resume_from``, and not run again.
-    """
-    vectors = np.zeros((len(texts), runtime.width), dtype=np.float32)
-    done = frozenset() if resume_from is None else resume_from.restore(vectors)
-
-    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-        vectors[rows] = pooled(runtime, batch, hidden_BTD, begin)
-        if resume_from is not None:
-            resume_from.save(rows, vectors[rows])
-
-    states = runtime.states
-    in_batches(runtime, texts, states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show, done=done)
-    return vectors
-
-
-def encode_tokens(
-    runtime: EncoderRuntime,
-    texts: Sequence[Tokens | None],
-    *,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
-    show: bool | None = None,
-) -> list[np.ndarray]:
-    """Return the states ``(n_tokens, D)`` float32 of each text, special tokens included, without prompt and padding."""
-    if runtime.config.generated:
-        raise ConfigError("generated is for vectors of whole texts: the tokens pooled are not the text's")
-    states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
-
-    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-        for row, states_TD in zip(rows, token_states(batch, hidden_BTD, begin), strict=True):
-            states[row] = states_TD
-
-    in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show)
-    return states
-
-
-@torch.no_grad()
-def pooled(runtime: EncoderRuntime, batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> np.ndarray:
-    """Return the vectors ``(B, D)`` of a batch, float32."""
-    first = begin + torch.tensor([runtime.pool_from(text) for text in batch], device=begin.device)
-    end = begin + torch.tensor([runtime.pool_to(text) for text in batch], device=begin.device)
-    place_T = torch.arange(hidden_BTD.shape[1], device=begin.device)
-    pooled_BT = (place_T >= first[:, None]) & (place_T < end[:, None])
-    before_B = first - begin if runtime.config.follows_sentence_transformers else None
-    vectors_BD = pool(hidden_BTD, pooled_BT, runtime.config.pooling, before_B)
-    if (head := runtime.head) is not None:
-        ids_BT = torch.tensor(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1]), device=begin.device)
-        vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
-    array_BD = np.asarray(vectors_BD.cpu())
-    return runtime.transform(array_BD) if runtime.transform else array_BD
-
-
-def token_states(batch: Sequence[Tokens], hidden_BTD: Tensor, begin: Tensor) -> Iterator[np.ndarray]:
-    """Yield the states ``(n_tokens, D)`` float32 of each text of a batch, without prompt and padding."""
-    for text, hidden_TD, start in zip(batch, hidden_BTD, begin.tolist(), strict=True):
-        own_TD = hidden_TD[start : start + len(text)]
-        behind = text.behind or (len(text), len(text))
-        kept = [own_TD[: text.specials_before], own_TD[text.text_from : behind[0]], own_TD[behind[1] :]]
-        yield torch.cat(kept).float().cpu().numpy()
-
-
-# Runs a batch: last hidden states, and the position at which each text begins.
-States = Callable[[Sequence[Tokens]], tuple[Tensor, Tensor]]
-
-
-def in_batches(
-    runtime: EncoderRuntime,
-    texts: Sequence[Tokens | None],
-    states: States,
-    keep: Callable[[list[int], list[Tokens], Tensor, Tensor], None],
-    *,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
-    show: bool | None = None,
-    label: str = "encoding",
-    done: frozenset[int] = frozenset(),
-) -> None:
-    """Run texts in batches of similar length, dividing those that do not fit into memory.
-
-    ``keep`` gets the batch's indices in ``texts``, its texts, and the result of ``states``. A batch whose indices are
-    all ``done`` is skipped; batches are those of all texts, so the others are unchanged.
-    """
-    if batch_tokens is not None and whole_number("batch_tokens", batch_tokens) < 1:
-        raise ConfigError(f"`batch_tokens` must be at least 1, got {batch_tokens}.")
-    if batch_size is not None and whole_number("batch_size", batch_size) < 1:
-        raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
-    present = [(index, text) for index, text in enumerate(texts) if text is not None]
-    budget = batch_tokens or default_batch_tokens(runtime.device.type, runtime.state_width)
-    limit, lengths = rotary_limit(runtime.model.config), [len(text) for _, text in present]
-    batches = token_batches(lengths, budget, limit=limit, most=batch_size)
-    with progress(len(present), label, show=show) as advance:
-        for batch in batches:
-            items = [present[place] for place in batch]
-            if done and all(row in done for row, _ in items):
-                advance(len(batch))
-                continue
-            for rows, texts_, hidden_BTD, begin in _in_parts(states, items):
-                keep(rows, texts_, hidden_BTD, begin)
-            advance(len(batch))
-
-
-def _in_parts(
-    states: States, items: list[tuple[int, Tokens]]
-) -> Iterator[tuple[list[int], list[Tokens], Tensor, Tensor]]:
-    """Run a batch, in two parts if memory runs out."""
-    rows, texts = [index for index, _ in items], [text for _, text in items]
-    try:
-        hidden_BTD, begin = states(texts)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        if len(items) == 1:
-            raise ResourceError(
-                f"out of memory on a single text of {len(texts[0])} tokens; set a smaller max_length"
-            ) from error
-    else:
-        yield rows, texts, hidden_BTD, begin
-        return
-    # Outside the except block: the error's traceback holds the tensors of the failed pass.
-    if "torch.cuda" in sys.modules and torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    middle = len(items) // 2
-    yield from _in_parts(states, items[:middle])
-    yield from _in_parts(states, items[middle:])
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
 
 
 # Of several kinds and lengths: rounding matters most where tokens are rare and texts are short.

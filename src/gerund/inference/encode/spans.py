@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gerund.arrays import Array, as_like, as_numpy
 from gerund.checks import flag, is_listing, one_of
 from gerund.errors import TextError
-from gerund.inference.encode.runtime import EncoderRuntime, in_batches
+from gerund.inference.encode.batches import Encodes, in_batches
 from gerund.inference.tokens import Tokens
 from gerund.poolings import pool
 
@@ -50,7 +49,7 @@ def span_tokens(text: Tokens, spans: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def encode_spans(
-    runtime: EncoderRuntime,
+    runtime: Encodes,
     texts: Sequence[Tokens | None],
     spans: Sequence[Sequence[Span]],
     *,
@@ -64,8 +63,7 @@ def encode_spans(
     """
     vectors = [np.zeros((len(text_spans), runtime.width), dtype=np.float32) for text_spans in spans]
 
-    @torch.no_grad()
-    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
+    def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Array, begin: Array) -> None:
         for place, (row, text) in enumerate(zip(rows, batch, strict=True)):
             used = [(index, span) for index, span in enumerate(span_tokens(text, spans[row])) if span[0] < span[1]]
             if used:
@@ -76,19 +74,19 @@ def encode_spans(
     return vectors
 
 
-def _pooled(runtime: EncoderRuntime, text: Tokens, hidden_TD: Tensor, begin: int, spans: Sequence[Span]) -> np.ndarray:
+def _pooled(runtime: Encodes, text: Tokens, hidden_TD: Array, begin: int, spans: Sequence[Span]) -> np.ndarray:
     """Pool spans of one text's states: ``(S, D)`` float32."""
     longest = max(end - start for start, end in spans)
-    place_L = torch.arange(longest, device=hidden_TD.device)
-    first_S = torch.tensor([begin + start for start, _ in spans], device=hidden_TD.device)
-    length_S = torch.tensor([end - start for start, end in spans], device=hidden_TD.device)
-    token_SL = (first_S[:, None] + place_L).clamp(max=len(hidden_TD) - 1)
+    place_L = as_like(np.arange(longest), hidden_TD)
+    first_S = as_like(np.array([begin + start for start, _ in spans]), hidden_TD)
+    length_S = as_like(np.array([end - start for start, end in spans]), hidden_TD)
+    token_SL = (first_S[:, None] + place_L).clip(max=len(hidden_TD) - 1)
     pooled_SL = place_L < length_S[:, None]
     vectors_SD = pool(hidden_TD[token_SL], pooled_SL, runtime.config.pooling)
     if runtime.head is not None:
-        ids_T = torch.tensor(text.ids, device=hidden_TD.device)
-        vectors_SD = runtime.head(vectors_SD, ids_T[(token_SL - begin).clamp(0, len(text) - 1)], pooled_SL)
-    found_SD = np.asarray(vectors_SD.cpu().numpy())
+        ids_T = as_like(np.array(text.ids), hidden_TD)
+        vectors_SD = runtime.head(vectors_SD, ids_T[(token_SL - begin).clip(0, len(text) - 1)], pooled_SL)
+    found_SD = as_numpy(vectors_SD)
     return found_SD if runtime.transform is None else runtime.transform(found_SD)
 
 

@@ -10,7 +10,8 @@ from gerund.attention.layouts import decoder_layers
 from gerund.attention.shared_layer_state import hands_on
 from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
-from gerund.inference.encode.runtime import EncoderRuntime, default_batch_tokens, in_batches, pooled, token_states
+from gerund.inference.encode.batches import default_batch_tokens, in_batches, token_states
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 
@@ -36,7 +37,7 @@ def encode_each(
     done = [saved.restore(array) for saved, array in zip(passes, vectors, strict=False)]
 
     def keep(place: int, rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
-        vectors[place, rows] = pooled(runtimes[place], batch, hidden_BTD, begin)
+        vectors[place, rows] = runtimes[place].pooled(batch, hidden_BTD, begin)
         if passes:
             passes[place].save(rows, vectors[place, rows])
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from gerund.checks import check_texts
 from gerund.errors import ConfigError
-from gerund.inference.encode.runtime import EncoderRuntime, encode_tokens
+from gerund.inference.encode.batches import Encodes, encode_tokens
+from gerund.inference.encode.reading import ReadsTexts
 from gerund.inference.encode.spans import check_words, word_token_states
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.vectors import unit
@@ -16,7 +17,7 @@ from gerund.types import EncodeResult
 
 
 def text_tokens(
-    runtime: EncoderRuntime,
+    runtime: ReadsTexts,
     texts: Sequence[str],
     prompt: str | None = None,
     empty: Empty = "error",
@@ -39,7 +40,7 @@ def text_tokens(
 
 
 def template_tokens(
-    runtime: EncoderRuntime,
+    runtime: ReadsTexts,
     texts: str | Sequence[str],
     prompt: str | None = None,
     empty: Empty = "error",
@@ -60,7 +61,7 @@ def template_tokens(
     return [_tokens(runtime, checked, template, before, empty, overflow, warn=warn) for template in templates]
 
 
-def demand_fitted(runtime: EncoderRuntime) -> None:
+def demand_fitted(runtime: ReadsTexts) -> None:
     """Raise ``ConfigError`` where the encoder's transform was not fitted."""
     if runtime.config.transform != NO_TRANSFORM and runtime.transform is None:
         raise ConfigError(
@@ -69,7 +70,7 @@ def demand_fitted(runtime: EncoderRuntime) -> None:
         )
 
 
-def _around(runtime: EncoderRuntime, prompt: str | None, name: str | None) -> tuple[tuple[Template, ...], str]:
+def _around(runtime: ReadsTexts, prompt: str | None, name: str | None) -> tuple[tuple[Template, ...], str]:
     """Return the templates that texts are read in under a prompt, and what of the prompt precedes them."""
     config = runtime.config
     if runtime.why_no_vectors:
@@ -78,7 +79,7 @@ def _around(runtime: EncoderRuntime, prompt: str | None, name: str | None) -> tu
 
 
 def _tokens(
-    runtime: EncoderRuntime,
+    runtime: ReadsTexts,
     texts: Sequence[str],
     template: Template,
     prompt: str,
@@ -128,7 +129,7 @@ def with_usage(vectors: np.ndarray, tokens: Sequence[Sequence[Tokens | None]]) -
 
 
 def word_states(
-    runtime: EncoderRuntime,
+    runtime: Encodes,
     sentences: Sequence[Sequence[str]],
     prompt: str | None,
     prompt_name: str | None = None,
@@ -147,7 +148,7 @@ def word_states(
 
 
 def encode_word_tokens(
-    runtime: EncoderRuntime, sentences: Sequence[Sequence[str]], prompt: str | None = None, *, show: bool | None = None
+    runtime: Encodes, sentences: Sequence[Sequence[str]], prompt: str | None = None, *, show: bool | None = None
 ) -> list[list[np.ndarray]]:
     """Return the states ``(n_tokens, D)`` of every word's tokens, for sentences that are split into words.
 

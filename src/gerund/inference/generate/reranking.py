@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from gerund.arrays import counts_of
 from gerund.attention.interface import FUSED
 from gerund.attention.ragged_batch import Branches, Trunk
 from gerund.errors import ConfigError, GerundError, ModelError
 from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
-from gerund.inference.generate.arrays import counts_of
 from gerund.inference.generate.config import require_new_tokens
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache

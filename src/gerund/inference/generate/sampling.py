@@ -14,8 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from gerund.errors import ConfigError
-from gerund.inference.generate.arrays import (
+from gerund.arrays import (
     Array,
     as_like,
     copy_of,
@@ -26,6 +25,7 @@ from gerund.inference.generate.arrays import (
     picked,
     softmax,
 )
+from gerund.errors import ConfigError
 from gerund.settings.sampling import Sampling
 
 # A lower temperature would choose the same tokens, and overflow.

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gerund.errors import ConfigError, ModelError
-from gerund.inference.generate.arrays import (
+from gerund.arrays import (
     Array,
     as_float32,
     as_like,
@@ -23,6 +22,7 @@ from gerund.inference.generate.arrays import (
     log_softmax,
     masked,
 )
+from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import CompiledConstraint, ConstraintState, TokenLimits, TokenLimitState
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes

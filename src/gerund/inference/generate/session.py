@@ -36,7 +36,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from gerund.attention.cache_names import CACHE
 from gerund.checks import place
 from gerund.errors import ConfigError, DataError, FingerprintError, ResourceError, TextError
-from gerund.inference.encode.runtime import EncoderRuntime, pooled
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.detokenizing import text_behind
@@ -487,7 +487,7 @@ def encode_and_prefill(
         with torch.no_grad():
             after = runtime.model.base_model(closing_BT, use_cache=True, **{CACHE: copy.deepcopy(cache)})
         hidden_BTD = torch.cat([hidden_BTD, after.last_hidden_state], dim=1)
-    [vector] = pooled(runtime, [tokens], hidden_BTD, torch.zeros(1, dtype=torch.long, device=hidden_BTD.device))
+    [vector] = runtime.pooled([tokens], hidden_BTD, torch.zeros(1, dtype=torch.long, device=hidden_BTD.device))
     if config.normalize:
         vector = unit(vector)
     return vector, Session(full_text, ids, runtime.model, cache, logits_BV, weights, runtime.tokenizer)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.jobs.files import atomic_folder
-from gerund.models.heads import HeadConfig, ProjectionHead, read_head
+from gerund.models.head_settings import HeadConfig
+from gerund.models.heads import ProjectionHead, read_head
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.teachers import (
     KnownVectors,

@@ -1,4 +1,4 @@
-"""Array functions that sampling needs, for numpy arrays and torch tensors alike; imports no torch.
+"""Array functions that sampling and pooling need, for numpy arrays and torch tensors alike; imports no torch.
 
 Both have many functions of the same names and meanings; ``library_of`` gives them. Those that differ are here.
 
@@ -35,6 +35,11 @@ def copy_of(array: Array) -> Array:
 def as_float32(array: Array) -> Array:
     """Return an array in float32; itself where it is that."""
     return array.astype(np.float32, copy=False) if isinstance(array, np.ndarray) else array.float()
+
+
+def as_numpy(array: Array) -> np.ndarray:
+    """Return an array of numpy; itself where it is that."""
+    return array if isinstance(array, np.ndarray) else np.asarray(array.detach().cpu())
 
 
 def softmax(scores_BV: Array) -> Array:

@@ -1,0 +1,180 @@
+"""``LightModel``: a GGUF file that generates and embeds by its packed network, without torch and transformers.
+
+What it does not do itself is done by the ``LanguageModel`` of the same file, which it loads when that is asked for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from gerund.errors import MissingDependencyError
+from gerund.gguf_file import parts_of, read_file
+from gerund.inference.encode.embeds import Embeds
+from gerund.inference.encode.packed_runtime import PackedRuntime, verify
+from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.packed_writer import PackedWriter
+from gerund.inference.generate.prompts import Prompt
+from gerund.inference.generate.sequence import Piece
+from gerund.models.bundled import BundledAdapters
+from gerund.models.fingerprint import adapter_hash, files_hash
+from gerund.models.hash_files import (
+    cache_hash,
+    cache_key,
+    cache_passed_probe,
+    cached_hash,
+    describe_files,
+    probe_passed,
+    weights_key,
+)
+from gerund.models.light_head import LightHead
+from gerund.models.light_runtime import ARITHMETIC
+from gerund.models.light_tokenizer import LightTokenizer
+from gerund.models.vectors import truncation
+from gerund.packed.network import PackedNetwork
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.model_spec import ModelSpec
+from gerund.settings.ranking import TRAINED_FUSION, UNTRAINED_FUSION
+from gerund.settings.sampling import Rerank
+from gerund.types import Generation
+
+NEEDS_TORCH = "torch and transformers, which are not installed: pip install torch transformers peft accelerate"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a packed network reads texts to encode.
+
+    Attributes:
+        encoder: the encoder settings.
+        adapter: the folder of the adapter; None without one.
+        head: projects the pooled states; None without one.
+        bundled: the adapters of gerund that it is from; None where it is the file's own.
+    """
+
+    encoder: EncoderConfig
+    adapter: Path | None = None
+    head: LightHead | None = None
+    bundled: BundledAdapters | None = None
+
+
+class LightModel(PackedWriter, Embeds):
+    """A GGUF file that generates and embeds without torch; ``light_entry`` opens it.
+
+    Its texts and vectors are those of the ``LanguageModel`` of the same file, and so are its attributes: those that it
+    lacks are that model's, which is then loaded.
+
+    Attributes:
+        spec: what loads it again.
+    """
+
+    job = "encode"
+    device_type = "cpu"
+    compute_dtype = "float32"
+
+    def __init__(
+        self, path: Path, spec: ModelSpec, network: PackedNetwork, tokenizer: LightTokenizer, name: str, read: Reading
+    ) -> None:
+        super().__init__(network, tokenizer, "gguf", name)
+        self.path, self.encoder, self.n_layers = path, read.encoder, network.shape.n_layers
+        self.spec = spec.with_encoder(read.encoder, self.n_layers)
+        self._adapter_hash = adapter_hash(read.adapter)
+        runtime = PackedRuntime(
+            network,
+            self.model,
+            tokenizer,
+            read.encoder,
+            read.encoder.resolved(self.n_layers),
+            read.adapter is not None,
+            read.head,
+        )
+        self.runtime = replace(runtime, transform=truncation(read.encoder.transform, runtime.width))
+        self._verify()
+
+    def _verify(self) -> None:
+        """Verify that every layer reads what the plan says, unless that is cached for these files."""
+        files = describe_files(parts_of(self.path))
+        key = cache_key(files, ARITHMETIC, repr(self.runtime.plan), self._adapter_hash, "light") if files else None
+        if key is None or not probe_passed(key):
+            verify(self.network, self.runtime.plan)
+            if key is not None:
+                cache_passed_probe(key)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only the ``LanguageModel`` of this file has."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.full, name)
+
+    def __repr__(self) -> str:
+        plan = self.encoder.plan_label(self.n_layers)
+        return f"<{type(self).__name__} {self.name}: {plan}, {self.encoder.pooling}, {self.dimensions} dimensions>"
+
+    def __reduce__(self) -> tuple[Any, tuple[ModelSpec]]:
+        """Pickle the spec, by which another process loads the model."""
+        from gerund.light_entry import load
+
+        return load, (self.spec,)
+
+    @cached_property
+    def full(self) -> Any:
+        """The ``LanguageModel`` of this file.
+
+        Raises:
+            MissingDependencyError: torch or transformers is not installed.
+        """
+        try:
+            from gerund.entry import load
+        except ImportError as error:
+            raise MissingDependencyError(f"{self.name}: this needs {NEEDS_TORCH}") from error
+        return load(self.spec)
+
+    @property
+    def head(self) -> LightHead | None:
+        """Projects the pooled states; None without one."""
+        return self.runtime.head  # type: ignore[no-any-return]
+
+    @cached_property
+    def n_parameters(self) -> int:
+        """Number of parameters, without those of an adapter."""
+        return read_file(self.path).n_parameters
+
+    @cached_property
+    def weights_hash(self) -> str:
+        """Hash of the base weights."""
+        files = parts_of(self.path)
+        key = weights_key(describe_files(files), "torch.float32", ARITHMETIC)
+        hashed = None if key is None else cached_hash(key)
+        if hashed is None:
+            hashed = files_hash(files, ARITHMETIC)
+            if key is not None:
+                cache_hash(key, hashed)
+        return hashed
+
+    @property
+    def adapter_hash(self) -> str:
+        """Hash of the encoder's adapter, projection head and transform; empty without any of them."""
+        parts = (self.runtime.head, self.runtime.transform)
+        return self._adapter_hash + "".join(part.fingerprint for part in parts if part is not None)
+
+    @property
+    def fusion_weight(self) -> float:
+        """What the vectors count beside words in hybrid search; see ``LanguageModel.fusion_weight``."""
+        if self.encoder.fusion is not None:
+            return float(self.encoder.fusion)
+        trained = self.encoder.conventions != "gerund" or self._adapter_hash or self.runtime.head is not None
+        return TRAINED_FUSION if trained else UNTRAINED_FUSION
+
+    def _search(
+        self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank, stop: Event
+    ) -> list[Generation]:
+        found: list[Generation] = self.full._search(prompts, settings, rerank, stop)
+        return found
+
+    def _search_streamed(
+        self, prompt: Prompt, settings: GenerationConfig, rerank: Rerank, stop: Event
+    ) -> Iterator[Piece]:
+        pieces: Iterator[Piece] = self.full._search_streamed(prompt, settings, rerank, stop)
+        return pieces

@@ -1,0 +1,151 @@
+"""What embeds without torch gives the vectors of the same packed model under torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gerund
+from gerund import ModelSpec
+from gerund.errors import UnsupportedModelError
+from gerund.inference.encode import packed_runtime
+from gerund.light_entry import light_model
+from gerund.light_model import LightModel
+from tests.packed.test_light import SMOLLM2, file  # noqa: F401 - a fixture
+
+TEXTS = [
+    "the cat sat on the mat",
+    "a dog",
+    "once upon a time there was a dog in the garden and it barked",
+    "naïve café",
+]
+# Runs commands where torch and transformers cannot be imported, and prints what each wrote.
+WITHOUT_TORCH = """
+import io, json, sys
+from contextlib import redirect_stdout, suppress
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "peft", "accelerate"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from gerund.cli.main import main
+for words in json.loads(sys.argv[1]):
+    sys.argv, said = ["gerund", *words], io.StringIO()
+    with redirect_stdout(said), suppress(SystemExit):
+        main()
+    print(json.dumps(said.getvalue()))
+"""
+
+
+def light_of(path: Path, **settings: Any) -> LightModel:
+    found = light_model(ModelSpec.of(path, runtime="packed", **settings))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attention": "causal", "pooling": "last", "append_eos": True},
+        {"attention": "bidir", "pooling": "first+max", "prompt": "the cat: "},
+        {"attention": "mask0-bidir", "k": 1, "pooling": "weighted-mean", "transform": "truncate-8"},
+        {"attention": "echo", "pooling": "mean-sqrt", "max_length": 12},
+        {"attention": "bidir", "exit_layer": 1, "normalize": False, "pool_prompt": True, "prompt": "a "},
+    ],
+)
+def test_vectors_are_those_under_torch(file: Path, settings: dict[str, Any]):  # noqa: F811
+    light, lm = light_of(file, **settings), gerund.load(file, runtime="packed", **settings)
+    own, other = light.encode_with_usage(TEXTS), lm.encode_with_usage(TEXTS)
+    np.testing.assert_allclose(own.vectors, other.vectors, atol=1e-5)
+    assert (own.tokens, own.truncated) == (other.tokens, other.truncated)
+    assert (light.fingerprint(), light.space, light.dimensions) == (lm.fingerprint(), lm.space, lm.dimensions)
+    assert light.fingerprint(4) == lm.fingerprint(4)
+    assert (light.spec, light.max_length, light.encoder) == (lm.spec, lm.max_length, lm.encoder)
+    assert light.fusion_weight == lm.fusion_weight
+
+
+def test_tokens_words_and_spans_too(file: Path):  # noqa: F811
+    light, lm = light_of(file), gerund.load(file, runtime="packed")
+    for own, other in zip(light.encode_tokens(TEXTS), lm.encode_tokens(TEXTS), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-4)
+    spans = [[(0, 3), (4, 11)], [(0, 5)], [], [(0, 4)]]
+    for own, other in zip(light.encode_spans(TEXTS, spans), lm.encode_spans(TEXTS, spans), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)
+    np.testing.assert_allclose(light.similarity(TEXTS, TEXTS[:2]), lm.similarity(TEXTS, TEXTS[:2]), atol=1e-5)
+    assert light.encode_query(TEXTS[0], precision="binary").dtype == np.uint8
+
+
+def test_a_text_does_not_depend_on_its_batch(file: Path):  # noqa: F811
+    light = light_of(file, attention="bidir")
+    together = light.encode(TEXTS, batch_size=4)
+    alone = np.stack([light.encode(text) for text in TEXTS])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_a_layer_that_reads_otherwise_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    light = light_of(file, attention="bidir")
+    real = packed_runtime.moved_by_layer
+    monkeypatch.setattr(packed_runtime, "moved_by_layer", lambda *given: real(*given) * np.tri(3))
+    with pytest.raises(UnsupportedModelError, match="layer 0 of this llama model"):
+        packed_runtime.verify(light.network, light.runtime.plan)
+
+
+def test_what_needs_torch_is_left_to_it(file: Path):  # noqa: F811
+    for settings in (
+        {"layers": "mean"},
+        {"attention": "inter-bidir"},
+        {"dtype": "float32"},
+        {"transform": "whitening"},
+    ):
+        assert light_model(ModelSpec.of(file, **settings)) is None, settings
+    light = light_of(file)
+    assert light.score("the cat", ["sat"]) == gerund.load(file, runtime="packed").score("the cat", ["sat"])
+
+
+def without_torch(*commands: list[object]) -> tuple[list[str], str]:
+    """Run commands where torch cannot be imported; return what each wrote, and the messages."""
+    given = json.dumps([list(map(str, words)) for words in commands])
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, given], capture_output=True, text=True, check=False)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_an_installation_without_torch_works(file: Path, tmp_path: Path):  # noqa: F811
+    light = light_of(file)
+    light.generate("the cat", 2)  # its graph and tokenizer are in the cache now, which transformers has made
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    written, embedded, _ = without_torch(
+        ["generate", "the cat", "-m", file, "--max-new-tokens", 6],
+        ["embed", tmp_path / "texts.txt", "-m", file, "-o", tmp_path / "out.npy", "--json"],
+        ["eval", "sts", "-m", file],
+    )[0]
+    assert written == "the cat" + light.generate("the cat", 6)[0].text + "\n"
+    assert json.loads(embedded)["fingerprint"] == light.fingerprint()
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), light.encode(TEXTS), atol=1e-6)
+
+
+def test_what_is_missing_is_said(tiny_folder: Path, tmp_path: Path):
+    (tmp_path / "texts.txt").write_text("a\n")
+    _, said = without_torch(["embed", tmp_path / "texts.txt", "-m", tiny_folder, "-o", tmp_path / "out.npy"])
+    assert "torch and transformers, which are not installed" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
+def test_a_real_file_with_its_bundled_adapter():
+    light, lm = light_of(SMOLLM2), gerund.load(SMOLLM2, runtime="packed")
+    assert light.spec.adapter == lm.spec.adapter == "auto"
+    np.testing.assert_allclose(light.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+    assert (light.fingerprint(), light.space) == (lm.fingerprint(), lm.space)
+    before = os.times()
+    without_torch(["embed", "-", "-m", SMOLLM2, "-o", os.devnull])
+    after = os.times()
+    assert after.children_user - before.children_user < 5
