@@ -85,11 +85,8 @@ def light_writer(spec: ModelSpec) -> "PackedWriter | None":
     return PackedWriter.open(source.gguf, name=source.name, model_type="gguf", threads=threads, cache=cache)
 
 
-def light_model(spec: ModelSpec, *, threads: int | None = None) -> "LightModel | None":
-    """Return a model that embeds and generates without torch; None where this spec's model needs it.
-
-    ``threads`` is how many the network uses; None for as many as torch would.
-    """
+def light_model(spec: ModelSpec) -> "LightModel | None":
+    """Return a model that embeds and generates without torch; None where this spec's model needs it."""
     source = light_source(spec, encodes=True)
     if source is None or source.gguf is None:
         return None
@@ -107,10 +104,10 @@ def light_model(spec: ModelSpec, *, threads: int | None = None) -> "LightModel |
 
     tokenizer = read_light_tokenizer(source.gguf)
     if read.bundled is not None and not read.bundled.fits_tokens(tokenizer):
-        return light_model(spec.model_copy(update={"adapter": NO_ADAPTER}), threads=threads)
+        return light_model(spec.model_copy(update={"adapter": NO_ADAPTER}))
     if read.bundled is not None and spec.adapter is None:
         tell_bundled(source.name)
-    network = PackedNetwork.open(source.gguf, threads=threads or usual_threads(), adapter=read.adapter)
+    network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapter=read.adapter)
     adapter = spec.without_auto().adapter if read.bundled is None else AUTO_ADAPTER
     again = spec.model_copy(update={"runtime": "packed", "adapter": adapter})
     return LightModel(source.gguf, again, network, tokenizer, source.name, read)

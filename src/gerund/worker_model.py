@@ -1,15 +1,18 @@
 """Load the same model in the workers of a job as in the driver."""
 
+import os
 import platform
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from gerund.errors import ConfigError, FingerprintError
-from gerund.inference.sentence_encoder import SentenceEncoder
+from gerund.models.light_runtime import usual_threads
 from gerund.models.sources import with_absolute_paths
 from gerund.settings.model_spec import ModelSpec
 
 if TYPE_CHECKING:
+    from gerund.inference.sentence_encoder import SentenceEncoder
     from gerund.language_model import LanguageModel
 
 MOST_THREADS = 1024
@@ -43,6 +46,8 @@ class WorkerModel:
         >>> WorkerModel.of(lm).load().fingerprint() == lm.fingerprint()
         True
         """
+        from gerund.inference.sentence_encoder import SentenceEncoder  # which imports torch
+
         if isinstance(lm, SentenceEncoder):
             raise ConfigError(f"{lm.name} embeds in one process; leave out --workers")
         spec = lm.spec if spec is None else spec
@@ -75,10 +80,22 @@ class WorkerModel:
 
 def use_threads(threads: int | None) -> None:
     """Set the number of CPU threads of this process; None keeps it."""
-    if checked_threads(threads) is not None:
+    if checked_threads(threads) is None:
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for torch, if it is imported later, and for packed networks
+    if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(threads or 1)
+
+
+def used_threads() -> int:
+    """Return the number of CPU threads that this process computes with."""
+    if "torch" in sys.modules:
+        import torch
+
+        return torch.get_num_threads()
+    return usual_threads() or os.cpu_count() or 1
 
 
 def checked_threads(threads: int | None) -> int | None:

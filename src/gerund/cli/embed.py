@@ -1,7 +1,6 @@
 """``gerund embed``: turn the texts of a file into vectors in a file."""
 
 import json
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -185,20 +184,13 @@ def _workers(
 
 def _opened(spec: "ModelSpec", threads: int | None, *, alone: bool) -> "tuple[LanguageModel, int]":
     """Load the model, and return how many threads each process computes with: this one, where it is ``alone``."""
-    from gerund.light_entry import light_model, load_full
-    from gerund.models.light_runtime import installed, usual_threads
-    from gerund.worker_model import checked_threads
+    from gerund.light_entry import load, load_full
+    from gerund.worker_model import checked_threads, use_threads, used_threads
 
-    threads = checked_threads(threads)
-    if alone and (light := light_model(spec, threads=threads)) is not None:
-        return light, threads or usual_threads() or os.cpu_count() or 1  # type: ignore[return-value]
-    if not alone or not installed("torch"):
-        return load_full(spec), threads or 1
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return load_full(spec), torch.get_num_threads()
+    if not alone:
+        return load_full(spec), checked_threads(threads) or 1
+    use_threads(threads)
+    return load(spec), used_threads()
 
 
 @dataclass(frozen=True)

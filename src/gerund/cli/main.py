@@ -16,7 +16,7 @@ import typer
 
 from gerund.cli import quick_imports
 from gerund.cli.command import CheckedCommand, LongCommand, WholeFileCommand
-from gerund.errors import GerundError, InputError, ResourceError, one_line
+from gerund.errors import GerundError, InputError, MissingDependencyError, ResourceError, one_line
 from gerund.jobs.signals import interrupt_on_termination
 from gerund.progress import printed_notes
 
@@ -48,6 +48,9 @@ COMMANDS: dict[str, type[CheckedCommand] | None] = {
     "train": LongCommand,
     "tune": LongCommand,
 }
+
+# An installation without these computes quantized GGUF files alone.
+_TORCH = ("torch", "transformers", "peft", "accelerate")
 
 # Commands outside this package.
 _ELSEWHERE = {"negatives": "gerund.papers.rankgen_command"}
@@ -115,6 +118,12 @@ def main() -> None:
         # Who reads has gone: nothing to say, and nobody to say it to, nor at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _TORCH:
+            raise
+        missing = f"this needs {error.name}, which is not installed: pip install {' '.join(_TORCH)}"
+        print(f"gerund: error: {missing}", file=sys.stderr)  # noqa: T201
+        sys.exit(MissingDependencyError.exit_code)
     except (GerundError, OSError, MemoryError, RecursionError, UnicodeError) as error:
         message, status = _sentence(error)
         print(f"gerund: error: {message}", file=sys.stderr)  # noqa: T201

@@ -69,8 +69,10 @@ def ready_for_threads() -> None:
     A forked process makes the pool anew at the first use, and two first uses at once fail ("Invalid thread pool").
     Setting the number of threads that is set is a use.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        return  # without torch there is no such pool
     torch.set_num_threads(torch.get_num_threads())
 
 

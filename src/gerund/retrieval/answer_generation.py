@@ -12,19 +12,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from gerund.checks import check_unicode, is_listing
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
 from gerund.inference.generate.prompts import Message, Prompt, is_message, prompt_ids
-from gerund.inference.generate.session import CachedText, cache_key, load_cached_text
 from gerund.inference.tokens import context_length
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import PendingAnswer, Question
 from gerund.types import Source
 
 if TYPE_CHECKING:
-    from gerund.inference.generate.session import Session
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from gerund.inference.generate.session import CachedText, Session
     from gerund.language_model import LanguageModel
 
 
@@ -64,8 +63,8 @@ class AnswerPrompt:
 class Prompter:
     """Builds prompts for a model."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
 
     @property
     def chats(self) -> bool:
@@ -278,8 +277,10 @@ class ChunkCache:
             session = session.with_tail(self._chunk_state(ids), start)
         return session
 
-    def _chunk_state(self, ids: list[int]) -> CachedText:
+    def _chunk_state(self, ids: list[int]) -> "CachedText":
         """Return a chunk's keys and values after the instructions."""
+        from gerund.inference.generate.session import CachedText, cache_key, load_cached_text  # which imports torch
+
         before = self.instructions
         key = cache_key(self.lm, before.token_ids, ids)
         state = cached(self.cache, key, ids, lambda folder: load_cached_text(folder, self.lm))
@@ -329,7 +330,7 @@ def disk_cache(cache: DiskCache | str | Path) -> DiskCache:
 
 def prefilled(lm: "LanguageModel", ids: Sequence[int]) -> "Session | None":
     """Return a session that has read these tokens; None without tokens, or where the model cannot extend a session."""
-    if not ids or not hasattr(lm, "read"):
+    if not ids or not hasattr(type(lm), "read"):
         return None
     session = lm.prefill(list(ids))
     try:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, NamedTuple
 
 from gerund.data.passages import sentence_bounds
 from gerund.inference.text_ids import encode_texts
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking, Document
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Sentences per call of the tokenizer.
 _BATCH = 1024
@@ -20,7 +21,7 @@ class _Span(NamedTuple):
     tokens: int
 
 
-def cut(document: Document, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) -> list[Chunk]:
+def cut(document: Document, tokenizer: "PreTrainedTokenizerBase", chunking: Chunking) -> list[Chunk]:
     """Split a document into chunks.
 
     Each has as many full sentences of one section as fit the budget. A longer sentence is split between words, and a
@@ -53,7 +54,7 @@ def cut(document: Document, tokenizer: PreTrainedTokenizerBase, chunking: Chunki
     return chunks
 
 
-def _spans(text: str, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) -> Iterator[_Span]:
+def _spans(text: str, tokenizer: "PreTrainedTokenizerBase", chunking: Chunking) -> Iterator[_Span]:
     """Yield the chunks of a section."""
     chunk: _Span | None = None
     for sentence in _sentences(text, tokenizer, chunking):
@@ -67,7 +68,7 @@ def _spans(text: str, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) ->
         yield chunk
 
 
-def _sentences(text: str, tokenizer: PreTrainedTokenizerBase, chunking: Chunking) -> Iterator[_Span]:
+def _sentences(text: str, tokenizer: "PreTrainedTokenizerBase", chunking: Chunking) -> Iterator[_Span]:
     """Yield the sentences, those that are too long in pieces."""
     bounds = sentence_bounds(text, chunking.language)
     # Up to where the next sentence begins, so that the tokens of line ends count too.
@@ -83,7 +84,7 @@ def _sentences(text: str, tokenizer: PreTrainedTokenizerBase, chunking: Chunking
                 yield from _pieces(text, start, end, tokenizer, chunking.tokens)
 
 
-def _pieces(text: str, start: int, end: int, tokenizer: PreTrainedTokenizerBase, limit: int) -> Iterator[_Span]:
+def _pieces(text: str, start: int, end: int, tokenizer: "PreTrainedTokenizerBase", limit: int) -> Iterator[_Span]:
     """Split a sentence into pieces of at most ``limit`` tokens, between words where there are any."""
     [encoded] = encode_texts(tokenizer, [text[start:end]], specials=False, offsets=True)
     begins = [start + offset for offset, _ in encoded.offsets]

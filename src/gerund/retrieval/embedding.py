@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.inference.encode.multi import rounded
 from gerund.inference.text_ids import encode_texts
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.normalization import joined_lines
@@ -86,6 +85,8 @@ class Embedder:
         vectors_ND = self.chunks(documents)
         if not self.chunking.multi:
             return Embedded(vectors_ND)
+        from gerund.inference.encode.multi import rounded  # which imports torch
+
         lm = cast("TextModel", self.lm)
         reader = lm.token_reader()
         texts = [joined_lines(self._text(chunk)) for chunks in documents for chunk in chunks]

@@ -386,8 +386,9 @@ class Index(QuestionAnswering):
         if method == GENERATE:
             from gerund.retrieval.answer_generation import AnswerGenerator
 
-            if self._generator is None:
-                self._generator = AnswerGenerator(self.lm)
+            lm = self.lm if question.approximate_cache is None else by_torch(self.lm)
+            if self._generator is None or self._generator.lm is not lm:
+                self._generator = AnswerGenerator(lm)
             pending = (reader or self._generator).prepare(question, sources_of(hits))
             quote = (lambda: self._quoted(question, hits)) if question.fallback else None
             return replace(pending, language=language, quote=quote)
@@ -414,7 +415,7 @@ class Index(QuestionAnswering):
         from gerund.retrieval.query_head import ConversationReader
 
         if self._conversation is None or self._conversation.head is not self.query_head:
-            self._conversation = ConversationReader(self.lm, self.query_head)
+            self._conversation = ConversationReader(by_torch(self.lm), self.query_head)
         return self._conversation
 
     @property
@@ -429,7 +430,7 @@ class Index(QuestionAnswering):
         if self._head is None and path is not None and path.is_file():
             from gerund.retrieval.query_head import QueryHead
 
-            self._head = QueryHead.load(path, self.lm, self.encoder.fingerprint())
+            self._head = QueryHead.load(path, by_torch(self.lm), self.encoder.fingerprint())
         return self._head
 
     def fit_query_head(self, texts: int = 3000, *, seed: int = 0) -> "QueryHead":
@@ -454,7 +455,9 @@ class Index(QuestionAnswering):
         if is_remote(self.store.name):
             raise ConfigError("a query head is stored in the index's folder, which has to be on this machine")
         encode, encoder = self._require_embedder().queries, self.encoder.fingerprint()
-        self._head = fit_query_head(self.store, self.lm, encode, encoder, self.chunking.language, texts, seed=seed)
+        self._head = fit_query_head(
+            self.store, by_torch(self.lm), encode, encoder, self.chunking.language, texts, seed=seed
+        )
         if (path := self._head_path()) is not None:
             self._head.save(path)
         return self._head
@@ -601,9 +604,14 @@ def _checked(lm: Any) -> Any:
 
 
 def _loaded(lm: Any) -> "LanguageModel":
-    from gerund.entry import load
+    from gerund.light_entry import load
 
     return load(lm) if _is_spec(lm) else lm
+
+
+def by_torch(lm: Any) -> "LanguageModel":
+    """Return a model as torch computes it, with its sessions and layers."""
+    return getattr(lm, "full", lm)  # type: ignore[no-any-return]
 
 
 def load_encoder(encoder: Any) -> "LanguageModel | SentenceEncoder":
