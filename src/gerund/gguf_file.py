@@ -210,8 +210,17 @@ def _read_parts(path: Path, stamps: tuple[tuple[Path, int, int], ...]) -> GgufFi
     return GgufFile(path, metadata, Tensors(infos, files, starts))
 
 
-def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
-    """Return metadata (only the length of arrays of texts), the table of tensors, and the offset of their data.
+def read_texts(path: Path) -> dict[str, Any]:
+    """Return a file's metadata with the texts of its arrays, which ``read_file`` leaves out.
+
+    Raises:
+        ModelError: the file is damaged, or no GGUF file.
+    """
+    return _header(path, texts=True)[0]
+
+
+def _header(path: Path, *, texts: bool = False) -> tuple[dict[str, Any], list[TensorInfo], int]:
+    """Return metadata (without ``texts`` only the length of arrays of them), the tensors, and the offset of their data.
 
     The ``gguf`` package makes an object of each token's text, which takes seconds; transformers' own reader refuses
     several types that it can unpack.
@@ -219,7 +228,7 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
     if not is_gguf(path):
         raise ModelError(f"cannot load {path}: it is no GGUF file")
     with path.open("rb") as file:
-        reader = _Reader(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        reader = _Reader(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), texts=texts)
     try:
         version, n_tensors, n_values = reader.numbers("<IQQ")
         if version not in _VERSIONS:
@@ -237,8 +246,8 @@ def _header(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
 class _Reader:
     """Reads values in order; reading beyond the end of the file raises ``struct.error``."""
 
-    def __init__(self, data: memoryview) -> None:
-        self.data, self.place = data, len(MAGIC)
+    def __init__(self, data: memoryview, *, texts: bool = False) -> None:
+        self.data, self.place, self.texts = data, len(MAGIC), texts
 
     def numbers(self, form: str) -> tuple[Any, ...]:
         values = struct.unpack_from(form, self.data, self.place)
@@ -263,6 +272,8 @@ class _Reader:
             return list(self.numbers(f"<{count}{_FORMS[kind]}"))
         if kind != _TEXT:
             raise struct.error(f"an array of type {kind}")
+        if self.texts:
+            return [self.text() for _ in range(count)]
         self._skip(count)
         return count
 

@@ -134,7 +134,8 @@ class LightModel(PackedWriter, Embeds):
     @property
     def head(self) -> LightHead | None:
         """Projects the pooled states; None without one."""
-        return self.runtime.head  # type: ignore[no-any-return]
+        head: LightHead | None = self.runtime.head
+        return head
 
     @cached_property
     def n_parameters(self) -> int:

@@ -105,7 +105,8 @@ def _described(path: Path) -> tuple[int | None, str]:
 
 def _use_of(file: GgufFile) -> str:
     """Return what gerund can do with a file."""
-    from gerund.models.gguf_architectures import LAYOUTS, encoder_settings
+    from gerund.models.gguf_architectures import LAYOUTS
+    from gerund.models.saved_settings import encoder_settings
 
     if file.architecture not in LAYOUTS:
         return "an architecture that gerund does not read from GGUF"

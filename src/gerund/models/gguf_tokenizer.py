@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.errors import ModelError
-from gerund.gguf_file import GgufFile
+from gerund.gguf_file import GgufFile, read_texts
 from gerund.models.library_calls import guarded
 from gerund.models.tokenizer_cache import StoredTokenizer, settings_of
 
@@ -23,6 +23,8 @@ _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"
 # Tokens of a vocabulary from which on a tokenizer is cached: a smaller one is made in no time.
 _WORTH_KEEPING = 4096
 
+# Special tokens, and what GGUF calls their ids.
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _BYTE_LEVEL = "gpt2"
 _MODELS = (_BYTE_LEVEL, "llama")  # the second is SentencePiece's
 _USER_DEFINED = 4  # type of a token
@@ -108,7 +110,7 @@ def made_tokenizer(file: GgufFile) -> tuple[PreTrainedTokenizerBase, dict[str, A
 
 
 def _tokenizer(file: GgufFile) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
-    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     if (count := file.metadata.get("tokenizer.ggml.tokens")) is None:
         raise ModelError(f"cannot load {file.path}: it has no tokenizer")
@@ -117,7 +119,7 @@ def _tokenizer(file: GgufFile) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]
             f"cannot load {file.path}: its tokenizer has other tokens than the {file.vocabulary} of its embeddings"
         )
     pre_tokenizer = _pre_tokenizer_of(file)
-    _, parts, settings = get_gguf_tokenizer(str(file.path))
+    parts, settings = _stored(file)
     like_gemma = file.architecture.startswith("gemma")
     backend, _ = convert_gguf_tokenizer("gemma3" if like_gemma else file.architecture, parts)
     backend = _without_strange_tokens(backend, len(parts["tokens"]))
@@ -141,6 +143,28 @@ def _tokenizer(file: GgufFile) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]
         **settings,
     }
     return PreTrainedTokenizerFast(tokenizer_object=backend, **keywords), keywords
+
+
+def _stored(file: GgufFile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a file stores of its tokenizer, and settings, by transformers' names.
+
+    transformers' own ``get_gguf_tokenizer`` needs torch.
+    """
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING
+
+    metadata = read_texts(file.path)
+    parts, settings = (
+        {
+            name: metadata[f"tokenizer.{key}"]
+            for key, name in GGUF_TOKENIZER_MAPPING[group].items()
+            if f"tokenizer.{key}" in metadata
+        }
+        for group in ("tokenizer", "tokenizer_config")
+    )
+    for name, key in _SPECIAL.items():
+        number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        settings[name] = None if number is None else parts["tokens"][number]
+    return parts, settings
 
 
 def _flag(file: GgufFile, name: str, *, default: bool) -> bool:

@@ -609,9 +609,9 @@ def _loaded(lm: Any) -> "LanguageModel":
     return load(lm) if _is_spec(lm) else lm
 
 
-def by_torch(lm: Any) -> "LanguageModel":
+def by_torch(lm: Any) -> Any:
     """Return a model as torch computes it, with its sessions and layers."""
-    return getattr(lm, "full", lm)  # type: ignore[no-any-return]
+    return getattr(lm, "full", lm)
 
 
 def load_encoder(encoder: Any) -> "LanguageModel | SentenceEncoder":
