@@ -46,7 +46,7 @@ class WorkerModel:
         >>> WorkerModel.of(lm).load().fingerprint() == lm.fingerprint()
         True
         """
-        from gerund.inference.sentence_encoder import SentenceEncoder  # which imports torch
+        from gerund.inference.sentence_encoder import SentenceEncoder
 
         if isinstance(lm, SentenceEncoder):
             raise ConfigError(f"{lm.name} embeds in one process; leave out --workers")

@@ -17,7 +17,6 @@ from gerund.inference.text_ids import encode_texts
 from gerund.models.library_calls import quiet
 from gerund.models.sources import SENTENCE_TRANSFORMERS, Source, looks_local
 from gerund.models.vectors import unit
-from gerund.models.weights import refuse_fetched_code
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan
@@ -171,6 +170,8 @@ def _load(name: str, device: str) -> "SentenceTransformer":
         raise MissingDependencyError(
             f"{SENTENCE_TRANSFORMERS}{name} needs sentence-transformers: pip install 'gerund[st]'"
         ) from error
+    from gerund.models.weights import refuse_fetched_code  # which imports torch
+
     path = Path(name).expanduser()
     if (looks_local(name) or path.exists()) and not (name and path.is_dir()):
         raise ModelError(f"there is no folder {name!r}")
