@@ -31,7 +31,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.layouts import decoder_layers, is_one_graph
 from gerund.attention.recurrent import kind_of
 from gerund.errors import ConfigError, GerundError, TextError
-from gerund.inference.encode.runtime import in_batches
+from gerund.inference.encode.batches import in_batches
 from gerund.inference.generate.prompts import render
 from gerund.inference.likelihood import causal_runtime
 from gerund.inference.lm_head import TokenHead
