@@ -83,7 +83,7 @@ def use_threads(threads: int | None) -> None:
     if checked_threads(threads) is None:
         return
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for torch, if it is imported later, and for packed networks
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         import torch
 
         torch.set_num_threads(threads or 1)
@@ -91,7 +91,7 @@ def use_threads(threads: int | None) -> None:
 
 def used_threads() -> int:
     """Return the number of CPU threads that this process computes with."""
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         import torch
 
         return torch.get_num_threads()
