@@ -110,7 +110,9 @@ def light_model(spec: ModelSpec) -> "LightModel | None":
     network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapter=read.adapter)
     adapter = spec.without_auto().adapter if read.bundled is None else AUTO_ADAPTER
     again = spec.model_copy(update={"runtime": "packed", "adapter": adapter})
-    return LightModel(source.gguf, again, network, tokenizer, source.name, read)
+    lm = LightModel(source.gguf, again, network, tokenizer, source.name, read)
+    lm.load_again = load
+    return lm
 
 
 def _reading(spec: ModelSpec, file: GgufFile, shape: NetworkShape) -> "Reading | None":

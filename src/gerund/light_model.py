@@ -3,7 +3,7 @@
 What it does not do itself is done by the ``LanguageModel`` of the same file, which it loads when that is asked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +70,8 @@ class LightModel(PackedWriter, Embeds):
         spec: what loads it again.
     """
 
+    load_again: Callable[[ModelSpec], Any]
+    """Loads a model by its spec; set by ``light_entry``."""
     job = "encode"
     device_type = "cpu"
     compute_dtype = "float32"
@@ -114,9 +116,7 @@ class LightModel(PackedWriter, Embeds):
 
     def __reduce__(self) -> tuple[Any, tuple[ModelSpec]]:
         """Pickle the spec, by which another process loads the model."""
-        from gerund.light_entry import load
-
-        return load, (self.spec,)
+        return self.load_again, (self.spec,)
 
     @cached_property
     def full(self) -> Any:
