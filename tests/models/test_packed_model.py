@@ -54,6 +54,11 @@ def planned(lm: gerund.LanguageModel, name: str, **settings: Any) -> gerund.Lang
     return lm.with_encoder(EncoderConfig(AttentionPlan(name), **settings))
 
 
+def test_parameters_are_those_of_the_unpacked_model(packed: gerund.LanguageModel, torch_: gerund.LanguageModel):
+    assert packed.n_parameters == torch_.n_parameters
+    assert packed.model.num_parameters(only_trainable=True) == 0
+
+
 @pytest.mark.parametrize("has_bfloat16", [False, True])
 def test_taken_by_itself_where_it_can_be(
     tmp_path: Path, file: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool

@@ -51,6 +51,8 @@ def packed_model(skeleton: PreTrainedModel, network: PackedNetwork, adapter: str
     """
     attach(skeleton)
     head, shape = skeleton.get_output_embeddings(), network.shape
+    skeleton.tie_weights()  # so that tied ones are counted once
+    n_parameters = skeleton.num_parameters()
     for module in skeleton.modules():
         for name in module._parameters:
             module._parameters[name] = None
@@ -62,6 +64,7 @@ def packed_model(skeleton: PreTrainedModel, network: PackedNetwork, adapter: str
         raise UnsupportedModelError("the packed network does not say how far each of its layers looks")
     object.__setattr__(body, "network", network)
     object.__setattr__(body, "adapter", adapter)
+    object.__setattr__(skeleton, "n_parameters", n_parameters)
     for model, own in ((body, PackedBody), (skeleton, PackedCausalLM)):
         kind: Any = type(model)
         model.__class__ = _kind(own, kind)
@@ -109,6 +112,12 @@ class PackedCausalLM(PreTrainedModel):
     """A causal language model whose body and head are packed."""
 
     one_graph = True
+    n_parameters: int
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Return the number of weights that are packed; none of them is trained."""
+        del exclude_embeddings
+        return 0 if only_trainable else self.n_parameters
 
     def forward(
         self,
