@@ -159,12 +159,23 @@ def test_an_unsupported_answer_is_replaced(indexed: Running, written: Any) -> No
         assert "extractive" in found.text
 
 
+def test_a_system_message_adds_to_the_instructions(indexed: Running, written: Any) -> None:
+    written("Flour.")
+    tokens = []
+    for system in ([], [{"role": "system", "content": "Answer in rhymes."}]):
+        answered = indexed.post(CHAT, model=NAME, messages=[*system, *BREAD])
+        assert answered.status_code == 200, answered.text
+        assert answered.json()["choices"][0]["message"]["sources"][0]["source"] == "bread"
+        tokens.append(answered.json()["usage"]["prompt_tokens"])
+    assert tokens[0] < tokens[1] < tokens[0] + 40
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": BREAD, "tools": [{"type": "function", "function": {"name": "a"}}]}, "tools"),
     ({"messages": BREAD, "n": 2, "temperature": 1}, "n"),
     ({"messages": BREAD, "response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": BREAD, "logprobs": True}, "logprobs"),
-    ({"messages": [{"role": "system", "content": "Rhyme."}, *BREAD]}, "messages.0"),
+    ({"messages": [{"role": "tool", "content": "Flour.", "tool_call_id": "1"}, *BREAD]}, "messages.0"),
     ({"messages": [*BREAD, {"role": "assistant", "content": "Flour."}]}, "messages"),
     ({"messages": [{"role": "user", "content": " "}]}, "messages"),
     ({"messages": [{"role": "user", "content": "bread " * 3000}]}, "messages"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from gerund.checks import check_unicode, is_listing
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
@@ -65,6 +65,16 @@ class Prompter:
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
+    more: str = ""  # instructions of the caller
+
+    def adding(self, more: str) -> Self:
+        """Return a prompter whose instructions begin with a caller's."""
+        return replace(self, more=more) if more else self
+
+    @property
+    def instructions(self) -> str:
+        """What the model is told before the conversation."""
+        return f"{self.more}\n\n{INSTRUCTIONS}" if self.more else INSTRUCTIONS
 
     @property
     def chats(self) -> bool:
@@ -110,10 +120,10 @@ class Prompter:
         """Return instructions, earlier turns, sources and question."""
         content = f"Sources:\n\n{listed(sources)}\n\nQuestion: {question.strip()}"
         if self.chats:
-            return self._with_system(INSTRUCTIONS, [*history, Message(role="user", content=content)])
+            return self._with_system(self.instructions, [*history, Message(role="user", content=content)])
         labels = {"user": "Question", "assistant": "Answer"}
         turns = "".join(f"{labels[turn['role']]}: {turn['content'].strip()}\n\n" for turn in history)
-        return f"{INSTRUCTIONS}\n\n{turns}{content}\nAnswer:"
+        return f"{self.instructions}\n\n{turns}{content}\nAnswer:"
 
     def of_document(self, questions: Sequence[str], answers: Sequence[str], title: str, text: str) -> Prompt:
         """Return a document, then earlier questions with their answers, and the last question."""
@@ -214,14 +224,15 @@ class AnswerGenerator:
 
     def prepare(self, question: Question, sources: Sequence[Source]) -> PendingAnswer:
         """Return what the model is to generate."""
-        prompt = self.prompter.answer_prompt(question.question, sources, question.history, question.max_new_tokens)
+        prompter = self.prompter.adding(question.instructions)
+        prompt = prompter.answer_prompt(question.question, sources, question.history, question.max_new_tokens)
         session = self._instructions
         if question.approximate_cache is not None and prompt.sources:
             if session is None:
                 raise ConfigError(
                     f"{self.lm.name} keeps more than keys and values of a text; leave approximate_cache out"
                 )
-            cache = ChunkCache(self.lm, self.prompter, session, disk_cache(question.approximate_cache))
+            cache = ChunkCache(self.lm, prompter, session, disk_cache(question.approximate_cache))
             return PendingAnswer(question, self.lm, *cache.answer_prompt(question, prompt))
         return PendingAnswer(question, self.lm, prompt, session_for(prompt.ids, session))
 

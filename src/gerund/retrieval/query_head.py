@@ -29,7 +29,6 @@ from gerund.jobs.files import atomic_file
 from gerund.models.vectors import unit
 from gerund.retrieval.answer_generation import (
     DUMMIES,
-    INSTRUCTIONS,
     AnswerGenerator,
     Prompter,
     common_start,
@@ -221,10 +220,10 @@ class _QuestionFirst(Prompter):
 
     def _rendered(self, last: str, history: Sequence[Message], end: str = "") -> Prompt:
         if self.chats:
-            return self._with_system(INSTRUCTIONS, [*history, Message(role="user", content=last)])
+            return self._with_system(self.instructions, [*history, Message(role="user", content=last)])
         labels = {"user": "Question", "assistant": "Answer"}
         turns = "".join(f"{labels[turn['role']]}: {turn['content'].strip()}\n\n" for turn in history)
-        return f"{INSTRUCTIONS}\n\n{turns}Question: {last}{end}"
+        return f"{self.instructions}\n\n{turns}Question: {last}{end}"
 
 
 class ConversationReader(AnswerGenerator):
@@ -244,7 +243,7 @@ class ConversationReader(AnswerGenerator):
             return self._vector(question)
 
     def _vector(self, question: Question) -> np.ndarray:
-        ids = self.prompter.without_sources(question.question, question.history)
+        ids = self.prompter.adding(question.instructions).without_sources(question.question, question.history)
         session = session_for(ids, self._session)
         if session is None or not question.history or len(session.token_ids) == len(ids):
             session, self._states = None, StateMeans()
@@ -258,17 +257,19 @@ class ConversationReader(AnswerGenerator):
 
     def _turns(self, question: Question, ids: list[int], start: int) -> list[tuple[int, int]]:
         """Return where the questions are that were not read yet."""
+        prompter = self.prompter.adding(question.instructions)
         asked, turns = [*(turn["content"] for turn in question.history[::2]), question.question], []
         for number, text in enumerate(asked):
             history = question.history[: 2 * number]
             other = DUMMIES[1] if text.strip().startswith(DUMMIES[0]) else DUMMIES[0]
-            begin = len(common_start(ids, self.prompter.without_sources(other, history)))
-            end = len(common_start(ids, self.prompter.without_sources(text, history)))
+            begin = len(common_start(ids, prompter.without_sources(other, history)))
+            end = len(common_start(ids, prompter.without_sources(text, history)))
             if begin >= start and end > begin:
                 turns.append((begin, end))
         return turns
 
     def prepare(self, question: Question, sources: Sequence[Source]) -> PendingAnswer:
         """Return what the model is to generate, after what was read of the conversation."""
-        prompt = self.prompter.answer_prompt(question.question, sources, question.history, question.max_new_tokens)
+        prompter = self.prompter.adding(question.instructions)
+        prompt = prompter.answer_prompt(question.question, sources, question.history, question.max_new_tokens)
         return PendingAnswer(question, self.lm, prompt, session_for(prompt.ids, self._session))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
 import numpy as np
 
-from gerund.checks import flag, one_of, place
+from gerund.checks import check_unicode, flag, one_of, place
 from gerund.data.passages import sentence_bounds
-from gerund.errors import unknown_name
+from gerund.errors import TextError, unknown_name
 from gerund.inference.generate.config import GenerationConfig, require_new_tokens
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.answer_checking import AnswerChecker
@@ -79,6 +79,9 @@ class AskKeywords(TopK, RerankKeywords, total=False):
     history: Sequence[Mapping[str, Any]]
     """Earlier turns, as messages of the user and the assistant, so that a question can refer to them."""
 
+    instructions: str
+    """What a model that generates the answer is told besides how to answer, such as a tone. Empty."""
+
     chat: bool
     """Whether the question is a turn of a running conversation, whose keys and values are kept for the next turn. An
     index with a query head (``fit_query_head``) is then searched by the conversation's own states. False."""
@@ -113,6 +116,7 @@ class Question:
     sampling: Sampling | None = None
     approximate_cache: "DiskCache | str | Path | None" = None
     fallback: bool = True
+    instructions: str = ""
     chat: bool = False
 
     @classmethod
@@ -130,6 +134,9 @@ class Question:
         require_new_tokens(asked.max_new_tokens)
         flag("fallback", asked.fallback)
         flag("chat", asked.chat)
+        if not isinstance(asked.instructions, str):
+            raise TextError(f"instructions are a text, not {type(asked.instructions).__name__}")
+        check_unicode("instructions", asked.instructions)
         if asked.approximate_cache is not None and not isinstance(asked.approximate_cache, DiskCache):
             place("the cache", asked.approximate_cache)
         if asked.history == ():
@@ -435,7 +442,8 @@ class QuestionAnswering(ABC):
             question: the question.
             k: maximum number of chunks; fewer where the model's context has no room for them.
             options: ``method``, ``filter``, ``weight``, ``rerank`` and its like, ``history``, ``max_new_tokens``,
-                ``sampling`` and ``approximate_cache``; see ``AskKeywords``. ``top_k`` is another name for ``k``.
+                ``sampling``, ``instructions`` and ``approximate_cache``; see ``AskKeywords``. ``top_k`` is another
+                name for ``k``.
 
         Returns:
             The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is

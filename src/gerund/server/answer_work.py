@@ -43,8 +43,10 @@ def answer_work(service: Service, body: ChatRequest, param: str = "messages") ->
     Raises an error for fields that belong to free text, such as tools.
     """
     body.refuse_with_index()
-    turns = turns_of(body.conversation(), param)
+    conversation = body.conversation()
+    turns = turns_of(conversation, param)
     options: AskKeywords = {
+        "instructions": "\n\n".join(_content_of(message) for message in conversation if message["role"] == "system"),
         "history": turns[:-1],
         "chat": True,
         "max_new_tokens": body.requested_tokens or service.settings.max_new_tokens,
@@ -59,7 +61,7 @@ def turns_of(conversation: Sequence[Mapping[str, Any]], param: str) -> list[dict
     r"""Return a chat as questions and answers in turn, ending with a question.
 
     Messages of one role that follow each other are one turn; answers before the first question, questions that found
-    nothing and the lists of sources below answers are left out.
+    nothing, system messages and the lists of sources below answers are left out.
 
     >>> chat = [("assistant", "Hello!"), ("user", "When?"), ("assistant", "In 1825. [1]\n\n[1] a.txt:0-9"),
     ...         ("user", "And"), ("user", "where?")]
@@ -68,12 +70,13 @@ def turns_of(conversation: Sequence[Mapping[str, Any]], param: str) -> list[dict
     """
     turns: list[dict[str, str]] = []
     for number, message in enumerate(conversation):
-        role, content = message["role"], message["content"]
-        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        role, text = message["role"], _content_of(message)
+        if role == "system":
+            continue
         if role not in ("user", "assistant") or message.get("tool_calls"):
             kind = "a tool call" if message.get("tool_calls") else f"a message of the role {role!r}"
             raise ApiError(
-                f"{param}.{number} is {kind}; answers from the index take the roles user and assistant",
+                f"{param}.{number} is {kind}; answers from the index take the roles system, user and assistant",
                 param=f"{param}.{number}",
                 code="not_supported",
             )
@@ -87,6 +90,11 @@ def turns_of(conversation: Sequence[Mapping[str, Any]], param: str) -> list[dict
         raise ApiError("the last message must be the user's question", param=param)
     pairs = zip(turns[:-1:_TURN], turns[1::_TURN], strict=True)
     return [turn for pair in pairs if pair[1]["content"] != NOTHING for turn in pair] + turns[-1:]
+
+
+def _content_of(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def listed_sources(answer: Answer) -> str:
