@@ -224,7 +224,9 @@ def test_models_that_are_none(tmp_path: Path, command: list[str]) -> None:
 
 def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
     ran = run_cli("export", tiny_folder, tmp_path / "out", "--format", "tflite")
-    assert ran.mistake.startswith("unknown format 'tflite'; valid are: sentence-transformers, merged, onnx, ")
+    assert ran.mistake.startswith(
+        "unknown format 'tflite'; valid are: sentence-transformers, multi-vector, merged, onnx, "
+    )
 
 
 @pytest.mark.slow

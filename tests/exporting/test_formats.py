@@ -155,7 +155,7 @@ def test_full_disk(tiny_folder: Path, tmp_path: Path, format: str, monkeypatch) 
 def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="unknown format 'tflite'; valid are: sentence-transformers, merged, onnx, ",
+        match="unknown format 'tflite'; valid are: sentence-transformers, multi-vector, merged, onnx, ",
     ):
         load(tiny_folder).export(tmp_path / "out", "tflite")
     assert not (tmp_path / "out").exists()

@@ -239,20 +239,12 @@ def test_the_type_that_is_changed_is_said_once(
     byte_tokenizer().save_pretrained(folder)
     say_once.cache_clear()
     assert gerund.load(folder).model.dtype == (torch.bfloat16 if matmul_attention.cpu_has_bfloat16() else torch.float32)
-    say_once.cache_clear()
-    caplog.clear()
     monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)
-    for _ in range(2):
-        assert gerund.load(folder).model.dtype == torch.float32
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{folder} is stored in bfloat16 and computed in float32, which is faster on this processor; greedy texts may "
-        "differ from those that transformers writes in bfloat16 (dtype bfloat16 computes as it does)"
-    ]
+    assert gerund.load(folder).model.dtype == torch.float32
     ran = run_cli("generate", "a cat", "--max-new-tokens", 1, "-m", folder)
-    assert (ran.code, ran.err) == (0, f"gerund: {caplog.records[0].getMessage()}\n")
+    assert (ran.code, ran.err) == (0, "")
     for dtype in ("float32", "bfloat16"):
         assert gerund.load(folder, dtype=dtype).model.dtype == getattr(torch, dtype)
-    assert len(caplog.records) == 1
 
 
 def test_unknown_architecture(folder: Path) -> None:

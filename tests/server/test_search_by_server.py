@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -42,6 +43,9 @@ def test_a_server_is_asked_and_no_model_is_loaded(indexed: Running) -> None:
     assert (asked.code, asked.err) == (0, "")
 
 
+_DIGITS = re.compile(r"(\d\.\d{5})\d+")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_key")
 @pytest.mark.parametrize(
@@ -58,7 +62,10 @@ def test_it_prints_what_the_local_command_prints(indexed: Running, arguments: tu
     where = indexed.service.settings.index
     local = run_cli("search", where, *arguments)
     assert local.code == 0
-    assert run_cli("search", where, *arguments, "--server", indexed.url) == local
+    served = run_cli("search", where, *arguments, "--server", indexed.url)
+    assert (served.code, served.err) == (0, local.err)
+    # Texts in batches of other sizes differ in the last digits on some processors.
+    assert re.sub(_DIGITS, r"\1", served.out) == re.sub(_DIGITS, r"\1", local.out)
 
 
 @pytest.mark.usefixtures("with_key")

@@ -513,7 +513,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     head = None if spec.adapter is not None and "encode" in adapters_there else reading.head_for(encoder)
     packed = takes_packed(spec, source, where, encoder, adapters.folders, generates=generates)
     if dtype is None and where.type == "cpu" and packed is None:
-        dtype = _emulated_dtype(config, source.name)
+        dtype = _emulated_dtype(config)
     # It was fitted to the vectors of one encoder config.
     is_fitted = encoder.transform != NO_TRANSFORM and spec.adapter is None and vectors_alike(encoder, stored)
     transform = read_transform(settings, encoder.transform) if settings is not None and is_fitted else None
@@ -597,17 +597,12 @@ def _tensors_of(model: PreTrainedModel) -> list[str]:
     )
 
 
-def _emulated_dtype(config: PreTrainedConfig, name: str) -> torch.dtype | None:
-    """Return float32, with a note, where this processor would emulate the checkpoint's dtype; else None."""
+def _emulated_dtype(config: PreTrainedConfig) -> torch.dtype | None:
+    """Return float32 where this processor would emulate the checkpoint's dtype; else None."""
     stored = dtype_of(config)
     if stored not in (torch.bfloat16, torch.float16) or matmul_attention.cpu_has_bfloat16():
         return None
-    # Emulation is slow, and float32 has the same values.
-    called = str(stored).removeprefix("torch.")
-    say_once(
-        f"{name} is stored in {called} and computed in float32, which is faster on this processor; greedy texts may "
-        f"differ from those that transformers writes in {called} (dtype {called} computes as it does)"
-    )
+    # Emulation is slow, and float32 has the same values. Greedy texts may differ from those of the stored dtype.
     return torch.float32
 
 

@@ -404,7 +404,7 @@ class Embeds:
         before = PromptText(self.encoder.prompt_text(prompt, prompt_name))
 
         def vectors(given: Any) -> np.ndarray:
-            if type(given).__module__.partition(".")[0] == "torch":
+            if type(given).__module__.partition(".")[0] == "torch" and hasattr(given, "detach"):
                 return np.asarray(given.detach().cpu().float())
             if isinstance(given, np.ndarray) and given.dtype.kind == "f":
                 return given.astype(np.float32)

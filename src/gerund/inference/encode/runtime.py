@@ -309,6 +309,8 @@ def states_each(runtimes: Sequence[EncoderRuntime], texts: Sequence[Tokens]) -> 
         read = frozenset(number - 1 for number in rerouted if number <= len(runtime.pass_plan.views))
         plan.rerouting = Rerouting(read, last_B)
     if config.prepend:
+        if not mixings:  # all readings are of parts of the attention
+            mixings = [LayerMixing(len(runtime.plan.views), config)]
         embed = runtime.model.get_input_embeddings()
         inputs = [mixing.prepended(embed, batch.inputs, texts, batch.begin) for mixing in mixings]
         batch = replace(batch, inputs=inputs[0])
