@@ -215,7 +215,8 @@ def task(tmp_path):
 def test_one_of_two_is_from_the_document(task, system):
     assert (task.name, type(task)) == ("human-or-generated/tales", HumanOrGenerated)
     choices = task.choices(6, EvaluationConfig(seed=1), system)
-    assert len(choices) == 6
+    # Texts that the model ends early are left out; which, depends on the processor's arithmetic.
+    assert 4 <= len(choices) <= 6
     assert {choice.gold for choice in choices} == {0, 1}
     for choice in choices:
         right, wrong = choice.candidates[choice.gold], choice.candidates[1 - choice.gold]
