@@ -16,7 +16,7 @@ import torch
 
 from gerund.cli.main import run
 from gerund.entry import load
-from gerund.inference.encode import runtime, sweep
+from gerund.inference.encode import batches, sweep
 from gerund.inference.encode.runtime import Batch, EncoderRuntime
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.settings.model_spec import ModelSpec
@@ -40,7 +40,7 @@ def be_slow(log: Path, flush_seconds: float) -> None:
         return found
 
     EncoderRuntime.run = slowly  # type: ignore[method-assign, assignment]
-    for module in (runtime, sweep):
+    for module in (batches, sweep):
         module.default_batch_tokens = lambda *_: 128
     ShardCheckpoint.__init__.__kwdefaults__["seconds"] = flush_seconds
 
