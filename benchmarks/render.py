@@ -100,6 +100,7 @@ PAGE = (
     Section("## Evaluation", ("quality-evaluation",)),
     Section("## Search", ("index",)),
     Section("### Answers from documents", ("quality:answers",)),
+    Section("### Answers over files of three kinds", ("ask",)),
     Section("### Conversations", ("query_head",)),
     Section("### What an index costs", ("index_cost", "kept_chunks")),
     Section("### Documents ranked by relevance", ("ranking", "relevance")),

@@ -40,7 +40,8 @@ STUDIES = {
     "quality": (),
     "alignment": ("--teacher", "default"),
 }
-DATA = {"ranking", "relevance", "query_head", "index", "kept_chunks", "stack"}  # reads ../shared/data and keeps nothing
+# Reads ../shared/data and keeps nothing.
+DATA = {"ask", "ranking", "relevance", "query_head", "index", "kept_chunks", "stack"}
 PEERS = {
     **{"encode": "sentence_transformers", "serve": "fastapi", "relevance": "mteb"},
     **{"index": "lancedb", "index_cost": "lancedb", "runtimes": "openvino", "stack": "xllamacpp"},
