@@ -151,7 +151,8 @@ def test_what_is_missing_is_said(tiny_folder: Path, tmp_path: Path):
 def test_a_real_file_with_its_bundled_adapter():
     light, lm = light_of(SMOLLM2), gerund.load(SMOLLM2, runtime="packed")
     assert light.spec.adapter == lm.spec.adapter == "auto"
-    np.testing.assert_allclose(light.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+    # Activations are rounded to 8 bits: texts in batches of other shapes differ in the third digit.
+    assert (light.encode(TEXTS) * lm.encode(TEXTS)).sum(axis=1).min() > 0.9995
     assert (light.fingerprint(), light.space) == (lm.fingerprint(), lm.space)
     before = os.times()
     without_torch(["embed", "-", "-m", SMOLLM2, "-o", os.devnull])
