@@ -23,7 +23,8 @@ NAMES = [name if name in WHOLE else pytest.param(name, marks=pytest.mark.full) f
 @pytest.fixture(scope="module")
 def compared(request, paired_corpus, base, tmp_path_factory):
     """Train the recipes of chosen tests in one process and in two; return both folders, and what stopped the two."""
-    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    asked = {each["name"] for each in params if isinstance(each.get("name"), str)}
     names = [name for name in SAME if name in asked | {*WHOLE}]
     folder = tmp_path_factory.mktemp("processes")
     files = {}
