@@ -42,7 +42,7 @@ ONE_K = (
 TWO_K = "mask0+bidir"
 PLANS = (*BASELINES, *ONE_K, TWO_K)
 METHODS = ("recurrent", "skips", "layers", "states", "poolings", "templates", "prepend", "reroute", "transforms")
-"""What is tried after the plans: methods without training.
+"""Training-free methods that are tried after the attention plans.
 
 ``recurrent``, which reads recurrent layers both ways, is tried on the best setting of every plan that takes it;
 ``skips``, ``templates``, ``prepend`` and ``reroute`` each need a pass of the model. ``layers``, ``states`` and

@@ -1,4 +1,4 @@
-"""How a text's tokens are read: how long it may be, and which of its states are pooled; imports no torch."""
+"""Maximum length, prompt and pooling mask of tokenized texts, without torch."""
 
 from __future__ import annotations
 
