@@ -56,7 +56,7 @@ _MASK = "sentence_transformers.multi_vector_encoder.modules"
 _LATE_KINDS = {f"{_MASK}{file}.MultiVectorMask": "MultiVectorMask" for file in ("", ".multi_vector_mask")}
 _LATE_KINDS |= {"pylate.models.Dense.Dense": "Dense"}
 _PYLATE, _MULTI_VECTOR = "ColBERT", "MultiVectorEncoder"
-"""Contents of the settings files of sentence-transformers and PyLate."""
+"""Model types that the settings files of PyLate and sentence-transformers name."""
 _SPARSE = "its vectors are sparse, one number for each token of the vocabulary"
 _LATE = "it keeps a vector for each token (late interaction)"
 _NO_LANGUAGE_MODEL = "it is no language model"
