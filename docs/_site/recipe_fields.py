@@ -32,7 +32,8 @@ def recipe_tables() -> str:
 
 def objective_tables() -> str:
     """Return a table for what all objectives have, and for each objective what is its own."""
-    from gerund.training.objectives.settings import OBJECTIVES, ObjectiveConfig
+    from gerund.training.objectives.sections import ObjectiveConfig
+    from gerund.training.objectives.settings import OBJECTIVES
 
     kinds = {section.name(): section for section in OBJECTIVES}
     lines = ["## Every objective", "", *_table(ObjectiveConfig), ""]

@@ -481,13 +481,13 @@ def _pairs_with_negatives(
     documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig, show: bool | None
 ) -> tuple[dict[str, list[_Triple]], int]:
     """Return questions of the model, titles and first sentences with chunks; and how many questions were written."""
-    from gerund.adaptation.questions import Passage, index_of, mined, write_questions
+    from gerund.retrieval.questions import Passage, index_of, mined, write_questions
 
     chunking = chunking_for(lm, options.language)
     by_title = [(text, Passage(chunk.text, chunk.source)) for text, chunk in chunk_pairs(documents, lm, options)]
     passages = list(dict.fromkeys(passage for _, passage in by_title))
     index = index_of(lm, documents, chunking, show=show)
-    questions = write_questions(lm, passages, index, options, show=show)
+    questions = write_questions(lm, passages, index, seed=options.seed, show=show)
     if not questions.kept:
         raise DataError(
             f"the model wrote {questions.written} questions to {len(passages):,} passages, and no search by them finds "

@@ -12,8 +12,8 @@ from gerund.adaptation.config import MINUTES, AdaptConfig
 from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_atomic
-from gerund.training.objectives.sections import Purpose
-from gerund.training.objectives.settings import ENCODER_DECODER, INSTRUCTION, class_of
+from gerund.training.objectives.sections import ENCODER_DECODER, Purpose
+from gerund.training.objectives.settings import INSTRUCTION, class_of
 from gerund.training.recipe import Recipe, find_recipe, load_recipe, read_settings
 
 RECIPE = "gur-adapt"

@@ -19,8 +19,8 @@ from gerund.data.yaml_text import parse_yaml
 from gerund.errors import ConfigError
 from gerund.settings.model_spec import EncoderSpec
 from gerund.training.objectives import settings as objective_settings
-from gerund.training.objectives.sections import Purpose, Section
-from gerund.training.objectives.settings import ObjectiveConfig, class_of, parse_objective
+from gerund.training.objectives.sections import ObjectiveConfig, Purpose, Section
+from gerund.training.objectives.settings import class_of, parse_objective
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
 

@@ -34,7 +34,8 @@ from gerund.settings.plan import ResolvedPlan
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.lower_states import LowerStates
 from gerund.training.machine import has_bf16, uses_bf16
-from gerund.training.objectives.settings import DECODER_ONLY, ENCODER_DECODER, OBJECTIVES
+from gerund.training.objectives.sections import DECODER_ONLY, ENCODER_DECODER
+from gerund.training.objectives.settings import OBJECTIVES
 from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 
 if TYPE_CHECKING:

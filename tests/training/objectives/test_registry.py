@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from gerund.errors import ConfigError
 from gerund.training.objectives import settings as objective_settings
 from gerund.training.objectives.base import Batches, TokenLosses, row_generator, text_batch
-from gerund.training.objectives.settings import OBJECTIVES, TextConfig
+from gerund.training.objectives.sections import TextConfig
+from gerund.training.objectives.settings import OBJECTIVES
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 

@@ -24,7 +24,7 @@ from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.jobs.checkpoints import InputFiles
 from gerund.jobs.files import atomic_file, write_atomic
-from gerund.training.objectives.settings import TextConfig
+from gerund.training.objectives.sections import TextConfig
 from gerund.training.recipe import Recipe, SourceConfig
 
 if TYPE_CHECKING:

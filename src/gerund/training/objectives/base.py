@@ -24,7 +24,7 @@ from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.texts import existing
-from gerund.training.objectives.settings import ObjectiveConfig, TextConfig
+from gerund.training.objectives.sections import ObjectiveConfig, TextConfig
 from gerund.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from gerund.training.losses.contrastive import symmetric_batch_info_nce
 from gerund.training.losses.vocabulary import decoder_loss
 from gerund.training.objectives.base import Batch, Batches, Context, JointLosses, Objective, row_generator
 from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
-from gerund.training.objectives.settings import GurConfig, ObjectiveConfig
+from gerund.training.objectives.sections import ObjectiveConfig
+from gerund.training.objectives.settings import GurConfig
 from gerund.training.objectives.span_corruption import Corruption, with_targets, written_tokens
 
 if TYPE_CHECKING:

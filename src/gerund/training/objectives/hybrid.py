@@ -33,7 +33,8 @@ from gerund.training.objectives.base import (
     row_generator,
     text_batch,
 )
-from gerund.training.objectives.settings import MntpConfig, MsgConfig, ObjectiveConfig
+from gerund.training.objectives.sections import ObjectiveConfig
+from gerund.training.objectives.settings import MntpConfig, MsgConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

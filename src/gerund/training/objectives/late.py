@@ -2,15 +2,12 @@
 
 A list is a query, documents and a score of each. The loss is the divergence of the softmax of the student's scores from
 that of the teacher's (Santhanam et al. 2022, ColBERTv2), and beside it the cross entropy of the best document against
-all documents of the other lists in the batch. Lists come from files, or are made of the recipe's texts: a sentence asks
-for the rest of its text, BM25 finds others like it, and the base model's lift says how relevant each is.
+all documents of the other lists in the batch. Where lists come from: ``training/corpus/ranked_lists.py``.
 
 Shapes: Q lists, C documents of a list, N texts of a batch, T tokens, E dimensions of a token vector.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,146 +16,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gerund.data.files import checked_text, decode, json_row, opened
-from gerund.data.passages import sentence_bounds
-from gerund.errors import ConfigError, DataError
-from gerund.jobs.files import write_atomic
 from gerund.models.late_head import LateHead
-from gerund.progress import progress
-from gerund.retrieval.documents import Chunk, Chunking
-from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.store import IndexMetadata, KeywordQuery
-from gerund.scoring.query_likelihood import QueryLikelihood, forget
 from gerund.settings.late import LateConfig
+from gerund.training.corpus.ranked_lists import RankedList, ranked_lists
 from gerund.training.corpus.texts import Mixture
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.settings import LateObjectiveConfig
-from gerund.training.processes import process_index
-from gerund.training.run_folder import announce
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gerund.inference.encode.runtime import EncoderRuntime
 
-LISTS = "lists.jsonl"
-"""The file, in a run's folder, of the lists that were made of texts."""
-_FEWEST_WORDS, _LEAST_LEFT = 4, 40
-
-
-@dataclass(frozen=True)
-class RankedList:
-    """A query with documents and how relevant each is, by a teacher."""
-
-    query: str
-    documents: list[str]
-    scores: list[float]
-
 
 def prepare(context: Context, config: LateObjectiveConfig) -> Objective:
     """Return batches of lists, and the loss on them."""
     formatters = [context.formatter(config, marker) for marker in (config.query_marker, config.document_marker)]
-    if config.files:
-        lists = read_lists(context.files(config.files))
-    else:
-        lists = _made_lists(context, config, config.length - formatters[1].overhead)
-    fewest = min(len(ranked.documents) for ranked in lists)
-    if fewest < config.candidates:
-        raise ConfigError(f"late: candidates {config.candidates}, and a list has {fewest} documents; set fewer")
+    lists = ranked_lists(context, config, config.length - formatters[1].overhead)
     encoder = TokenVectorEncoder(context.model.runtime, config.dimensions, config.length)
     batches = ListBatches(lists, formatters, TextGroup.of(context), config, seed=context.seed(config))
     return LateObjective(config.kind, batches, LateLosses(encoder, config), {config.kind: config})
-
-
-def read_lists(paths: Sequence[Path]) -> list[RankedList]:
-    """Read lists from .jsonl files, whose lines have ``query``, ``documents`` and ``scores``."""
-    lists = []
-    for path in paths:
-        with opened(path) as file:
-            for number, raw in enumerate(file, start=1):
-                where = f"{path}, line {number}"
-                if line := decode(raw, where).strip():
-                    lists.append(_list(json_row(line, where), where))
-    if not lists:
-        raise DataError(f"{', '.join(map(str, paths))}: no lists in there")
-    return lists
-
-
-def _list(row: Mapping[str, Any], where: str) -> RankedList:
-    for name in ("query", "documents", "scores"):
-        if name not in row:
-            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
-    query, documents, scores = checked_text(row["query"], where, "query"), row["documents"], row["scores"]
-    if not query.strip() or not isinstance(documents, list) or len(documents) < 2:
-        raise DataError(f"{where}: a list has a query and two documents at least")
-    texts = [checked_text(text, where, "documents") for text in documents]
-    if not all(text.strip() for text in texts):
-        raise DataError(f"{where}: a document is empty")
-    is_listed = isinstance(scores, list) and len(scores) == len(texts)
-    if not is_listed or not all(type(score) in (int, float) and np.isfinite(score) for score in scores):
-        raise DataError(f"{where}: scores must be {len(texts)} numbers, one for each document")
-    return RankedList(query, texts, [float(score) for score in scores])
-
-
-def _made_lists(context: Context, config: LateObjectiveConfig, length: int) -> list[RankedList]:
-    """Return lists of the recipe's texts; a resumed run reads those that were made."""
-    texts = context.source.texts(config, length, context.seed(config))
-    if context.source.cache is None:  # a dry run, which reads no text
-        return [RankedList(f"query {number}", ["a document " * (length // 4)] * config.candidates,
-                           list(range(config.candidates))) for number in range(2)]  # fmt: skip
-    path = context.recipe.output / LISTS
-    if context.resuming and path.is_file():
-        return read_lists([path])
-    model, tokenizer = context.model.model, context.model.tokenizer
-    decode_ids = tokenizer.decode
-    whole = [decode_ids(texts.tokens_of(number).tolist(), skip_special_tokens=True) for number in range(len(texts))]
-    asked = list(_asked([text.strip() for text in whole], config, context.seed(config)))
-    if not asked:
-        raise DataError("late: no text has two sentences, of which one could ask for the other; name lists as files")
-    announce(f"late: {len(asked)} lists of {config.candidates} texts are labeled by the base model's lift")
-    was_training = model.training
-    model.eval()
-    try:
-        lists = []
-        with progress(len(asked), "labeling", show=None) as advance:
-            for query, documents in asked:
-                scores = QueryLikelihood(model, tokenizer, query, "lift")(documents)
-                lists.append(RankedList(query, documents, scores.tolist()))
-                advance(1)
-    finally:
-        forget(model)
-        model.train(was_training)
-    if process_index() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, "".join(json.dumps(asdict(ranked), ensure_ascii=False) + "\n" for ranked in lists))
-    return lists
-
-
-def _asked(texts: Sequence[str], config: LateObjectiveConfig, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield queries, each a sentence of a text, with the rest of that text and others that BM25 finds."""
-    store = MemoryStore()
-    store.create(IndexMetadata("", "", 1, "", Chunking()))
-    chunks = [Chunk(str(number), 0, len(text), text, 0, 0, "", "", "", "") for number, text in enumerate(texts)]
-    store.replace([chunk.source for chunk in chunks], chunks, np.ones((len(chunks), 1), dtype=np.float32))
-    rng = np.random.default_rng(seed)
-    left = config.lists
-    for number in rng.permutation(len(texts)).tolist():
-        if not left:
-            return
-        text = texts[number]
-        bounds = sentence_bounds(text)
-        usable = [(start, end) for start, end in bounds if len(text[start:end].split()) >= _FEWEST_WORDS]
-        if len(bounds) < 2 or not usable:
-            continue
-        start, end = usable[int(rng.integers(len(usable)))]
-        query, rest = " ".join(text[start:end].split()), f"{text[:start]} {text[end:]}".strip()
-        matches = store.words(KeywordQuery(query), config.candidates)
-        others = [chunk.text for chunk, _ in matches if chunk.source != str(number)][: config.candidates - 1]
-        if len(rest) >= _LEAST_LEFT and len(others) == config.candidates - 1:
-            left -= 1
-            yield query, [rest, *others]
 
 
 class ListBatches(Batches):

@@ -7,170 +7,36 @@ a module with such a function, and a line in ``OBJECTIVES``.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args
-from zlib import crc32
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from gerund.errors import ConfigError
 from gerund.settings.plan import AttentionPlan
-from gerund.training.objectives.sections import Purpose, Schedule, Section
+from gerund.training.objectives.sections import (
+    DECODER_ONLY,
+    ENCODER_DECODER,
+    ObjectiveConfig,
+    Purpose,
+    Section,
+    TextConfig,
+    VectorConfig,
+)
 
 if TYPE_CHECKING:
     from gerund.settings.encoder import EncoderConfig
     from gerund.training.recipe import Recipe
 
-DECODER_ONLY = "decoder-only"
-ENCODER_DECODER = "encoder-decoder"
-
 INSTRUCTION = "{instruction}"
 """Placeholder for a query's own instruction in a prompt."""
 
 _WORK = "gerund.training.objectives"
-# Plans that read a text in another way than its training does.
-_UNTRAINABLE_PLANS = ("hybrid", "echo")
 
 Similarity = Literal["cosine", "dot"]
 Normalisation = Literal["predicted", "paper"]
 """What a loss is divided by: the tokens that it predicts, or what MAGNET's equations divide by."""
 SpanLengths = Literal["hump", "geometric", "t5"]
-
-
-class ObjectiveConfig(Section):
-    """An objective as a recipe writes it. Its fields are settings; the class attributes and methods are its traits."""
-
-    if TYPE_CHECKING:
-        # The name in recipes and logs: each objective has a field `kind: Literal["name"]`.
-        kind: str
-
-    work: ClassVar[str]
-    """Dotted name of what prepares its training: ``prepare(context, *configs)`` returns an ``Objective``."""
-    purpose: ClassVar[Purpose] = Purpose.OTHER
-    """What recipes with it are for."""
-    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
-    """The kinds of models that it trains."""
-    reads_pairs: ClassVar[bool] = False
-    """Whether it always reads pairs of texts, in the place of texts."""
-    trains_vectors: ClassVar[bool] = False
-    """Whether it reads texts as the encoder does, with its plan, pooling and prompt, and trains their vectors."""
-    trains_head: ClassVar[bool] = False
-    """Whether it trains the projection head of the base further, which another objective would leave behind."""
-    seed_offset: ClassVar[int | None] = None
-    """Added to the recipe's seed (times 1000), so that two objectives do not read the same texts in the same order;
-    None derives one from the kind."""
-
-    weight: Schedule = ((0, 1.0),)
-    """Its factor in the sum of losses, or a list of [from step, weight]. With weight 0 it does not run at all."""
-    batch_size: int = Field(default=32, ge=1)
-    """Texts of one optimizer step, over all processes together."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
-    """Texts that go through the model at once, in each process; left out, all of them. It bounds the memory and
-    changes nothing else: losses are divided by the counts of the whole step, contrastive gradients are cached."""
-    length: int = Field(default=512, ge=2)
-    """Longest text in tokens, special tokens included."""
-
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
-        steps = [step for step, _ in self.weight]
-        if steps[0] != 0 or any(item >= two for item, two in pairwise(steps)):
-            raise ValueError(f"weight is a list of [step, weight] that begins with step 0 and rises, not {steps}")
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(f"batch_size {self.batch_size} is no multiple of micro_batch_size {self.micro_batch_size}")
-        return self
-
-    @classmethod
-    def name(cls) -> str:
-        """Return its kind, as recipes write it."""
-        return str(get_args(cls.model_fields["kind"].annotation)[0])
-
-    @classmethod
-    def purpose_of(cls, settings: Mapping[str, Any]) -> Purpose:
-        """Return what these settings of it are for."""
-        del settings
-        return cls.purpose
-
-    def weight_at(self, step: int) -> float:
-        """Return the weight in optimizer step ``step``, counted from 0.
-
-        >>> ObjectiveConfig(weight=[[0, 0], [3400, 9]]).weight_at(3399)
-        0.0
-        """
-        return next(weight for first, weight in reversed(self.weight) if first <= step)
-
-    def takes_part(self, steps: int) -> bool:
-        """Return whether it has a weight above 0 in any of the first ``steps`` steps."""
-        return any(weight > 0 and first < steps for first, weight in self.weight)
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources, rather than files of its own."""
-        return not self.reads_pairs
-
-    @property
-    def longest_text(self) -> int:
-        """The longest text that the model will read, in tokens."""
-        return self.length
-
-    def seed(self, recipe_seed: int) -> int:
-        """Return the seed of its texts and corruptions."""
-        offset = 100 + crc32(self.kind.encode()) % 900 if self.seed_offset is None else self.seed_offset
-        return recipe_seed * 1000 + offset
-
-    def check(self, recipe: "Recipe") -> None:
-        """Raise ValueError for a recipe that contradicts it."""
-        if self.trains_vectors and recipe.encoder.attention in _UNTRAINABLE_PLANS:
-            raise ValueError(f"{self.kind} cannot train embeddings that are read with {recipe.encoder.attention}")
-
-    def check_model(self, model: str, encoder: "EncoderConfig") -> None:
-        """Raise ConfigError for a kind of model (one of ``models``) or encoder settings that it can't train."""
-        del model
-        if self.trains_vectors and (name := encoder.attention.name) in _UNTRAINABLE_PLANS:
-            raise ConfigError(
-                f"{self.kind} cannot train vectors that are read with {name}; set another encoder.attention"
-            )
-
-    def check_processes(self, processes: int) -> None:
-        """Raise ConfigError if so many processes can't share a batch."""
-        if self.batch_size % processes:
-            raise ConfigError(f"{self.kind}: {processes} processes cannot share a batch of {self.batch_size}")
-
-    def plans(self, encoder: "EncoderConfig") -> list[AttentionPlan]:
-        """Return the attention plans that it reads a decoder-only model with, in addition to the causal one."""
-        return [encoder.attention] if self.trains_vectors else []
-
-    def shares_pass(self, other: "ObjectiveConfig") -> bool:
-        """Whether its work prepares this and ``other`` as one objective; ConfigError if their settings forbid it."""
-        del other
-        return False
-
-
-class TextConfig(ObjectiveConfig):
-    """What every objective on plain text has."""
-
-    shortest_text: ClassVar[int] = 8
-    """Texts, and last pieces of texts, of fewer tokens are left out."""
-
-    sources: list[str] = Field(default_factory=list)
-    """Names of the ``data.sources`` that it reads; left out, all."""
-    unit: Literal["documents", "sentences"] = "documents"
-    """What a text is: a document, cut into pieces of ``length`` tokens, or a sentence."""
-    min_words: int = Field(default=0, ge=0)
-    """Sentences with fewer words are left out."""
-
-    @model_validator(mode="after")
-    def _unit_fits(self) -> Self:
-        if self.min_words and self.unit != "sentences":
-            raise ValueError("min_words belongs to unit: sentences")
-        return self
-
-
-class VectorConfig(ObjectiveConfig):
-    """What every objective has that trains the vectors of texts."""
-
-    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY, ENCODER_DECODER)
-    trains_vectors: ClassVar[bool] = True
 
 
 class ContrastiveConfig(VectorConfig):
@@ -728,17 +594,19 @@ class RankgenConfig(VectorConfig):
         return False
 
 
-class LateObjectiveConfig(TextConfig, VectorConfig):
-    """Token vectors whose MaxSim ranks documents as a teacher's scores do (late interaction, ColBERTv2)."""
+class RankedListsConfig(TextConfig):
+    """What every objective has that learns to rank documents as a teacher's scores do."""
 
-    work: ClassVar[str] = f"{_WORK}.late.prepare"
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
     purpose: ClassVar[Purpose] = Purpose.RANK
+    # One for all, which then make the same lists of the same texts.
     seed_offset: ClassVar[int | None] = 100
 
-    kind: Literal["late"]
     files: list[Path] = Field(default_factory=list)
     """Lists: .jsonl with ``query``, ``documents`` and ``scores``; left out, of the recipe's texts, scored by lift."""
+    questions: Literal["mined", "written", "both"] = "mined"
+    """What asks for the recipe's texts: sentences of them (``mined``), questions that the base model writes to them and
+    by which BM25 finds the text among the first three (``written``), or half of each (``both``)."""
     lists: int = Field(default=200, ge=1)
     """How many lists are made of texts, at most; to label one takes a pass over each of its documents."""
     candidates: int = Field(default=6, ge=2)
@@ -746,12 +614,25 @@ class LateObjectiveConfig(TextConfig, VectorConfig):
     batch_size: int = Field(default=8, ge=1)
     """Lists of one optimizer step."""
     length: int = Field(default=180, ge=8)
+    teacher_temperature: float = Field(default=0.5, gt=0)
+    """The teacher's scores, standardized in each list, are divided by it."""
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return not self.files
+
+
+class LateObjectiveConfig(RankedListsConfig, VectorConfig):
+    """Token vectors whose MaxSim ranks documents as a teacher's scores do (late interaction, ColBERTv2)."""
+
+    work: ClassVar[str] = f"{_WORK}.late.prepare"
+
+    kind: Literal["late"]
     dimensions: int = Field(default=96, ge=1)
     """Dimensions of a token vector, behind a linear map that is kept with the model."""
     temperature: float = Field(default=0.05, gt=0)
     """The student's scores, mean cosines, are divided by it."""
-    teacher_temperature: float = Field(default=0.5, gt=0)
-    """The teacher's scores, standardized in each list, are divided by it."""
     in_batch: float = Field(default=0.5, ge=0)
     """Weight of the cross entropy of the best document against those of the other lists."""
     query_marker: str = "Query: "
@@ -760,11 +641,6 @@ class LateObjectiveConfig(TextConfig, VectorConfig):
     """Put before documents."""
     counts: Literal["text", "all"] = "text"
     """Tokens with vectors: the text's, or ``all``, markers and special tokens too (for the export ``multi-vector``)."""
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return not self.files
 
 
 OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (

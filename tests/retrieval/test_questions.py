@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from gerund.adaptation import questions
 from gerund.adaptation.config import AdaptConfig
 from gerund.adaptation.data import PAIRS, make_pairs, split_documents
 from gerund.adaptation.hyperparameters import Base, Machine, settings_for
-from gerund.adaptation.questions import Passage, index_of, mined, question_in, write_questions
 from gerund.errors import ConfigError, DataError
+from gerund.retrieval import questions
 from gerund.retrieval.documents import Chunking, Document
+from gerund.retrieval.questions import Passage, index_of, mined, question_in, write_questions
 from gerund.types import Generation
 from tests.adaptation.made_up import documents
 
@@ -91,7 +91,7 @@ def test_equal_seeds_write_equal_questions(bundled, monkeypatch):
     passages = [Passage("The cat sat in the rain.", "a"), Passage("An inn is near the end.", "b")]
     index = index_of(bundled, [Document(one.source, one.text) for one in passages], Chunking())
     monkeypatch.setattr(questions, "question_in", lambda text: f"{text} cat inn")
-    found = [write_questions(bundled, passages, index, AdaptConfig(seed=seed), show=False) for seed in (0, 0, 1)]
+    found = [write_questions(bundled, passages, index, seed=seed, show=False) for seed in (0, 0, 1)]
     assert found[0] == found[1]
     assert found[0].written >= 2
 

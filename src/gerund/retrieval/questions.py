@@ -1,4 +1,4 @@
-"""Questions that the model writes to the passages of documents, kept where a search by them finds the passage.
+"""Questions that a language model writes to passages, kept where a search by them finds the passage.
 
 A question is kept if the search of ``gerund search``, over the documents to train on, has its document among the first
 three (the consistency filter of Promptagator, Dai et al. 2022). Its hard negatives are the best passages of other
@@ -6,11 +6,10 @@ documents behind that place; what ranks before it may answer the question as wel
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gerund.adaptation.config import AdaptConfig
 from gerund.progress import progress
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import open_index
@@ -25,10 +24,11 @@ if TYPE_CHECKING:
 _EACH = 2
 _MOST_TOKENS = 32
 _SAMPLING = Sampling(temperature=0.8, top_p=0.9)
-_PASSAGES_AT_ONCE = 16
+PASSAGES_AT_ONCE = 16
+"""Passages that questions are written to in one call."""
 _FEWEST_WORDS, _MOST_WORDS = 4, 30
 # The place in a search by a question that its own document must have at least.
-_PLACE = 3
+PLACE = 3
 _DEPTH = 20
 _NEGATIVES = 4
 
@@ -39,6 +39,13 @@ _SHOTS = (
     "Text: The first public railway to use steam locomotives was opened in 1825 in the north of England.\n"
     "Question: When was the first railway with steam locomotives opened?\n\n"
 )
+
+
+class Generates(Protocol):
+    """A model that generates text."""
+
+    def generate(self, *arguments: Any, **settings: Any) -> Any:
+        """Generate, as ``LanguageModel.generate`` does."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +92,22 @@ def write_questions(
     lm: "LanguageModel",
     passages: Sequence[Passage],
     index: "Index",
-    options: AdaptConfig,
     *,
+    seed: int = 0,
     show: bool | None = None,
 ) -> WrittenQuestions:
     """Let the model write questions to passages, and keep those by which the index finds the passage's document."""
     asked: dict[str, Passage] = {}
     with progress(len(passages), "writing questions", show=show) as advance:
-        for first in range(0, len(passages), _PASSAGES_AT_ONCE):
-            some = passages[first : first + _PASSAGES_AT_ONCE]
-            for passage, question in _written(lm, some, options.seed):
-                # Else it asks about the examples, or about nothing.
-                if set(content_words(question)) & set(content_words(passage.text)):
+        for first in range(0, len(passages), PASSAGES_AT_ONCE):
+            some = passages[first : first + PASSAGES_AT_ONCE]
+            for passage, questions in zip(
+                some, questions_to(lm, [passage.text for passage in some], seed), strict=True
+            ):
+                for question in questions:
                     asked.setdefault(question, passage)
             advance(len(some))
-    return WrittenQuestions(tuple(mined(index, list(asked.items()), place=_PLACE)), len(asked))
+    return WrittenQuestions(tuple(mined(index, list(asked.items()), place=PLACE)), len(asked))
 
 
 def index_of(
@@ -133,10 +141,18 @@ def mined(index: "Index", asked: Sequence[tuple[str, Passage]], *, place: int = 
     return kept
 
 
-def _written(lm: "LanguageModel", passages: Sequence[Passage], seed: int) -> Iterable[tuple[Passage, str]]:
-    prompts = [f"{_SHOTS}Text: {' '.join(passage.text.split())}\nQuestion:" for passage in passages]
+def questions_to(lm: Generates, texts: Sequence[str], seed: int = 0) -> list[list[str]]:
+    """Let a model write questions to each text; those that share no word with it are dropped.
+
+    The same text and seed give the same questions, whatever else is asked about.
+    """
+    prompts = [f"{_SHOTS}Text: {' '.join(text.split())}\nQuestion:" for text in texts]
     sampling = replace(_SAMPLING, seed=seed)
-    texts = lm.generate(prompts, _MOST_TOKENS, sampling, n=_EACH, stop=["?", "\n"], include_stop_str_in_output=True)
-    for number, result in enumerate(texts):
-        if (question := question_in(result.text)) is not None:
-            yield passages[number // _EACH], question
+    written = lm.generate(prompts, _MOST_TOKENS, sampling, n=_EACH, stop=["?", "\n"], include_stop_str_in_output=True)
+    result: list[list[str]] = [[] for _ in texts]
+    for number, generation in enumerate(written):
+        question, text = question_in(generation.text), texts[number // _EACH]
+        # Else it asks about the examples, or about nothing.
+        if question is not None and set(content_words(question)) & set(content_words(text)):
+            result[number // _EACH].append(question)
+    return result
