@@ -77,7 +77,7 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
     lm.was_trained_to_embed = opened.embeds
     if opened.reranker is not None:
         _make_reranker(lm, opened)
-    for given in (spec.infill_adapter, spec.scorer):
+    for given in (spec.infill_adapter, spec.scorer, spec.adapter_of("rerank")):
         if given is not None and given != NO_ADAPTER:
             _demand_same_weights(lm, given)
     if spec.scorer is not None and spec.scorer != NO_ADAPTER:
@@ -95,9 +95,10 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
 
 def _make_reranker(lm: LanguageModel, opened: LoadedModel) -> None:
     assert opened.reranker is not None
-    lm.reranker = Reranker(
-        lm.model, lm.tokenizer, opened.reranker, opened.score_layer, name=lm.name, adapter=lm.runtime.adapter
-    )
+    adapter = lm.adapters.name("rerank") if opened.reranker.embeds else lm.runtime.adapter
+    lm.reranker = Reranker(lm.model, lm.tokenizer, opened.reranker, opened.score_layer, name=lm.name, adapter=adapter)
+    if opened.reranker.embeds:
+        return
     # In a spec with its plan, so that it is loaded as a reranker again.
     lm._spec = ModelSpec.of(opened.options["spec"], reranker=opened.options["spec"].reranker or OWN_RERANKER)
     why = (

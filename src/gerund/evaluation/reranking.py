@@ -20,7 +20,7 @@ from gerund.models.kinds import is_encoder_decoder
 from gerund.progress import progress
 from gerund.scoring.prompted import prompt_measures_of
 from gerund.scoring.query_likelihood import QueryLikelihood
-from gerund.scoring.relevance import default_measure, standardized
+from gerund.scoring.relevance import standardized
 from gerund.settings.ranking import MAXSIM, QUERY_MEASURES
 
 CANDIDATES = 20
@@ -158,10 +158,11 @@ class TunedRerank:
 
 def measures_of(lm: LanguageModel) -> list[str]:
     """Return the measures of relevance that a model has."""
-    reads = not is_encoder_decoder(lm.model) and lm.reranker is None
+    embeds = not lm.runtime.why_no_vectors
+    reads = embeds and not is_encoder_decoder(lm.model)
     likelihoods = [*QUERY_MEASURES, *prompt_measures_of(lm)] if reads else []
     trained = ["model"] if lm.scorer is not None or lm.reranker is not None else []
-    return [*likelihoods, *([] if lm.reranker is not None else [MAXSIM, "vectors"]), *trained]
+    return [*likelihoods, *([MAXSIM, "vectors"] if embeds else []), *trained]
 
 
 def tune_rerank(
@@ -193,7 +194,8 @@ def tune_rerank(
         found[task.name] = []
         with progress(len(offers.queries), task.name, show=config.show_progress) as advance:
             for query in offers.queries:
-                key = " ".join([lm.fingerprint(), task.name, config.split, str(candidates), *measures, query])
+                ranker = [] if lm.reranker is None else [lm.reranker.fingerprint]
+                key = " ".join([lm.fingerprint(), *ranker, task.name, config.split, str(candidates), *measures, query])
                 own = known.find(key)
                 if own is None:
                     own = offers.scored(lm, query, measures)
@@ -205,4 +207,4 @@ def tune_rerank(
         for by in measures
         for weight in WEIGHTS
     ]
-    return TunedRerank(trials, default_measure(lm, lm.scorer, is_second=True))
+    return TunedRerank(trials, lm.default_measure(is_second=True))

@@ -103,12 +103,21 @@ def stored_settings(
 
     ``given`` are the user's: without them a model whose attention is its author's code raises ``ConfigError``.
     """
-    default = default_encoder_config(config)
     gguf = None if source is None else source.gguf
-    if isinstance(given, ModelSpec) and (reranker := _reranker(folder, config, given, gguf)) is not None:
+    reranker = _reranker(folder, config, given, gguf) if isinstance(given, ModelSpec) else None
+    if reranker is not None and not reranker.embeds:
         plan = _BOTH_WAYS if is_bidirectional(config) else AttentionPlan("causal")
         # An encoder's prompt is what a reranker is asked to find.
         return StoredSettings(EncoderConfig(attention=plan, prompt=reranker.instruction), reranker=reranker)
+    return replace(_encoder_settings(folder, config, given, source), reranker=reranker)
+
+
+def _encoder_settings(
+    folder: Path | None, config: PreTrainedConfig, given: EncoderSpec, source: Source | None
+) -> StoredSettings:
+    """Return how a model that embeds reads texts."""
+    default = default_encoder_config(config)
+    gguf = None if source is None else source.gguf
     if gguf is not None:
         settings_of_file = encoder_settings(read_file(gguf))
         if settings_of_file is None:

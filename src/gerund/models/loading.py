@@ -82,7 +82,7 @@ from gerund.progress import say_once
 from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES, JOBS, EncoderConfig, Job, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig
+from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig, reranker_folder
 from gerund.settings.templates import NO_TRANSFORM
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -521,9 +521,11 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     before = describe_files(files)
     reranker, layer = reading.reranker, None
     if reranker is not None:
-        reranker = replace(reranker, instruction=encoder.prompt)
+        if not reranker.embeds:
+            reranker = replace(reranker, instruction=encoder.prompt)
         if reranker.true is None:
-            layer = read_score_layer(settings, files, source.name, state_width(config))
+            beside = reranker_folder(spec.reranker) or settings
+            layer = read_score_layer(beside, files, source.name, state_width(config))
     loaded, tokenizer = read(source, dtype, config) if packed is None else read_packed(packed, config, adapters.by_name)
     if bundled is not None and not bundled.fits_tokens(tokenizer):
         return open_model(spec.model_copy(update={"adapter": NO_ADAPTER}), token, generates=generates)

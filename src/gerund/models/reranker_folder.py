@@ -38,6 +38,7 @@ from gerund.models.sentence_transformers_folder import (
     stored_prompts,
 )
 from gerund.settings.encoder import CONFIG_FILE, FORMAT, read_settings
+from gerund.settings.fields import AUTO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.rerankers import (
     FAMILIES,
@@ -46,6 +47,7 @@ from gerund.settings.rerankers import (
     RerankerConfig,
     ScoreActivation,
     family_of,
+    reranker_folder,
 )
 
 RERANKER_WEIGHTS = "reranker.safetensors"
@@ -81,15 +83,33 @@ def read_reranker(folder: Path | None, name: str, config: PreTrainedConfig, give
         return None
     if given.reranker in FAMILIES:
         return _family(str(given.reranker), config)
+    if (trained := reranker_folder(given.reranker)) is not None:
+        return read_trained(trained)
+    stored = _stored(folder, name, config)
+    if stored is not None and stored.embeds:
+        # Its adapter is the model's own, and so is what another plan reads; one that is given replaces all of them.
+        return stored if given.adapter in (None, AUTO_ADAPTER) else None
     if given.reranker is None and (given.attention is not None or given.pooling is not None):
         return None
-    stored = _stored(folder, name, config)
     if given.reranker is not None and stored is None:
         raise ModelError(
             f"nothing in {name} says how it scores a query and a document; name its family as reranker: "
             f"{', '.join(FAMILIES)}"
         )
     return stored
+
+
+def read_trained(folder: Path) -> RerankerConfig:
+    """Return the reranker in a folder that goes with other models of the same weights.
+
+    Raises:
+        DataError: it has none.
+    """
+    path = folder / RERANKER_FILE
+    settings = RerankerConfig.from_dict(read_settings(path, "reranker")["reranker"]) if path.is_file() else None
+    if settings is None or not settings.embeds:
+        raise DataError(f"{folder} has no reranker with an adapter of its own; gerund train reranker makes one")
+    return settings
 
 
 def _stored(folder: Path | None, name: str, config: PreTrainedConfig) -> RerankerConfig | None:

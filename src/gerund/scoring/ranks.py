@@ -143,7 +143,8 @@ class Ranks:
     def default_measure(self, *, is_second: bool = False) -> RelevanceMeasure:
         """Return the measure of ``rerank`` where none is named; with ``is_second`` as the second stage of a search."""
         lm: Any = self
-        if lm.reranker is not None:
+        # A reranker that embeds too may have been tuned to another measure.
+        if lm.reranker is not None and (lm.encoder.rerank_by is None or not lm.reranker.settings.embeds):
             return MODEL
         return relevance.default_measure(lm, lm.scorer, is_second=is_second)
 

@@ -4,6 +4,8 @@ Everything that differs between rerankers is in a ``RerankerConfig``; the chat t
 text too, so there is one way from two texts to a score. In queries and documents control tokens are plain text.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -104,6 +106,17 @@ class Reranker:
         self.settings = replace(settings, layout=layout, true=true, false=false)
         self._activate: nn.Module = getattr(nn, settings.activation)()
 
+    @property
+    def runtime(self) -> EncoderRuntime:
+        """How the model reads a query and a document: with which plan and adapter."""
+        return self._runtime
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the settings and the layer."""
+        layer = b"" if self._layer is None else self._layer.weight_1D.cpu().numpy().tobytes()
+        return hashlib.blake2b(json.dumps(self.settings.to_dict()).encode() + layer, digest_size=8).hexdigest()
+
     @torch.no_grad()
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each document (in ``continuations``) of each query (in ``prefixes``); higher is better.
@@ -120,7 +133,7 @@ class Reranker:
             states_BD = hidden_BTD[torch.arange(len(batch), device=begin.device), last_B]
             scores_N[rows] = self._scored(states_BD, head).float().cpu()
 
-        tokens = list(self._tokens(pairs))
+        tokens = list(self.tokens(pairs))
         in_batches(self._runtime, tokens, self._runtime.states, keep, show=False, label="scoring")
         if not bool(torch.isfinite(scores_N).all()):
             raise ModelError(
@@ -158,7 +171,12 @@ class Reranker:
         skipped = self.settings.ignored_end
         return next((place for place in range(len(ids) - 1, -1, -1) if ids[place] != skipped), len(ids) - 1)
 
-    def _tokens(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Tokens]:
+    def tokens(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Tokens]:
+        """Yield the tokens of each query and document; too long a document loses its end.
+
+        Raises:
+            TextError: a text is no string, or a query is so long that no document fits next to it.
+        """
         limit = self._runtime.max_length
         for index, (query, document) in enumerate(pairs):
             check_unicode("the query", query)

@@ -61,7 +61,7 @@ InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suf
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
 
-Job = Literal["encode", "infill", "score"]
+Job = Literal["encode", "infill", "score", "rerank"]
 """What a model does with an adapter active; it generates with none."""
 JOBS: tuple[Job, ...] = get_args(Job)
 

@@ -35,7 +35,7 @@ from gerund.settings.fields import (
     settings_of,
 )
 from gerund.settings.plan import AttentionPlan, PlanSettings, spelled_out
-from gerund.settings.rerankers import FAMILIES, check_reranker
+from gerund.settings.rerankers import FAMILIES, check_reranker, reranker_folder
 from gerund.settings.templates import PLACE, settings_of_template
 
 Given = TypeVar("Given")
@@ -74,10 +74,11 @@ class ModelSettings(Generic[Model, Given, Unset]):
         "A model trained from the same weights, such as default, whose adapter and encoder settings score "
         "continuations.",
     )
-    reranker: Annotated[str, named(check_reranker)] | None = setting(
+    reranker: Annotated[AdapterName, named(check_reranker)] | Given | None = setting(
         None,
         f"How a reranker is asked about a query and a document: {', '.join(FAMILIES)}; own: as its folder or its "
-        "name says; none: not at all. Default: own, unless a plan or a pooling is given.",
+        "name says; none: not at all. Default: own, unless a plan or a pooling is given. Or the folder of a reranker "
+        "that was trained from the same weights (gerund train reranker), whose adapter re-ranks.",
     )
     sample: Name | Given | None = setting(
         None, "File of texts, one per line, to fit the transform on. A saved model has a fitted one and needs none."
@@ -333,7 +334,8 @@ class ModelSpec(_ModelFields, frozen=True):
 
     def adapter_of(self, job: Job) -> str | None:
         """Return what is said of the adapter for a job; None where nothing is."""
-        return {"encode": self.adapter, "infill": self.infill_adapter, "score": self.scorer}[job]
+        reranker = None if reranker_folder(self.reranker) is None else self.reranker
+        return {"encode": self.adapter, "infill": self.infill_adapter, "score": self.scorer, "rerank": reranker}[job]
 
     def without_auto(self) -> "ModelSpec":
         """The spec with nothing said about the adapter where ``auto`` is."""

@@ -9,6 +9,7 @@ Knows: names, texts, numbers, JSON. Does not know: tokenizers, tensors, folders.
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gerund.checks import one_of
@@ -45,6 +46,7 @@ class RerankerConfig:
         template_variables: variables of the chat template.
         is_structured: the chat template takes lists of parts instead of texts; None to tell it from the template.
         ignored_end: a token that is skipped at the end, as transformers' sequence classifiers skip padding.
+        embeds: the model encodes too: it scores with an adapter of its own, which encoding does not use.
     """
 
     layout: RerankerLayout
@@ -58,6 +60,7 @@ class RerankerConfig:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     is_structured: bool | None = None
     ignored_end: int | None = None
+    embeds: bool = False
 
     def __post_init__(self) -> None:
         one_of("layout of a reranker", self.layout, get_args(RerankerLayout))
@@ -78,6 +81,7 @@ class RerankerConfig:
             **dict.fromkeys(("layout", "optional", "instruction", "activation"), (str,)),
             **{"pieces": (list, tuple), "true": (str, int), "false": (str, int), "max_length": (int,)},
             **{"template_variables": (dict,), "is_structured": (bool,), "ignored_end": (int,)},
+            "embeds": (bool,),
         }
         for key, value in data.items():
             if key not in kinds:
@@ -162,5 +166,12 @@ def family_of(name: str) -> str | None:
 
 
 def check_reranker(name: str) -> None:
-    """Refuse what is not a family."""
-    one_of("reranker", name, [*FAMILIES, OWN_RERANKER, NO_RERANKER])
+    """Refuse what is neither a family nor a folder."""
+    if reranker_folder(name) is None:
+        one_of("reranker", name, [*FAMILIES, OWN_RERANKER, NO_RERANKER, "a folder"])
+
+
+def reranker_folder(name: str | None) -> Path | None:
+    """Return the folder of a reranker that was trained from the same weights; None for a family or no reranker."""
+    is_path = name is not None and name not in (*FAMILIES, OWN_RERANKER, NO_RERANKER) and Path(name).is_dir()
+    return Path(str(name)) if is_path else None

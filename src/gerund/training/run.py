@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from gerund.entry import load
 from gerund.errors import GerundError, ResourceError
 from gerund.jobs.files import atomic_folder, lock_folder, write_atomic
 from gerund.jobs.signals import interrupt_deferred
@@ -150,7 +151,8 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
         if first:
             report = _report(recipe, losses, log, objectives, module)
             copied = finished is not model
-            write_model(finished, output / "model", report, head=head, extra_files=extra_files, is_copy=copied)
+            more: dict[str, Any] = {"head": head, "extra_files": extra_files, "reranks": _reranked(recipe)}
+            write_model(finished, output / "model", report, is_copy=copied, **more)
     wait()
     return output / "model"
 
@@ -223,7 +225,13 @@ def _snapshot(recipe: Recipe, model: TrainableModel, step: int, objectives: list
     report = {"step": step, "recipe": _published(recipe)}
     head, extra_files = gathered_head(model.head), _extra_files(objectives)
     # What an interrupted run left there may come from a decay that the resumed one does not have.
-    write_model(model, folder, report, head=head, extra_files=extra_files, overwrite=True)
+    more: dict[str, Any] = {"head": head, "extra_files": extra_files, "reranks": _reranked(recipe)}
+    write_model(model, folder, report, overwrite=True, **more)
+
+
+def _reranked(recipe: Recipe) -> str | None:
+    """Return the base to which a trained reranker is added; None where none is trained."""
+    return recipe.model.base if any(objective.trains_reranker for objective in recipe.objectives) else None
 
 
 def _extra_files(objectives: list[Objective]) -> list[Callable[[Path], None]]:
@@ -307,12 +315,14 @@ def write_model(
     extra_files: Sequence[Callable[[Path], None]] = (),
     overwrite: bool = False,
     is_copy: bool = False,
+    reranks: str | None = None,
 ) -> Path:
     """Write the finished model with its tokenizer, ``gerund.json`` and ``training.json``, and ``extra_files``.
 
     Weights are written in the type of the base's checkpoint, bf16 for a model from scratch. Where an adapter was
     trained, the base is read once more from where it came, so that its weights are the untouched ones, and the
-    adapter lies in a folder of its own: generating does not use it. What ``is_copy`` is nobody's but this call's.
+    adapter lies in a folder of its own: generating does not use it. What ``is_copy`` is nobody's but this call's. A
+    reranker is added to the base ``reranks`` as that is, with its own adapters.
     """
     # Loading the base samples random numbers, and a snapshot must not change the dropout of the steps after it.
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
@@ -323,6 +333,15 @@ def write_model(
             kind = Seq2SeqModel if trained.is_encoder_decoder else LanguageModel
             finished_lm = kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head)
             save_into(finished_lm, partial, source=trained.source)
+        elif reranks is not None:
+            with TemporaryDirectory(dir=partial.parent) as room:
+                write_adapter(trained, Path(room))
+                for write in extra_files:
+                    write(Path(room))
+                stored: Any = str(_stored_type(trained)).removeprefix("torch.")
+                lm = load(reranks, reranker=room, dtype=stored, device="cpu", runtime="torch")
+                save_into(lm, partial, source=trained.source)
+            extra_files = ()
         else:
             assert trained.source is not None
             base, tokenizer = loading.read(trained.source, None)

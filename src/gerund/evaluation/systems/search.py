@@ -21,6 +21,7 @@ from gerund.retrieval.embedding import largest_chunk
 from gerund.retrieval.hybrid_search import MODES, Mode
 from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.store import one_of_sources
+from gerund.scoring.names import MODEL
 from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, TRAINED_FUSION, SecondStage
 from gerund.text_analysis import VERSION, Analyzer
 from gerund.types import Scorer
@@ -435,7 +436,8 @@ class IndexSystem(_Derived):
             by = MAXSIM if options.is_multi else lm.default_measure(is_second=True)
             self.second = SecondStage(RERANKED, by, share)
             stage = {"rerank_by": by, "rerank_weight": share}
-            self.suffix += "".join(f"-{value}" for value in stage.values())
+            ranker = [lm.reranker.fingerprint] if by == MODEL and lm.reranker is not None else []
+            self.suffix += "".join(f"-{value}" for value in (*stage.values(), *ranker))
             self.details |= stage
 
     @property

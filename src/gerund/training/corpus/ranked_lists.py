@@ -54,6 +54,12 @@ class RankedList:
     documents: list[str]
     scores: list[float]
 
+    def chosen(self, count: int, rng: np.random.Generator) -> list[int]:
+        """Return the places of documents to read: the best one first, and others at random."""
+        best = int(np.argmax(self.scores))
+        others = [place for place in range(len(self.documents)) if place != best]
+        return [best, *rng.permutation(others)[: count - 1].tolist()]
+
 
 def ranked_lists(context: "Context", config: "RankedListsConfig", length: int) -> list[RankedList]:
     """Return the lists of an objective's files, or made of the recipe's texts of at most ``length`` tokens.

@@ -63,10 +63,7 @@ class ListBatches(Batches):
         queries, documents, scores = [], [], []
         for number in range(first, first + count):
             ranked = self.texts[self._order.sample(number).item]
-            best = int(np.argmax(ranked.scores))
-            others = [place for place in range(len(ranked.documents)) if place != best]
-            chosen = np.random.default_rng([self.seed, number]).permutation(others)[: self.config.candidates - 1]
-            places = [best, *chosen.tolist()]
+            places = ranked.chosen(self.config.candidates, np.random.default_rng([self.seed, number]))
             queries.append(self._queries.format_text(ranked.query, self.config.length))
             documents += [self._documents.format_text(ranked.documents[place], self.config.length) for place in places]
             scores.append([ranked.scores[place] for place in places])

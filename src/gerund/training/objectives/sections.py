@@ -30,7 +30,7 @@ class Purpose(StrEnum):
     EMBED_BY_PAIRS = "Embed, by pairs that are mined or given (GUR, UniMAE)"
     EMBED_BY_TEXTS = "Embed, by texts alone (UniMAE, LLM2Vec)"
     DISTIL = "Embed, as another model does (distillation)"
-    RANK = "Rank documents, by token vectors (ColBERTv2)"
+    RANK = "Rank documents, by token vectors (ColBERTv2) or as a reranker"
     WRITE = "Make a language model"
     OTHER = "Others"
 
@@ -71,6 +71,8 @@ class ObjectiveConfig(Section):
     """Whether it reads texts as the encoder does, with its plan, pooling and prompt, and trains their vectors."""
     trains_head: ClassVar[bool] = False
     """Whether it trains the projection head of the base further, which another objective would leave behind."""
+    trains_reranker: ClassVar[bool] = False
+    """Whether its adapter only re-ranks, and is saved beside those of the base."""
     seed_offset: ClassVar[int | None] = None
     """Added to the recipe's seed (times 1000), so that two objectives do not read the same texts in the same order;
     None derives one from the kind."""

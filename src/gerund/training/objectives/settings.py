@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 from pydantic import Field, TypeAdapter, model_validator
 
 from gerund.errors import ConfigError
+from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.plan import AttentionPlan
 from gerund.training.objectives.sections import (
     DECODER_ONLY,
@@ -643,6 +644,25 @@ class LateObjectiveConfig(RankedListsConfig, VectorConfig):
     """Tokens with vectors: the text's, or ``all``, markers and special tokens too (for the export ``multi-vector``)."""
 
 
+class PointwiseConfig(RankedListsConfig):
+    """A reranker: a linear layer scores a query and a document that are read together, as a teacher scores them."""
+
+    work: ClassVar[str] = f"{_WORK}.pointwise.prepare"
+    trains_reranker: ClassVar[bool] = True
+
+    kind: Literal["pointwise"]
+    length: int = Field(default=256, ge=16)
+    """Longest query and document in tokens, everything included."""
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError for a recipe that trains something else with the same adapter."""
+        super().check(recipe)
+        if len(recipe.objectives) > 1:
+            raise ValueError("pointwise trains an adapter that only re-ranks: make it the only objective")
+        if recipe.model.base is None or recipe.model.lora is None or recipe.model.adapter != NO_ADAPTER:
+            raise ValueError("pointwise trains a new adapter: give model.base and model.lora, and model.adapter none")
+
+
 OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     CausalConfig,
     MntpConfig,
@@ -656,6 +676,7 @@ OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     DistillConfig,
     RankgenConfig,
     LateObjectiveConfig,
+    PointwiseConfig,
 )
 """The objectives that recipes know."""
 
