@@ -132,7 +132,9 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
         if prepared.is_encoder_decoder:
             raise ConfigError("model.cache_below is for decoder-only models")
         runtime = prepared.runtime
-        prepared.below = LowerStates(prepared.model, runtime.plan if runtime.sends_plan else None)
+        # A reranker reads causally, whatever the encoder does.
+        sends = runtime.sends_plan and not any(objective.trains_reranker for objective in recipe.objectives)
+        prepared.below = LowerStates(prepared.model, runtime.plan if sends else None)
     return prepared
 
 

@@ -129,6 +129,14 @@ def test_parts_change_nothing(run):
     np.testing.assert_allclose(one.weight_1D, other.weight_1D, atol=1e-5)
 
 
+def test_states_of_lower_layers_are_kept(run, settings):
+    """The encoder's plan, which is not causal, does not reach them."""
+    settings["model"]["lora"]["lowest_layer"] = 1
+    cached, plain = (run(name, "steps=2", f"model.cache_below={name == 'a'}") for name in ("a", "b"))
+    one, other = (gerund.load(folder, dtype="float32").reranker._layer for folder in (cached, plain))
+    np.testing.assert_allclose(one.weight_1D, other.weight_1D, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gerund.errors import ConfigError, DataError, TextError
+from gerund.errors import DataError, TextError
 from gerund.inference.text_ids import text_ids
 from gerund.models.reranker_folder import ScoreLayer, write_reranker
 from gerund.progress import say_once
@@ -41,8 +41,6 @@ _PIECES = ("Query: {query}\n\nDocument: {document}", "\n\nRelevance:")
 def prepare(context: Context, config: PointwiseConfig) -> Objective:
     """Return batches of queries with documents, and the loss on their scores."""
     model = context.model
-    if model.below is not None and model.runtime.sends_plan:
-        raise ConfigError("pointwise reads causally, and model.cache_below as the encoder does; leave it out")
     settings = RerankerConfig("pieces", _pieces(model.tokenizer), activation="Identity", embeds=True)
     reads = Reranker(model.model, model.tokenizer, replace(settings, max_length=config.length))
     lists = _readable(ranked_lists(context, config, config.length), reads)
