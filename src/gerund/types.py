@@ -1,7 +1,7 @@
 """Frozen results of ``LanguageModel`` and ``Index``, and the protocols of models and scorers."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -265,6 +265,34 @@ class _Plain:
 
 
 @dataclass(frozen=True)
+class RerankCost(_Plain):
+    """What it cost to re-rank documents for a query.
+
+    Attributes:
+        by: how relevance was measured.
+        offered: how many documents were to be read.
+        read: how many were, before a deadline if there was one.
+        seconds: how long that took, on the clock.
+
+    >>> str(RerankCost("lift", 20, 12, 1.504))
+    '12 of 20 re-ranked by lift in 1.50 s'
+    """
+
+    by: str
+    offered: int
+    read: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.read} of {self.offered} re-ranked by {self.by} in {self.seconds:.2f} s"
+
+    @classmethod
+    def of(cls, ranking: Ranking, offered: int) -> Self:
+        """Return the cost of a ranking of ``offered`` documents."""
+        return cls(ranking.by, offered, ranking.read or 0, round(ranking.seconds or 0.0, 4))
+
+
+@dataclass(frozen=True)
 class Hit(_Plain):
     """A search result: one chunk of a document.
 
@@ -297,6 +325,14 @@ class Hit(_Plain):
     words: float | None = None
     similarity: float | None = None
     relevance: float | None = None
+
+
+class Hits(list[Hit]):
+    """The hits of a query, best first; a list with ``rerank``, what re-ranking cost, None where nothing was."""
+
+    def __init__(self, hits: Iterable[Hit] = (), rerank: RerankCost | None = None) -> None:
+        super().__init__(hits)
+        self.rerank = rerank
 
 
 @dataclass(frozen=True)

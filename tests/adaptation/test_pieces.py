@@ -30,6 +30,8 @@ from gerund.adaptation.evaluation import (
     main_of,
     measure,
     scores_of,
+    second_stage,
+    second_stage_advice,
     verdict,
 )
 from gerund.adaptation.hyperparameters import Base, Machine, choose, settings_for, shape_of
@@ -215,7 +217,7 @@ SCORERS |= {"default-scorer"}
 OF_A_T5 = {"t5-default-base", "gur-cl-default"}
 
 
-@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5 - {"relevance"}))
+@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5 - {"relevance", "reranker"}))
 def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
     own = settings(tmp_path, recipe=name)
     assert own["model"]["base"] == "default"
@@ -252,7 +254,7 @@ def test_a_recipe_for_scorers_is_refused_in_a_sentence(tmp_path, name):
 
 
 def test_a_recipe_for_token_vectors_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="relevance trains token vectors to rank documents by"):
+    with pytest.raises(ConfigError, match="relevance trains how documents are ranked"):
         settings(tmp_path, recipe="relevance")
 
 
@@ -363,3 +365,24 @@ def test_pairs_are_counted():
 )
 def test_it_is_told_whether_bm25_is_as_good(vectors, hybrid, said):
     assert re.search(said, beside_words(measured(vectors, hybrid)))
+
+
+def reranked(model, lift):
+    """What was measured, with a trained reranker and lift that find what the search does not, by 50 queries each."""
+    values = {mode: dict.fromkeys(MEASURES, 50 * (0.5,)) for mode in ("words", "vectors", "hybrid")}
+    values |= {f"rerank {by}": dict.fromkeys(MEASURES, 50 * (mean,)) for by, mean in (("model", model), ("lift", lift))}
+    return Measured(values, 10, 10, 0.5, {"model": 0.25, "lift": 1.0})
+
+
+def test_a_second_stage_is_compared_with_the_search_and_with_words():
+    found = reranked(0.6, 0.4)
+    model, lift = second_stage(found)
+    assert "trained reranker (nDCG@10 60.0, 0.25 s per query) is better than the search alone (+10.0 [+10.0 to" in model
+    assert "is worse than the search alone (-10.0" in lift
+    assert "is worse than BM25 alone" in lift
+    assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert second_stage_advice(found) == ["Search with --rerank 20, which now takes the trained reranker."]
+    assert "Use --rerank-by lift" in second_stage_advice(reranked(0.6, 0.7))[0]
+    assert "not surely better than the search alone" in second_stage_advice(reranked(0.5, 0.7))[0]
+    none = Measured({mode: by for mode, by in found.values.items() if mode[:6] != "rerank"}, 10, 10, 0.5)
+    assert (second_stage(none), second_stage_advice(none)) == ([], [])

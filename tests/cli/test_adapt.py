@@ -82,7 +82,7 @@ def test_what_fails_once_the_model_is_there_leaves_nothing_behind(tmp_path, text
 
 def test_a_spec_says_how_the_model_is_read_while_it_is_adapted(tmp_path, texts, tiny_folder, monkeypatch):
     read = []
-    monkeypatch.setattr(running, "open_base", lambda spec: read.append(spec) or stop())
+    monkeypatch.setattr(running, "open_base", lambda spec, _: read.append(spec) or stop())
     spec = gerund.ModelSpec(model=str(tiny_folder), pooling="last", dtype="float32", device="cpu")
     with pytest.raises(Stopped):
         gerund.adapt(spec, texts, tmp_path / "a", show_progress=False)
@@ -193,3 +193,16 @@ def test_from_documents_to_a_model_and_a_report(tmp_path, monkeypatch, bundled):
     assert adapted.adapters.hash("encode") != bundled.adapters.hash("encode")
     prefix = (["The old man"], [[" looked at the sea.", " stone and interest."]])
     assert adapted.score(*prefix) == bundled.score(*prefix)
+
+
+@pytest.mark.slow
+def test_a_reranker_is_trained_after_the_encoder_and_measured(tmp_path, texts, tiny_folder):
+    done = gerund.adapt(tiny_folder, texts, tmp_path / "out", steps=2, reranker=True, show_progress=False)
+    lm, plain = gerund.load(done.encoder), gerund.load(tiny_folder)
+    assert lm.adapters.folders.keys() == {"encode", "rerank"}
+    assert lm.default_measure(is_second=True) == "model"
+    assert lm.generate("A cat", 5)[0].text == plain.generate("A cat", 5)[0].text
+    assert done.after.second_seconds.keys() == {"model", "lift"}
+    assert len(json.loads((tmp_path / "out" / "report.json").read_text())["second_stage"]) == 2
+    assert "trained reranker" in (tmp_path / "out" / "report.html").read_text()
+    assert not (tmp_path / "out" / "encoder").exists()

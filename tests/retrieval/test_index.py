@@ -103,7 +103,10 @@ def test_what_the_new_order_weighs_and_how_long_it_may_take(index):
     kept = index.search("bread", 4, rerank=4, rerank_weight=0)
     assert [hit.source for hit in kept] == [hit.source for hit in plain]
     assert None not in [hit.relevance for hit in kept]
+    assert (kept.rerank.offered, kept.rerank.read, kept.rerank.seconds > 0) == (4, 4, True)
     late = index.search("bread", 4, rerank=4, rerank_deadline=1e-9)
+    assert (late.rerank.offered, late.rerank.read) == (4, 0)
+    assert index.search("bread", 4).rerank is None
     assert [(hit.source, hit.relevance) for hit in late] == [(hit.source, None) for hit in plain]
     answer = index.ask("what is bread made of", rerank=3, rerank_by="lift", rerank_weight=0.5, rerank_deadline=60)
     assert answer.found

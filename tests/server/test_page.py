@@ -61,6 +61,8 @@ def test_no_other_file_is_given_away(indexed: Running, name: str) -> None:
 
 def test_search_finds_what_the_index_finds(indexed: Running) -> None:
     found = indexed.ok("/v1/search", query="flour for bread", k=2)
+    assert found["rerank"] is None
+    assert indexed.ok("/v1/search", query="flour", k=1, rerank=2)["rerank"]["offered"] == 2
     index = indexed.service.index
     assert index is not None
     own = index.search("flour for bread", 2)

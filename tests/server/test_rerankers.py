@@ -26,7 +26,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_rerank(served: Running) -> None:
     expected = served.lm.rerank(QUERY, DOCUMENTS)
     for route in ("/v1/rerank", "/v2/rerank", "/rerank"):
-        found = served.ok(route, query=QUERY, documents=DOCUMENTS)["results"]
+        answer = served.ok(route, query=QUERY, documents=DOCUMENTS)
+        found, cost = answer["results"], answer["rerank"]
+        assert (cost["by"], cost["offered"], cost["read"]) == ("model", len(DOCUMENTS), len(DOCUMENTS))
+        assert cost["seconds"] > 0
         assert [one["index"] for one in found] == expected.indices
         assert [one["relevance_score"] for one in found] == pytest.approx(expected.scores, abs=1e-5)
     found = served.ok("/rerank", query=QUERY, texts=DOCUMENTS)

@@ -48,6 +48,9 @@ class AdaptConfig:
     write_questions: bool = False
     """Let the model write questions to the documents that it is trained on, and train on those that find their
     document, with hard negatives (the recipe ``questions-adapt``). The model must generate well enough to ask."""
+    reranker: bool = False
+    """Train a reranker too, after the encoder and for as long (the recipe ``reranker``), and measure it as the second
+    stage of a search. With ``write_questions`` it learns from questions that the model writes."""
     recipe: str | Path | None = None
     """Another recipe than ``gur-adapt``: a file, or the name of a bundled one."""
     minutes: float | None = None
@@ -76,6 +79,7 @@ class AdaptConfig:
             if whole_number("steps", self.steps) < 1:
                 raise ConfigError(f"steps={self.steps} trains nothing; give 1 or more")
         flag("write_questions", self.write_questions)
+        flag("reranker", self.reranker)
         if whole_number("seed", self.seed) < 0:
             raise ConfigError(f"seed={self.seed} is below 0")
         if not isinstance(self.language, str) or not (self.language.isascii() and self.language.isalpha()):

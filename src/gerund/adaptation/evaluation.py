@@ -7,8 +7,8 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,6 +23,7 @@ from gerund.progress import progress
 from gerund.reporting.rendering import bare_name, duration, versions, write_html
 from gerund.retrieval.hybrid_search import DEPTH, MODES, Mode
 from gerund.retrieval.index import open_index
+from gerund.settings.ranking import RelevanceMeasure
 from gerund.version import __version__
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 
 MEASURES = ("nDCG@10", "recall@10", "MRR@10")
 MAIN = MEASURES[0]
+
+SECOND_STAGES: Mapping[RelevanceMeasure, str] = {
+    "model": "the trained reranker",
+    "lift": "lift, which needs no training",
+}
+"""Measures that re-rank the first hits where a reranker was trained, by what reports call them."""
+RERANKED = 20
+"""Hits that they re-rank."""
 
 _CUT = 10
 _DOCUMENTS_AT_ONCE = 64
@@ -49,6 +58,8 @@ class Measured:
     documents: int  # how many documents were searched
     chunks: int  # how many chunks they were cut into
     weight: float  # what the vectors count in ``hybrid``
+    second_seconds: Mapping[str, float] = field(default_factory=dict)
+    """For each second stage, whose values are those of ``rerank MEASURE``, how long it took per query."""
 
     def mean(self, mode: str, measure: str = MAIN) -> float:
         """Return the mean over all queries."""
@@ -58,21 +69,34 @@ class Measured:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
         values = {mode: {name: list(item) for name, item in result.items()} for mode, result in self.values.items()}
-        return {"values": values, "documents": self.documents, "chunks": self.chunks, "weight": self.weight}
+        return {
+            "values": values,
+            "documents": self.documents,
+            "chunks": self.chunks,
+            "weight": self.weight,
+            "second_seconds": dict(self.second_seconds),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return what ``to_dict`` described."""
         result = {mode: {name: tuple(item) for name, item in by.items()} for mode, by in values["values"].items()}
-        return cls(result, values["documents"], values["chunks"], values["weight"])
+        return cls(result, values["documents"], values["chunks"], values["weight"], values.get("second_seconds", {}))
 
 
 def measure(
-    lm: "LanguageModel", split: Split, language: str = "en", label: str = "measuring", *, show: bool | None = None
+    lm: "LanguageModel",
+    split: Split,
+    language: str = "en",
+    label: str = "measuring",
+    *,
+    second: Iterable[RelevanceMeasure] = (),
+    show: bool | None = None,
 ) -> Measured:
     """Index all documents as ``gerund index`` would, in memory, and search them for every query.
 
-    A document's place is that of its best chunk among the first 100.
+    A document's place is that of its best chunk among the first 100. Each measure of ``second`` re-ranks the first 20
+    chunks of a search by words and vectors.
     """
     index = open_index(None, lm, chunking=chunking_for(lm, language))
     corpus, chunks = split.corpus, 0
@@ -81,15 +105,24 @@ def measure(
             documents = corpus[first : first + _DOCUMENTS_AT_ONCE]
             chunks += index.add_documents(documents).chunks
             advance(len(documents))
-        scores: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in MEASURES} for mode in MODES}
+        stages = {f"rerank {by}": by for by in second}
+        scores: dict[str, dict[str, list[float]]] = {
+            mode: {name: [] for name in MEASURES} for mode in (*MODES, *stages)
+        }
+        seconds = dict.fromkeys(stages.values(), 0.0)
         for first in range(0, len(split.queries), _QUERIES_AT_ONCE):
             queries = split.queries[first : first + _QUERIES_AT_ONCE]
             texts = [query.text for query in queries]
             for mode in MODES:
                 _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
+            for name, by in stages.items():
+                found = index.search_all(texts, DEPTH, rerank=RERANKED, rerank_by=by)
+                _score(queries, found, scores[name])
+                seconds[by] += sum(hits.rerank.seconds for hits in found if hits.rerank is not None)
             advance(len(queries))
     values = {mode: {name: tuple(scores) for name, scores in by.items()} for mode, by in scores.items()}
-    return Measured(values, len(corpus), chunks, lm.fusion_weight)
+    each: dict[str, float] = {by: total / len(split.queries) for by, total in seconds.items()}
+    return Measured(values, len(corpus), chunks, lm.fusion_weight, each)
 
 
 def evaluation_seconds(lm: "LanguageModel", split: Split, language: str = "en") -> float:
@@ -214,14 +247,48 @@ def beside_words(after: Measured, seed: int = 0) -> str:
     """Say whether the trained model finds the held-out documents better than BM25 alone, in one sentence."""
     texts = []
     for mode, name in (("hybrid", "words and vectors together"), ("vectors", "vectors alone")):
-        new, old = (Examples.of_mean(after.values[each][MAIN]) for each in (mode, "words"))
-        difference = difference_of(new, old, seed=seed)
-        assert difference is not None
-        low, high = difference.interval.low, difference.interval.high
-        surely = difference.p < SIGNIFICANT and (low > 0 or high < 0)
-        verdict = "may be as good" if not surely else "are better" if low > 0 else "are worse"
-        texts.append(f"{name} {verdict} ({_signed(difference.value)} [{_signed(low)} to {_signed(high)}])")
+        outcome, figures = _beside(after, mode, "words", seed)
+        texts.append(f"{name} {'may be' if outcome == 'as good' else 'are'} {outcome} ({figures})")
     return f"Beside BM25 ({MAIN} {100 * after.mean('words'):.1f}), after the training {' and '.join(texts)}."
+
+
+def second_stage(after: Measured, seed: int = 0) -> list[str]:
+    """Say what re-ranking adds to a search by words and vectors and to BM25, and what it costs, for each measure."""
+    result = []
+    for by, name in SECOND_STAGES.items():
+        if (mode := f"rerank {by}") not in after.values:
+            continue
+        parts = []
+        for other, called in (("hybrid", "the search alone"), ("words", "BM25 alone")):
+            outcome, figures = _beside(after, mode, other, seed)
+            verdict = "may be as good as" if outcome == "as good" else f"is {outcome} than"
+            parts.append(f"{verdict} {called} ({figures})")
+        figures = f"{MAIN} {100 * after.mean(mode):.1f}, {after.second_seconds[by]:.2f} s per query"
+        what = f"Re-ranking the first {RERANKED} hits of words and vectors by {name}"
+        result.append(f"{what} ({figures}) {' and '.join(parts)}.")
+    return result
+
+
+def _beside(measured: Measured, mode: str, other: str, seed: int) -> tuple[str, str]:
+    """Return whether a way to search is surely ``better`` or ``worse`` than another, else ``as good``; and by what."""
+    new, old = (Examples.of_mean(measured.values[each][MAIN]) for each in (mode, other))
+    difference = difference_of(new, old, seed=seed)
+    assert difference is not None
+    low, high = difference.interval.low, difference.interval.high
+    surely = difference.p < SIGNIFICANT and (low > 0 or high < 0)
+    outcome = "as good" if not surely else "better" if low > 0 else "worse"
+    return outcome, f"{_signed(difference.value)} [{_signed(low)} to {_signed(high)}]"
+
+
+def second_stage_advice(after: Measured, seed: int = 0) -> list[str]:
+    """Return what to do with a trained reranker, a sentence; nothing where none was measured."""
+    if "rerank model" not in after.values:
+        return []
+    if _beside(after, "rerank model", "hybrid", seed)[0] != "better":
+        return ["The reranker is not surely better than the search alone: leave --rerank out, or train for longer."]
+    if "rerank lift" in after.values and _beside(after, "rerank model", "rerank lift", seed)[0] == "worse":
+        return ["Use --rerank-by lift, which ranks better than the trained reranker."]
+    return ["Search with --rerank 20, which now takes the trained reranker."]
 
 
 def shown(compared: Compared) -> str:
@@ -324,12 +391,17 @@ class Adapted:
         return beside_words(self.after, self.options.seed)
 
     @property
+    def second_stage(self) -> list[str]:
+        """What re-ranking adds and costs, a sentence a measure; nothing where no reranker was trained."""
+        return second_stage(self.after, self.options.seed)
+
+    @property
     def advice(self) -> list[str]:
         """What to try next."""
         minutes = MINUTES if self.options.minutes is None else self.options.minutes
         counts = {"queries": len(self.split.queries), "verbatim": self.split.verbatim}
         facts = counts | {"bound": self.choice.bound, "minutes": minutes}
-        return advice(self.compared, facts)
+        return [*advice(self.compared, facts), *second_stage_advice(self.after, self.options.seed)]
 
     def next_commands(self, texts: Sequence[str | Path]) -> list[str]:
         """Return the commands that use the adapted model."""
@@ -352,6 +424,7 @@ class Adapted:
             "parameters": self.parameters,
             "verdict": self.verdict,
             "beside_words": self.beside_words,
+            "second_stage": self.second_stage,
             "advice": self.advice,
             "compared": [item.to_dict() for item in self.compared],
             "documents": {
@@ -421,6 +494,7 @@ def write_report(done: Adapted) -> None:
         title=f"{bare_name(done.model)}, adapted to {len(done.collected.documents):,} documents",
         verdict=done.verdict,
         beside_words=done.beside_words,
+        second_stage=done.second_stage,
         advice=done.advice,
         rows=rows_of(done.compared),
         gained=_moved(done, better=True),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gerund.training.objectives.settings import INSTRUCTION, class_of
 from gerund.training.recipe import Recipe, find_recipe, load_recipe, read_settings
 
 RECIPE = "gur-adapt"
+RERANKER_RECIPE = "reranker"
 RECIPE_WITH_QUESTIONS = "questions-adapt"
 
 # Of the pairs: beyond that a model learns them by heart.
@@ -153,8 +154,8 @@ def _check_purpose(objective: dict[str, Any], name: str) -> None:
         )
     if kind.purpose is Purpose.RANK:
         raise ConfigError(
-            f"{name} trains token vectors to rank documents by, and adapting trains one vector for each text: "
-            f"gerund train {name} --texts trains it"
+            f"{name} trains how documents are ranked, and adapting trains one vector for each text: "
+            f"gerund train {name} --texts trains it, and gerund adapt --reranker a reranker after the encoder"
         )
     # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
     writes = ENCODER_DECODER in kind.models and kind.purpose_of(objective) is Purpose.WRITE
@@ -221,8 +222,22 @@ def choose(
     return Choice(recipe, seconds, result.memory_mib, bound, _epochs(recipe, steps, pairs))
 
 
+def reranker_settings(base: Base, machine: Machine, options: AdaptConfig, data: Path, run: Path) -> dict[str, Any]:
+    """Return the settings of the recipe that trains a reranker on the texts."""
+    settings = read_settings(find_recipe(RERANKER_RECIPE), [])
+    [objective] = settings["objectives"]
+    objective["questions"] = "written" if options.write_questions else "mined"
+    if base.longest is not None:
+        objective["length"] = min(objective["length"], base.longest)
+    settings["model"]["base"] = base.name
+    settings["data"] = {"folder": str(data), "sources": [{"name": "texts", "files": [TEXTS]}]}
+    settings["optimizer"]["learning_rate"] = shape_of(replace(base, adapter=False), machine)["rate"]
+    return settings | {"output": str(run), "seed": options.seed}
+
+
 def _reads_pairs(recipe: Recipe) -> bool:
-    return not recipe.objectives[0].reads_sources
+    [first, *_] = recipe.objectives
+    return not first.reads_sources or first.trains_reranker
 
 
 def _epochs(recipe: Recipe, steps: int, pairs: int) -> float | None:

@@ -6,7 +6,9 @@
     OUT/recipe.yaml     the recipe that was chosen, which gerund train takes too
     OUT/choice.json     why it was chosen
     OUT/data/           the documents to train on, and their pairs
+    OUT/base/           the model with the adapter that comes with gerund, if it is one of these
     OUT/run/            the training: its log and checkpoints
+    OUT/reranker/       that of the reranker, and its recipe in OUT/reranker.yaml, if one was asked for
     OUT/model/          the model with its new adapter
     OUT/measured/       evaluation before and after, query by query
     OUT/report.html     the report
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from gerund.adaptation.config import AdaptConfig
 from gerund.adaptation.data import Collected, Pairs, Split, make_pairs, name_of, read_documents, split_documents
 from gerund.adaptation.evaluation import (
+    SECOND_STAGES,
     Adapted,
     Measured,
     compare,
@@ -34,7 +37,7 @@ from gerund.adaptation.evaluation import (
     require_statistics,
     write_report,
 )
-from gerund.adaptation.hyperparameters import Base, Choice, Machine, choose, settings_for
+from gerund.adaptation.hyperparameters import Base, Choice, Machine, choose, reranker_settings, settings_for
 from gerund.checks import place, read_json
 from gerund.entry import load
 from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError
@@ -48,7 +51,7 @@ from gerund.retrieval.document_reader import ReadLimits
 from gerund.scoring.dual_encoder import has_scorer
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
-from gerund.training.recipe import find_recipe, load_recipe, made_by
+from gerund.training.recipe import Recipe, find_recipe, load_recipe, made_by
 from gerund.training.run_folder import newest_checkpoint, step_of
 
 if TYPE_CHECKING:
@@ -74,17 +77,23 @@ def encoder_settings(spec: ModelSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", include=set(EncoderSpec.model_fields), exclude_none=True)
 
 
-def open_base(spec: ModelSpec) -> "tuple[LanguageModel, Base]":
-    """Load a model, with what a recipe depends on in it."""
+def open_base(spec: ModelSpec, folder: Path) -> "tuple[LanguageModel, Base]":
+    """Load a model, with what a recipe depends on in it; ``folder`` is for one whose adapter comes with gerund."""
     lm = load(spec, runtime="torch")
-    lm.encoder.refuse_methods("training")
+    lm.encoder.refuse_methods("training", takes=("exit_layer",))
+    name = spec.model
+    if lm.bundled is not None:
+        # An adapter that comes with gerund is trained further like one of a folder.
+        name = str(folder / "base")
+        if not (folder / "base").is_dir():
+            lm.save(name)
     base = Base(
-        name=spec.model,
+        name=name,
         parameters=count_parameters(lm.model),
         layers=lm.n_layers,
         width=lm.runtime.state_width,
         vocabulary=int(lm.model.get_input_embeddings().weight.shape[0]),
-        adapter="encode" in _adapters(spec.model),
+        adapter="encode" in _adapters(name),
         longest=context_length(lm.model.config, lm.tokenizer),
     )
     return lm, base
@@ -247,7 +256,7 @@ class _Job:
     def open(self) -> "LanguageModel":
         """Load the model."""
         check_adaptable(self.spec.model)
-        lm, self.base = open_base(self.spec)
+        lm, self.base = open_base(self.spec, self.output)
         return lm
 
     def _load_adapted(self) -> "LanguageModel":
@@ -344,7 +353,9 @@ class _Job:
         if path.is_file():
             return Measured.from_dict(read_json(path))
         self.say(f"measuring {when} training: {len(split.corpus):,} documents, {len(split.queries)} queries")
-        measured = measure(model(), split, self.options.language, f"measuring {when}", show=self.show)
+        second = SECOND_STAGES if when == "after" and self.options.reranker else ()
+        label = f"measuring {when}"
+        measured = measure(model(), split, self.options.language, label, second=second, show=self.show)
         make_folder(path.parent)
         write_atomic(path, json.dumps(measured.to_dict()))
         return measured
@@ -354,19 +365,35 @@ class _Job:
         target, trained = self.output / "model", self.output / "run" / "model"
         if target.is_dir():
             return
-        if not trained.is_dir():
-            from gerund.training.run import train
+        encoder = self.output / "encoder" if self.options.reranker else target
+        if not encoder.is_dir():
+            _trained(choice.recipe, trained)
+            finish(self.base.name, trained, encoder)
+            # Both have the same weights.
+            shutil.rmtree(trained, ignore_errors=True)
+            shutil.rmtree(self.output / "run" / "checkpoints", ignore_errors=True)
+        if self.options.reranker:
+            run = self.output / "reranker"
+            _trained(self._reranker_recipe(encoder), run / "model")
+            (run / "model").replace(target)
+            shutil.rmtree(encoder, ignore_errors=True)
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
-            try:
-                train(choice.recipe, resume=True)
-            except KeyboardInterrupt as stop:
-                # The hint of this run replaces that of its training.
-                stop.__notes__ = []
-                raise
-        finish(self.spec.model, trained, target)
-        # Both have the same weights.
-        shutil.rmtree(trained, ignore_errors=True)
-        shutil.rmtree(self.output / "run" / "checkpoints", ignore_errors=True)
+    def _reranker_recipe(self, encoder: Path) -> Recipe:
+        """Return the recipe that adds a reranker to the trained model; it is chosen once."""
+        file, whole = self.output / "reranker.yaml", self.output.resolve()
+        if file.is_file():
+            return load_recipe(file)
+        machine, options = Machine.this(), replace(self.options, recipe=None)
+        base = replace(self.base, name=str(encoder.resolve()))
+        settings = reranker_settings(base, machine, options, whole / "data", whole / "reranker")
+        try:
+            choice = choose(settings, options, settings["objectives"][0]["lists"], machine, file, measured=False)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        self.say(choice_summary(choice))
+        return choice.recipe
 
     def _resume_hint(self) -> str:
         if not (self.output / "adapt.json").is_file():
@@ -381,6 +408,20 @@ class _Job:
             stored.append(f"the training up to step {step_of(checkpoint)}")
         what = " and ".join(stored) or "nothing yet"
         return f"{self.output} keeps {what}: give --resume to go on from there"
+
+
+def _trained(recipe: Recipe, folder: Path) -> None:
+    """Train by a recipe, unless the finished model is there already."""
+    if folder.is_dir():
+        return
+    from gerund.training.run import train
+
+    try:
+        train(recipe, resume=True)
+    except KeyboardInterrupt as stop:
+        # The hint of this run replaces that of its training.
+        stop.__notes__ = []
+        raise
 
 
 def choice_summary(choice: Choice) -> str:

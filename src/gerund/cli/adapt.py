@@ -68,6 +68,13 @@ def command(
             help="Let the model write questions to the documents, and train on those that find their document.",
         ),
     ] = False,
+    reranker: Annotated[
+        bool,
+        typer.Option(
+            "--reranker",
+            help="Train a reranker too, for as long as the encoder, and measure it as the second stage of a search.",
+        ),
+    ] = False,
     recipe: Annotated[
         str | None, typer.Option(help="Another recipe than gur-adapt: a YAML file, or a bundled one.")
     ] = None,
@@ -104,7 +111,7 @@ def command(
 
         gerund adapt --texts notes/ --texts papers/ -o adapted --minutes 20
 
-        gerund adapt smollm2 --texts notes/ -o adapted --write-questions
+        gerund adapt smollm2 --texts notes/ -o adapted --write-questions --reranker
 
         gerund adapt ./model --texts articles.jsonl --questions questions.jsonl -o adapted
     """
@@ -117,6 +124,7 @@ def command(
         questions=questions,
         ask=ask,
         write_questions=write_questions,
+        reranker=reranker,
         recipe=recipe,
         minutes=minutes,
         steps=steps,
@@ -165,7 +173,7 @@ def _tell(done: "Adapted", texts: list[Path], *, as_json: bool) -> None:
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     typer.echo(f"\n{done.verdict}\n{done.beside_words}")
-    for sentence in done.advice:
+    for sentence in (*done.second_stage, *done.advice):
         typer.echo(sentence)
     following = "Next" if main_of(done.compared, "vectors").outcome == "helped" else "To try it all the same"
     typer.echo(f"\nReport: {done.page}\nModel:  {done.encoder}\n{following}:")

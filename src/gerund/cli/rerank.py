@@ -8,6 +8,7 @@ import typer
 from gerund.cli import options, text_io
 from gerund.errors import ConfigError, TextError
 from gerund.settings.model_spec import ModelSpec
+from gerund.types import RerankCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ def command(
         for index, score in zip(record["indices"], record["scores"], strict=True):
             typer.echo(f"{score:10.4f}  {texts[index].strip()}")
         if record["seconds"] is not None:
-            text_io.tell(f"{record['read']} of {len(texts)} documents read in {record['seconds']:.2f} s")
+            text_io.tell(str(RerankCost(record["by"], len(texts), record["read"], record["seconds"])))
         return
     text_io.write(text_io.as_lines(found), output, len(asked), "ranking")
 
@@ -138,6 +139,7 @@ def _ranked(lm: "LanguageModel", asked: list[Asked], how: dict[str, Any]) -> "It
             "query": query,
             "indices": found.indices,
             "scores": [round(score, 6) for score in found.scores],
+            "by": found.by,
             "read": found.read,
             "seconds": None if found.seconds is None else round(found.seconds, 3),
         }

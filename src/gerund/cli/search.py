@@ -9,7 +9,7 @@ import typer
 from gerund.cli import index_view, options, text_io
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, DataError
-from gerund.types import Hit
+from gerund.types import Hit, Hits, RerankCost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +114,7 @@ def _refuse_local(spec: "ModelSpec", **given: Any) -> None:
 
 def _remote_hits(
     url: str, api_key_file: Path | None, index: str | None, asked: "Sequence[str]", request: dict[str, Any]
-) -> "list[list[Hit]]":
+) -> "list[Hits]":
     from gerund.cli.remote import Remote
 
     remote = Remote(url, api_key_file)
@@ -130,7 +130,9 @@ def _remote_hits(
                 f"{remote.url} serves the index {served}, not {PurePath(index).name}; leave INDEX out to search it"
             )
         try:
-            results.append([Hit(**{name: hit[name] for name in fields}) for hit in answer["data"]])
+            hits = [Hit(**{name: hit[name] for name in fields}) for hit in answer["data"]]
+            cost = answer.get("rerank")
+            results.append(Hits(hits, None if cost is None else RerankCost(**cost)))
         except (KeyError, TypeError) as error:
             raise DataError(f"{remote.url} is not a gerund server, or one of another version") from error
     return results
@@ -152,14 +154,14 @@ def _queries(given: "list[str] | None") -> list[str]:
     return lines
 
 
-def _print_lines(asked: "Sequence[str]", results: "Sequence[Sequence[Hit]]") -> None:
+def _print_lines(asked: "Sequence[str]", results: "Sequence[Hits]") -> None:
     for query, hits in zip(asked, results, strict=True):
         for hit in hits:
             which = {"query": query} if len(asked) > 1 else {}
             typer.echo(json.dumps({**which, **hit.to_dict()}, ensure_ascii=False))
 
 
-def _print_hits(asked: "Sequence[str]", results: "Sequence[Sequence[Hit]]", language: str = "en") -> None:
+def _print_hits(asked: "Sequence[str]", results: "Sequence[Hits]", language: str = "en") -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -169,6 +171,8 @@ def _print_hits(asked: "Sequence[str]", results: "Sequence[Sequence[Hit]]", lang
             console.print(Text(f"== {query}", style="bold"))
         if not hits:
             tell(f"nothing was found for {query!r}")
+        if hits.rerank is not None:
+            tell(str(hits.rerank))
         for hit in hits:
             line = Text(f"{hit.rank:2d}  {hit.score:.3f}  ")
             if hit.relevance is not None:

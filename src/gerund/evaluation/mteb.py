@@ -29,6 +29,7 @@ _DOCUMENT = "document"
 # Where the scores of single queries stand among MTEB's, the names that trec_eval has for the main metrics, and how far
 # MTEB rounds their means.
 _BY_QUERY = "by_query"
+_NOTES = "notes"
 _TREC_EVAL = {"ndcg_at_10": "ndcg_cut_10", "map_at_1000": "map_cut_1000"}
 _ROUNDING = 1e-5
 
@@ -159,7 +160,7 @@ def score_of(scores: Mapping[str, Any], main: str, others: Sequence[str] = (), *
     """Return MTEB's scores as ours."""
     metrics = {name: float(scores[name]) for name in (main, *others)}
     undefined = [name for name, value in metrics.items() if not math.isfinite(value)]
-    notes = tuple(known.pop("notes", ()))
+    notes = (*known.pop("notes", ()), *scores.get(_NOTES, ()))
     known.setdefault("examples", _examples(scores, main))
     if undefined:
         notes += (f"{', '.join(undefined)} cannot be computed (all similarities or all ratings are equal); shown as 0",)
@@ -245,7 +246,7 @@ def _scores(
         model = system.search_model({} if prompt is None else {local.name: prompt}, show=config.show_progress)
         result = evaluate(model, task)
     scores: Mapping[str, Any] = result.scores["test"][0]
-    return {**scores, _BY_QUERY: by_query}
+    return {**scores, _BY_QUERY: by_query, _NOTES: getattr(model, "notes", ())}
 
 
 def _task(local: LocalTask, seed: int) -> Any:

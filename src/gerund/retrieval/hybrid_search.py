@@ -17,7 +17,7 @@ from gerund.checks import check_unicode, demand_number
 from gerund.errors import ConfigError, TextError
 from gerund.retrieval.store import KeywordQuery, Match, VectorStore, one_of_sources
 from gerund.settings.ranking import SecondStage
-from gerund.types import Hit, Ranking
+from gerund.types import Hit, Hits, Ranking, RerankCost
 
 Mode = Literal["hybrid", "words", "vectors"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -174,11 +174,11 @@ Rank = Callable[..., Ranking]
 """Ranks hits for a query: called with both and the keywords of ``rerank`` for a first stage."""
 
 
-def reranked(query: str, hits: Sequence[Hit], rank: Rank, second: SecondStage) -> list[Hit]:
+def reranked(query: str, hits: Sequence[Hit], rank: Rank, second: SecondStage) -> Hits:
     """Re-rank the first hits, with their scores, which stay; ``relevance`` is the new score."""
     first, rest = hits[: second.rerank], hits[second.rerank :]
     if not first:
-        return list(hits)
+        return Hits(hits)
     ranking = rank(
         query,
         first,
@@ -191,4 +191,5 @@ def reranked(query: str, hits: Sequence[Hit], rank: Rank, second: SecondStage) -
     ordered = [
         replace(first[index], relevance=score if place < read else None) for place, (index, score) in enumerate(ranking)
     ]
-    return [replace(hit, rank=rank) for rank, hit in enumerate([*ordered, *rest], start=1)]
+    whole = (replace(hit, rank=rank) for rank, hit in enumerate([*ordered, *rest], start=1))
+    return Hits(whole, RerankCost.of(ranking, len(first)))

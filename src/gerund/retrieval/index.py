@@ -44,7 +44,7 @@ from gerund.retrieval.store import IndexMetadata, VectorStore, from_bytes
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.ranking import MAXSIM, MOST_HITS, TRAINED_FUSION, RerankKeywords, SecondStage
-from gerund.types import Answer, Hit, Ranking
+from gerund.types import Answer, Hit, Hits, Ranking
 
 if TYPE_CHECKING:
     from gerund.inference.sentence_encoder import SentenceEncoder
@@ -304,7 +304,7 @@ class Index(QuestionAnswering):
         weight: float | None = None,
         expand: int = 0,
         **more: Unpack[SearchKeywords],
-    ) -> list[Hit]:
+    ) -> Hits:
         """Find the chunks that match a query best.
 
         Args:
@@ -321,7 +321,7 @@ class Index(QuestionAnswering):
                 ``rerank_weight`` and ``rerank_deadline``; see ``SearchKeywords``. ``top_k`` is another name for ``k``.
 
         Returns:
-            The hits, best first.
+            The hits, best first; ``rerank`` of the list has what re-ranking cost.
 
         Raises:
             TextError: the query is empty or not a string.
@@ -344,7 +344,7 @@ class Index(QuestionAnswering):
         weight: float | None = None,
         expand: int = 0,
         **more: Unpack[SearchKeywords],
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """Find the chunks that match each of several queries best; the queries are encoded together.
 
         Settings and errors are those of ``search``.
@@ -369,11 +369,11 @@ class Index(QuestionAnswering):
             encoded_ND = self._require_embedder().queries([text for texts in expanded for text in texts])
             vectors_ND = np.split(encoded_ND, np.cumsum([len(texts) for texts in expanded])[:-1])
         pairs = zip(expanded, vectors_ND, strict=True)
-        hits = [to_hits(*rankings(self.store, *pair, mode, limit, where), mode, weight) for pair in pairs]
+        hits = [Hits(to_hits(*rankings(self.store, *pair, mode, limit, where), mode, weight)) for pair in pairs]
         if second.rerank:
             rank = self._second_rank(second)
             hits = [reranked(query, of_query, rank, second) for query, of_query in zip(checked, hits, strict=True)]
-        return [of_query[:k] for of_query in hits]
+        return [Hits(of_query[:k], of_query.rerank) for of_query in hits]
 
     def prepare(self, question: Question) -> Answer | PendingAnswer:
         """Return the answer to a checked question, or what a model generates it from."""

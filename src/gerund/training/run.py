@@ -35,6 +35,7 @@ from gerund.language_model import LanguageModel, save_into
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
+from gerund.models.sources import Source
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
 from gerund.training.machine import check_machine, compile_layers, has_bf16, preserve_random_states, uses_bf16
@@ -326,7 +327,9 @@ def write_model(
     """
     # Loading the base samples random numbers, and a snapshot must not change the dropout of the steps after it.
     with torch.random.fork_rng(devices=[]), atomic_folder(folder, overwrite=overwrite) as partial:
-        write_atomic(partial / "training.json", json.dumps(report, indent=1) + "\n")  # before the card, which names it
+        # Before the card, which names it.
+        record = "training.json" if reranks is None else "training-rerank.json"
+        write_atomic(partial / record, json.dumps(report, indent=1) + "\n")
         if trained.adapter is None:
             finished = trained.model if is_copy else copy.deepcopy(trained.model)
             finished = finished.to("cpu", _stored_type(trained))
@@ -341,6 +344,7 @@ def write_model(
                 stored: Any = str(_stored_type(trained)).removeprefix("torch.")
                 lm = load(reranks, reranker=room, dtype=stored, device="cpu", runtime="torch")
                 save_into(lm, partial, source=trained.source)
+            _keep_record(trained.source, partial)
             extra_files = ()
         else:
             assert trained.source is not None
@@ -352,6 +356,13 @@ def write_model(
         for write in extra_files:
             write(partial)
     return folder
+
+
+def _keep_record(source: Source | None, folder: Path) -> None:
+    """Copy the record of how a base was trained, which says what its adapters are for."""
+    settings = None if source is None else loading.settings_folder(source)
+    if settings is not None and (settings / loading.RECORD).is_file():
+        shutil.copyfile(settings / loading.RECORD, folder / loading.RECORD)
 
 
 def write_adapter(trained: TrainableModel, folder: Path) -> None:

@@ -358,6 +358,7 @@ def test_scores_are_those_of_a_users_search(folder_index, bundled):
                 if name in score.metrics:
                     assert score.metrics[name] == pytest.approx(value, abs=6e-6), (system.label, name)
         assert score.value > 0.5
+        assert any(note.startswith("second stage: ") for note in score.notes) == bool(system.second.rerank)
 
 
 def test_whole_documents_are_one_chunk(bundled):

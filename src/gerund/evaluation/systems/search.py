@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from gerund.retrieval.store import one_of_sources
 from gerund.scoring.names import MODEL
 from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, TRAINED_FUSION, SecondStage
 from gerund.text_analysis import VERSION, Analyzer
-from gerund.types import Scorer
+from gerund.types import RerankCost, Scorer
 
 BM25 = "bm25"
 HYBRID = "hybrid"
@@ -467,6 +468,15 @@ class IndexSearch:
     def __init__(self, system: IndexSystem) -> None:
         self._system = system
         self._index: Index | None = None
+        self._costs: list[RerankCost] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the second stage cost, where there is one."""
+        if not self._costs:
+            return ()
+        seconds, read = (fmean(getattr(cost, name) for cost in self._costs) for name in ("seconds", "read"))
+        return (f"second stage: {read:.1f} hits a query re-ranked by {self._costs[0].by} in {seconds:.2f} s",)
 
     @cached_property
     def mteb_model_meta(self) -> Any:
@@ -495,6 +505,7 @@ class IndexSearch:
                 continue
             where = None if offered is None else one_of_sources(offered)
             hits = self._index.search(text, hybrid_search.DEPTH, filter=where, **settings)
+            self._costs += [] if hits.rerank is None else [hits.rerank]
             # Candidates that are not found come last, as they were offered.
             order = dict.fromkeys([*(hit.source for hit in hits), *(offered or ())])
             ranking[query] = {source: 1 / rank for rank, source in enumerate(list(order)[:top_k], start=1)}

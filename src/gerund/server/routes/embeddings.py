@@ -1,6 +1,7 @@
 """Embeddings, reranking, scores, search and attention maps."""
 
 import base64
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from gerund.server.schemas.embeddings import (
 from gerund.server.service import RequestContext, Served, Service
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.ranking import RerankKeywords
-from gerund.types import EncodeResult
+from gerund.types import EncodeResult, RerankCost
 
 router = APIRouter(tags=["representation"])
 
@@ -118,7 +119,7 @@ async def rerank(body: RerankRequest, request: Request, service: Served) -> dict
     service.require_model(body.model)
     texts, most = body.texts, body.most
     stage = {"scores": body.scores, "weight": body.weight, "deadline": body.deadline}
-    scores, tokens = await _relevance(
+    scores, tokens, cost = await _relevance(
         service, request, body.query, texts, body.by, most=body.max_tokens_per_doc, stage=stage
     )
     order = np.argsort(-scores, kind="stable")[:most]
@@ -131,6 +132,7 @@ async def rerank(body: RerankRequest, request: Request, service: Served) -> dict
         "model": service.names[0],
         "results": results,
         "usage": {"total_tokens": tokens},
+        "rerank": cost.to_dict(),
         "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 1}},
     }
 
@@ -144,7 +146,7 @@ async def rerank_any(
         return await rerank(body, request, service)
     service.require_model(body.model)
     truncate = body.truncate is not False
-    scores, _ = await _relevance(service, request, body.query, body.texts, None, param="texts", truncate=truncate)
+    scores, *_ = await _relevance(service, request, body.query, body.texts, None, param="texts", truncate=truncate)
     order = [int(index) for index in np.argsort(-scores, kind="stable")]
     results: list[dict[str, Any]] = [{"index": index, "score": float(scores[index])} for index in order]
     return [{**result, "text": body.texts[result["index"]]} for result in results] if body.return_text else results
@@ -192,6 +194,7 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
         "model": service.names[0],
         "index": PurePath(str(service.settings.index)).name,
         "data": [{"object": "search_result", **hit.to_dict()} for hit in hits],
+        "rerank": None if hits.rerank is None else hits.rerank.to_dict(),
     }
 
 
@@ -370,8 +373,8 @@ async def _relevance(
     most: int | None = None,
     truncate: bool = True,
     stage: Mapping[str, Any] | None = None,
-) -> tuple[np.ndarray, int]:
-    """Return the score of each document ``(N,)``, and the number of tokens, of which ``most`` per document count.
+) -> tuple[np.ndarray, int, RerankCost]:
+    """Return the score of each document ``(N,)``, the tokens, of which ``most`` per document count, and the cost.
 
     ``stage`` has what ``rerank`` takes of a first stage.
     """
@@ -389,13 +392,16 @@ async def _relevance(
                     check_unicode("text", text, index)
                 documents = await context.run(lambda: beginnings(lm.tokenizer, texts, most_each))
         if by == "vectors" and not stage:
-            return await _cosines(service, context, query, documents, param, truncate)
+            start = time.monotonic()
+            cosines_N, tokens = await _cosines(service, context, query, documents, param, truncate)
+            count = len(documents)
+            return cosines_N, tokens, RerankCost(by, count, count, round(time.monotonic() - start, 4))
         tokens = await context.run(lambda: _count(service, [query, *documents]))
         with errors_about(lambda error: "query" if str(error).startswith("the query") else "by"):
             ranking = await context.call(lambda: lm.rerank(query, documents, by=by, **stage), tokens=tokens)
     scores_N = np.empty(len(documents))
     scores_N[ranking.indices] = ranking.scores
-    return scores_N, tokens
+    return scores_N, tokens, RerankCost.of(ranking, len(documents))
 
 
 async def _cosines(
