@@ -199,7 +199,7 @@ def test_from_documents_to_a_model_and_a_report(tmp_path, monkeypatch, bundled):
 def test_a_reranker_is_trained_after_the_encoder_and_measured(tmp_path, texts, tiny_folder):
     done = gerund.adapt(tiny_folder, texts, tmp_path / "out", steps=2, reranker=True, show_progress=False)
     lm, plain = gerund.load(done.encoder), gerund.load(tiny_folder)
-    assert lm.adapters.folders.keys() == {"encode", "rerank"}
+    assert len({lm.adapters.hash("encode"), lm.adapters.hash("rerank"), ""}) == 3
     assert lm.default_measure(is_second=True) == "model"
     assert lm.generate("A cat", 5)[0].text == plain.generate("A cat", 5)[0].text
     assert done.after.second_seconds.keys() == {"model", "lift"}
