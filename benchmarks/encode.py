@@ -29,7 +29,6 @@ import harness
 from gerund.data.corpus import read_documents
 from gerund.inference.encode.batches import default_batch_tokens
 from gerund.inference.tokens import token_batches
-from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find
 from inputs import bundled_tokenizer, random_llama, save, texts_of
 from results import Column, Row, Table, median_of
@@ -37,7 +36,6 @@ from results import Column, Row, Table, median_of
 PEER, PEER_2 = "sentence-transformers, causal", "llm2vec, bidirectional"
 CAUSAL, MASK0 = "gerund, `causal`", "gerund, `mask0-bidir`"
 AUTO = 'gerund, `mask0-bidir`, `dtype="auto"`'
-EIGHT = 'the bundled model, `dtype="int8"`'
 SHIPPED, BASE = "the bundled model, as shipped", "the bundled model without its adapter, `causal`"
 PEER_BASE, SMALL = "sentence-transformers, the same without its adapter", "sentence-transformers, all-MiniLM-L6-v2"
 LONG = 380
@@ -187,18 +185,12 @@ def bundled(options: Any) -> Table:
         BASE: lambda texts: base.encode(texts, show_progress=False),
         SHIPPED: lambda texts: shipped.encode(texts, show_progress=False),
     }
-    if cpu_has_int8():
-        eight = gerund.load(device="cpu", dtype="int8")
-        systems[EIGHT] = lambda texts: eight.encode(texts, show_progress=False)
     if options.small:
         systems[SMALL] = _small(options.small, torch.bfloat16)
         options.small = "all-MiniLM-L6-v2"
     found = {name: encode(texts) for name, encode in systems.items()}
     closest = float((found[PEER_BASE] * found[BASE]).sum(axis=1).min())
     checks = [harness.require("causal vectors of both libraries in bfloat16, one less the cosine,", 1 - closest, 1e-2)]
-    if EIGHT in found:
-        closest = float((found[SHIPPED] * found[EIGHT]).sum(axis=1).min())
-        checks.append(harness.require("int8 beside bfloat16, as shipped, one less the cosine,", 1 - closest, 1e-3))
     timed = harness.alternate(
         {name: (lambda encode=encode: encode(texts)) for name, encode in systems.items()}, options.rounds
     )
@@ -218,13 +210,12 @@ def types(options: Any) -> Table:
     """Time models of random weights in every type that encoding can compute in."""
     texts = texts_of(options.data, options.texts // 250, articles)
     tokens = sum(map(len, bundled_tokenizer()(texts).input_ids))
-    names = ["float32", "bfloat16", *(["int8"] if cpu_has_int8() else [])]
     rows: list[Row] = []
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as name:
             save(random_llama(**SIZES[size]).bfloat16(), Path(name))
             # One after the other: together they need not fit the memory.
-            for dtype in names:
+            for dtype in ("float32", "bfloat16"):
                 encode = ours(Path(name), "bidir", dtype)
                 encode(texts[:1])  # weights are laid out for the processor when they are first used
                 spent = [harness.spend(lambda encode=encode: encode(texts)) for _ in range(options.rounds)]

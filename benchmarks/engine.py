@@ -6,7 +6,7 @@ The bundled model; prompts of 5 to 40 words, sampled with a seed each, all of `-
 are those of `lm.generate` one by one: all of them where an engine promises that; where it promises less, the check
 counts those that differ. Then, in turn:
 
-- writing: the texts one by one through `lm.generate`, and through engines with so many slots, plain and compiled;
+- writing: the texts one by one through `lm.generate`, and through engines with so many slots;
 - a mix: 2 writers and 6 who encode, each asking again as soon as it is answered, for some seconds: what both get, and
   the greatest gap between two tokens of a text, with an engine and with a lock around the model;
 - batches: many prompts to `lm.generate` whose texts end where their sentence ends, in batches and in turn;
@@ -32,7 +32,7 @@ from gerund.inference.generate.config import GenerationConfig
 from gerund.types import Generation
 from results import Column, Row, Table, median_of
 
-ONE_BY_ONE, ENGINE, COMPILED = "one by one", "engine", "engine, compiled step"
+ONE_BY_ONE, ENGINE = "one by one", "engine"
 LOCK = "a lock around the model"
 BATCHES, IN_TURN = "batches to their ends", "one makes room for the next"
 Asked = list[tuple[str, GenerationConfig]]
@@ -77,8 +77,6 @@ def writing(options: argparse.Namespace, dtype: str) -> tuple[list[Row], list[st
     """Compare texts of so many writers."""
     lm, rows, checks = gerund.load(dtype=dtype), list[Row](), list[str]()
     engines = {ENGINE: Engine(lm, EngineConfig(slots=options.slots))}
-    if not options.not_compiled:
-        engines[COMPILED] = Engine(lm, EngineConfig(slots=options.slots, compile=True))
     for engine in engines.values():
         engine.start()
     for writers in options.writers:
@@ -270,8 +268,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     parser.add_argument("--seconds", type=float, default=5.0, help="of a mix")
     parser.add_argument("--prompts", type=int, default=64, help="of a call with batches")
-    parser.add_argument("--not-compiled", action="store_true", help="compiling takes a minute")
-    quick = {"tokens": 4, "writers": [8], "seconds": 0.3, "prompts": 16, "not_compiled": True, "dtypes": ["float32"]}
+    quick = {"tokens": 4, "writers": [8], "seconds": 0.3, "prompts": 16, "dtypes": ["float32"]}
     options = harness.parse(parser, argv, quick=quick)
     if options.child is not None:
         harness.answer(serve(options.child))

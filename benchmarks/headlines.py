@@ -86,7 +86,7 @@ HEADLINES = (
         "real models of 100 million parameters and more, llama.cpp generates several times as fast.",
         "serve:llama",
         ("clients", "system", "rate", "ratio"),
-        (0, 2, 3, 6, 8, 9),
+        (0, 2, 4, 6),
     ),
     Headline(
         "### Embedding requests",
@@ -205,7 +205,7 @@ HEADLINES = (
         "Texts of 24 tokens by several callers at once, eight slots.",
         "engine:writing",
         ("writers", "dtype", "system", "ratio"),
-        (4, 5, 13, 14),
+        (3, 9),
     ),
     Headline(
         "## Scorers of continuations",

@@ -33,12 +33,11 @@ import gerund
 import harness
 from gerund.exporting import llama_cpp, onnx, openvino
 from gerund.exporting.shared import plain_tokenizer
-from gerund.models.int8_matmul import cpu_has_int8
 from gerund.settings.encoder import GgufType
 from inputs import demo_texts, random_llama, save
 from results import Column, Row, Table
 
-GERUND, HALF, EIGHT = "gerund, float32", "gerund, as loaded", 'gerund, `dtype="int8"`'
+GERUND, HALF = "gerund, float32", "gerund, as loaded"
 ORT, ORT_8, OV = "onnxruntime", "onnxruntime, weights in 8 bits", "OpenVINO"
 GGUF, GGUF_8 = "llama.cpp, own type", "llama.cpp, weights in 8 bits"
 TRANSFORMERS = "transformers"
@@ -83,7 +82,6 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
     # Without the bundled model's head: OpenVINO cannot look up the vectors of words in it.
     ours = gerund.load(model, adapter="none", attention="bidir", dtype="float32")
     loaded = gerund.load(model, adapter="none", attention="bidir")
-    in_eight = gerund.load(model, adapter="none", attention="bidir", dtype="int8" if cpu_has_int8() else "auto")
     prepared = onnx.prepare(ours.runtime, folder)
     plain, eight, other = folder / "model.onnx", folder / "eight.onnx", folder / "model.xml"
     onnx.write_graph(prepared, plain)
@@ -94,7 +92,6 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
     systems: dict[str, Vectors] = {
         GERUND: lambda: ours.encode(texts, batch_tokens=None, show_progress=False),
         HALF: lambda: loaded.encode(texts, show_progress=False),
-        **({EIGHT: lambda: in_eight.encode(texts, show_progress=False)} if cpu_has_int8() else {}),
         ORT: reader(ours, texts, onnx_runner(plain, options.threads)),
         ORT_8: reader(ours, texts, onnx_runner(eight, options.threads)),
         OV: reader(ours, texts, lambda given: compiled(dict(given))[onnx.VECTORS]),

@@ -47,9 +47,7 @@ from servers import (
     LLAMA,
     LLAMA_HALF,
     OURS,
-    OURS_COMPILED,
     OURS_HALF,
-    OURS_HALF_COMPILED,
     TRANSFORMERS,
     Served,
     Task,
@@ -115,7 +113,6 @@ def chats(options: Any, folder: Path, lm: Any) -> list[Table]:
             stack.enter_context(transformers(folder, name=TRANSFORMERS)),
             stack.enter_context(transformers(folder, "--continuous-batching", name=BATCHING)),
             stack.enter_context(ours(folder)),
-            stack.enter_context(ours(folder, "--compile", name=OURS_COMPILED)),
         ]
         rows, checks = _streamed(options, lm, servers, TRANSFORMERS)
     return [_chat_table("chat", "the bundled model's base in float32", options, TRANSFORMERS, rows, checks)]
@@ -153,9 +150,7 @@ def _beside_llama_cpp(options: Any, folder: Path, lm: Any, chats: int) -> tuple[
         servers = [
             *(stack.enter_context(llama_cpp(place / "model.gguf", 8, context, name)) for name, place in files.items()),
             stack.enter_context(ours(folder)),
-            stack.enter_context(ours(folder, "--compile", name=OURS_COMPILED)),
             stack.enter_context(ours(folder, "--dtype", "bfloat16", name=OURS_HALF)),
-            stack.enter_context(ours(folder, "--dtype", "bfloat16", "--compile", name=OURS_HALF_COMPILED)),
         ]
         return _streamed(options, lm, servers, LLAMA, chats)
 

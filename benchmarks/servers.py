@@ -27,8 +27,7 @@ TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }}: {{ one['c
 TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, batching"
 FASTAPI, INFINITY = "sentence-transformers + FastAPI", "infinity"
 LLAMA, LLAMA_HALF = "llama.cpp's server", "llama.cpp's server, bfloat16"
-OURS, OURS_HALF, OURS_COMPILED = "gerund serve", "gerund serve, bfloat16", "gerund serve --compile"
-OURS_HALF_COMPILED = "gerund serve --compile, bfloat16"
+OURS, OURS_HALF = "gerund serve", "gerund serve, bfloat16"
 _TICKS = os.sysconf("SC_CLK_TCK")
 Task = Callable[[httpx.AsyncClient], Awaitable[Any]]
 

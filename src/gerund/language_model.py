@@ -23,7 +23,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.encode.embeds import Embeds
 from gerund.inference.encode.kv_embedding_layers import chosen_layers, layer_dimensions
-from gerund.inference.encode.runtime import choose_autocast, in_int8
+from gerund.inference.encode.runtime import choose_autocast
 from gerund.inference.encode.texts import (
     text_tokens,
 )
@@ -122,7 +122,6 @@ class LanguageModel(Writes, Embeds, Ranks):
         name: str = "a model in memory",
         adapters: Adapters | None = None,
         autocast: bool = False,
-        int8: bool = False,
         head: ProjectionHead | None = None,
         transform: Transform | None = None,
         spec: ModelSpec | None = None,
@@ -137,7 +136,6 @@ class LanguageModel(Writes, Embeds, Ranks):
             name: the model's name in messages.
             adapters: PEFT adapters to put into the model.
             autocast: encode float32 weights in bfloat16 where that is fast and accurate enough.
-            int8: encode in 8 bits, on a processor with instructions for it.
             head: projects the pooled states.
             transform: what ``encoder.transform`` was fitted to; None where it was not fitted yet (see ``fitted``).
             spec: what it was loaded by; None for a model made in memory.
@@ -177,10 +175,6 @@ class LanguageModel(Writes, Embeds, Ranks):
         is_fitted = self.encoder.transform.split("-")[0] not in (NO_TRANSFORM, TRUNCATE)
         if autocast and not is_fitted:
             self.runtime = replace(self.runtime, autocast=choose_autocast(self.runtime))
-        if int8:
-            if is_fitted:
-                raise _too_coarse(self.encoder.transform)
-            self.runtime = in_int8(self.runtime, name)
 
     def _attach(self) -> int:
         """Prepare the model for attention plans, and return the number of its layers."""
@@ -255,8 +249,6 @@ class LanguageModel(Writes, Embeds, Ranks):
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype that ``encode`` computes in; the weights keep their own."""
-        if self.runtime.int8:
-            return torch.int8
         return self.runtime.autocast or self.model.dtype
 
     def with_encoder(self, encoder: EncoderConfig) -> Self:
@@ -340,8 +332,6 @@ class LanguageModel(Writes, Embeds, Ranks):
         return self._with_transform(fit(self.encoder.transform, vectors))
 
     def _with_transform(self, transform: Transform) -> Self:
-        if self.runtime.int8:
-            raise _too_coarse(self.encoder.transform)
         other = copy(self)
         other.transform = transform
         other.runtime = replace(self.runtime, transform=transform, autocast=None)
@@ -781,7 +771,3 @@ def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) 
             part.save(folder)
     origin = origin_of_spec(lm._spec) if source is None else origin_of(source)
     write_card(folder, lm.runtime, origin, adapters=list(lm.adapters.folders))
-
-
-def _too_coarse(transform: str) -> ConfigError:
-    return ConfigError(f"{transform} scales small directions up, and int8's rounding with them; use another dtype")

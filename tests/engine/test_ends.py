@@ -255,7 +255,7 @@ def test_former_names_of_settings() -> None:
 @pytest.mark.parametrize(
     "settings",
     [{"slots": 0}, {"context": 0}, {"prefill_tokens": 1.5}, {"decode_ratio": 0}, {"decode_ratio": "x"},
-     {"queue_tokens": True}, {"prefix_tokens": -1}, {"exact": "yes"}, {"exact": True, "compile": True},
+     {"queue_tokens": True}, {"prefix_tokens": -1}, {"exact": "yes"},
      {"reproducible": "no"}, {"exact": True, "reproducible": False}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(settings) -> None:

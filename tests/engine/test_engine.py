@@ -14,7 +14,7 @@ from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.reproducibility import LEAST_READ
 from gerund.inference.generate.sequence import Piece
-from gerund.inference.generate.slots import Slots
+from gerund.inference.generate.slots import DecodeLayer, Slots
 from gerund.language_model import LanguageModel
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
 from tests.inference.long_rotary import long_rotary
@@ -231,46 +231,23 @@ def test_attention_that_is_no_kernel_keeps_prefixes_too() -> None:
     assert texts == [alone(lm, "the cat sat " * count, settings)[0].text for count in (8, 9, 10)]
 
 
-@pytest.mark.slow
-def test_a_compiled_step_writes_the_same_texts() -> None:
-    lm = tiny_lm(num_hidden_layers=1)
-    asked = requests(6)
-    with Engine(lm, EngineConfig(slots=4, compile=True)) as engine:
-        futures = [engine.submit_generate(*request) for request in asked]
-        found = [[one.text for one in future.result(60)] for future in futures]
-    assert "in a compiled step" in engine.state().why
-    assert found == [[one.text for one in alone(lm, *request)] for request in asked]
-
-
-@pytest.mark.full
-def test_the_bundled_model_writes_by_a_compiled_step_with_the_usual_settings(bundled) -> None:
-    [expected] = bundled.generate("The old man", 4)
-    with Engine(bundled, EngineConfig(compile=True)) as engine:
-        [written] = engine.submit_generate("The old man", GenerationConfig(max_new_tokens=4)).result(120)
-        assert "nothing was compiled" not in engine.state().why
-    assert written.text == expected.text
-
-
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(compile, monkeypatch) -> None:
+def test_steps_without_empty_rows_promise_nothing_and_write_the_same_texts(monkeypatch) -> None:
     lm = tiny_lm(num_hidden_layers=2)
     asked, rows = requests(6), set()
-    plain = Slots._one_pass
+    expect = DecodeLayer.expect
 
-    def counted(self, ids_B1, *more):
-        rows.add(len(ids_B1))
-        return plain(self, ids_B1, *more)
+    def counted(self, row_B, *more):
+        rows.add(len(row_B))
+        expect(self, row_B, *more)
 
-    if not compile:
-        monkeypatch.setattr(Slots, "_one_pass", counted)
-    with Engine(lm, EngineConfig(slots=4, compile=compile, reproducible=False)) as engine:
+    monkeypatch.setattr(DecodeLayer, "expect", counted)
+    with Engine(lm, EngineConfig(slots=4, reproducible=False)) as engine:
         rows.clear()
         engine.submit_generate("the cat", GenerationConfig(max_new_tokens=5)).result(60)
-        assert compile or rows == {1}
+        assert rows == {1}
         futures = [engine.submit_generate(*request) for request in asked]
         found = [[one.text for one in future.result(60)] for future in futures]
     assert engine.state().guarantee == "none"
-    assert "nothing was compiled" not in engine.state().why
     assert found == [[one.text for one in alone(lm, *request)] for request in asked]
 
 

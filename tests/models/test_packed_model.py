@@ -179,6 +179,7 @@ def test_an_engine_gives_the_same_texts_under_any_load(packed: gerund.LanguageMo
         found = [engine.submit_generate(prompt, GenerationConfig(6)) for prompt in prompts]
         assert [one.result()[0].text for one in found] == [packed.generate(prompt, 6)[0].text for prompt in prompts]
         assert engine.state().guarantee != "none"
+        assert engine.state().context, "sequences are decoded together, in slots"
     finally:
         engine.close()
 

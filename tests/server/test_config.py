@@ -27,7 +27,6 @@ from gerund.server.config import KEY_VARIABLE, ServerConfig, is_loopback, read_c
         ({"cors_origin": ["http://localhost"], "allowed_host": ["a b"]}, "allowed_host.0='a b'"),
         ({"allowed_host": ["models.example:80"]}, "a host is a name or [address] without scheme and port"),
         ({"allowed_host": [""]}, "allowed_host.0=''"),
-        ({"exact": True, "compile": True}, "exact and compile contradict each other"),
         ({"exact": True, "reproducible": False}, "exact and reproducible=False contradict each other"),
     ],
 )

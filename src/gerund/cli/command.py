@@ -12,9 +12,9 @@ from typer import core
 
 from gerund.checks import place
 from gerund.cli.text_io import tell
-from gerund.errors import ConfigError, GerundError, unknown_name
+from gerund.errors import ConfigError, GerundError
 from gerund.progress import progress_lines
-from gerund.settings.encoder import DTYPE_NAMES
+from gerund.settings.encoder import DTYPE_NAMES, unknown_dtype
 
 # Characters of a text that a message shows.
 _SHOWN = 60
@@ -71,7 +71,7 @@ class CheckedCommand(LiteralHelp):
                 _check(called, value)
         dtype = ctx.params.get("dtype")
         if dtype is not None and dtype not in DTYPE_NAMES:
-            raise unknown_name("dtype", dtype, DTYPE_NAMES)
+            raise unknown_dtype(dtype)
         for name in ("model", "answer_with", "rerank_with"):
             if isinstance(model := ctx.params.get(name), str):
                 _demand_reachable(model)

@@ -8,7 +8,6 @@ import typer
 from gerund.checks import one_of
 from gerund.cli import options
 from gerund.cli.convert import warn_of_merging
-from gerund.errors import ConfigError
 from gerund.settings.encoder import EXPORT_FORMATS
 
 if TYPE_CHECKING:
@@ -99,8 +98,6 @@ def command(
 
     check_type(format, type)
     require_new_folder(output, overwrite=force)
-    if spec.dtype == "int8":
-        raise ConfigError("weights are written in 8 bits by --format onnx-int8 or --type q8_0; leave --dtype out")
     lm = load(spec, dtype=own_dtype(find(spec.model)) if spec.dtype == "auto" else None)
     done = lm.export(output, format, type=type, overwrite=force)  # type: ignore[arg-type]
     if format == "merged":

@@ -126,8 +126,7 @@ def _serve(spec: "ModelSpec", settings: "ServerConfig", keys: list[str]) -> None
     logs.set_up(settings.log)
     with listen(settings.host, settings.port) as listening:
         where = address_of(listening)
-        compiling = ", then compiling its step, which may take a minute" if settings.compile else ""
-        typer.echo(f"gerund: listening on {where}; loading the model{compiling} ...")
+        typer.echo(f"gerund: listening on {where}; loading the model ...")
 
         def announce(card: dict[str, Any]) -> None:
             has = {"has_key": bool(keys), "has_index": settings.index is not None, "mcp": settings.mcp}

@@ -14,7 +14,7 @@ from gerund.attention.probe import LENGTH, LayerMap, probe, verify, window_of
 from gerund.attention.recurrent import kind_of, recurrent_modules
 from gerund.doctor.results import MEANINGS, Check, Diagnosis, LayerResult, TokenizerFacts, advise
 from gerund.errors import ConfigError, UnsupportedModelError
-from gerund.inference.encode.runtime import ENOUGH, ENOUGH_IN_INT8, EncoderRuntime, bfloat16_cosine, int8_cosine
+from gerund.inference.encode.runtime import ENOUGH, EncoderRuntime, bfloat16_cosine
 from gerund.inference.inspection import (
     EXAMPLE_TEXTS,
     AttentionMap,
@@ -28,7 +28,6 @@ from gerund.models import architectures, loading
 from gerund.models.adapters import Adapters, adapter_computation, count_parameters, load_adapters
 from gerund.models.architectures import demand_decoder_only
 from gerund.models.encoder_settings import stored_settings
-from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
@@ -94,8 +93,6 @@ _LONGEST = 256
 
 def diagnose(spec: ModelSpec) -> Diagnosis:
     """Load a model and find out how fit it is to be read as an encoder."""
-    if spec.dtype == "int8":
-        raise ConfigError("a model is examined in its own type, and int8 is checked as well; omit the type")
     where = loading.pick_device(spec.device)
     weights_type = loading.pick_dtype(spec.dtype)
     source = find_spec(spec)
@@ -310,10 +307,6 @@ class _Diagnostics:
             value = bfloat16_cosine(runtime)
             what = "bfloat16 gives nearly the same vectors (cosine)"
             checks.append(Check("bfloat16", what, value >= ENOUGH, value, ENOUGH))
-        if runtime.device.type == "cpu" and cpu_has_int8():
-            value = int8_cosine(runtime)
-            what = "int8 gives nearly the same vectors (cosine)"
-            checks.append(Check("int8", what, value >= ENOUGH_IN_INT8, value, ENOUGH_IN_INT8))
         return checks
 
 

@@ -113,7 +113,7 @@ class Diagnosis:
     def healthy(self) -> bool:
         """Whether the plan reaches the model and everything that was tried out is as it ought to be.
 
-        A model for which bfloat16 or int8 is too coarse is healthy: loading finds that out.
+        A model for which bfloat16 is too coarse is healthy: loading finds that out.
         """
         return self.reached and all(check.passed for check in self.checks if check.name not in COARSE)
 
@@ -185,8 +185,6 @@ def _checks(diagnosis: Diagnosis) -> list[str]:
         advice.append("A text's states depend on its batch: vectors of different runs may differ a little.")
     if "bfloat16" in failed:
         advice.append("bfloat16 moves the vectors: gerund.load will keep float32.")
-    if "int8" in failed:
-        advice.append("int8 moves the vectors too far: gerund.load will refuse it.")
     return advice
 
 

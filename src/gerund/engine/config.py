@@ -38,11 +38,8 @@ class EngineConfig:
             guaranteed.
         exact: generate each completion on its own, with transformers' own loop: always bit-identical to ``generate``,
             and not faster.
-        compile: compile the decode step, at every start; completions are equal up to near ties. On a CPU, this holds
-            the weights about three times in memory.
         reproducible: fill each step with empty rows where that makes a completion independent of concurrent requests.
-            Without, a step that is not compiled has one row per sequence: faster for few sequences, and nothing is
-            guaranteed.
+            Without, a step has one row per sequence: faster for few sequences, and nothing is guaranteed.
     """
 
     slots: int = 8
@@ -53,7 +50,6 @@ class EngineConfig:
     queue_tokens: int = 65536
     prefix_tokens: int | None = None
     exact: bool = False
-    compile: bool = False
     reproducible: bool = True
 
     def __post_init__(self) -> None:
@@ -63,10 +59,8 @@ class EngineConfig:
                 raise ConfigError(f"`{name}` must be at least 1, got {value}")
         if self.prefix_tokens is not None and whole_number("prefix_tokens", self.prefix_tokens) < 0:
             raise ConfigError(f"`prefix_tokens` must be at least 0, got {self.prefix_tokens}; 0 caches none")
-        for name in ("exact", "compile", "reproducible"):
+        for name in ("exact", "reproducible"):
             flag(name, getattr(self, name))
-        if self.exact and self.compile:
-            raise ConfigError("exact and compile contradict each other: a compiled step is equal up to rounding")
         if self.exact and not self.reproducible:
             raise ConfigError("exact and reproducible=False contradict each other: exact texts depend on nothing else")
         demand_number("decode_ratio", self.decode_ratio)

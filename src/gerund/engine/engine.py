@@ -23,12 +23,7 @@ from gerund.inference.encode.texts import template_tokens
 from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.prompts import Prompt, check_prompts
-from gerund.inference.generate.reproducibility import (
-    LEAST_READ,
-    Reproducibility,
-    check_batching,
-    check_compiled_batching,
-)
+from gerund.inference.generate.reproducibility import LEAST_READ, Reproducibility, check_batching
 from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.slots import unsupported_reason
 from gerund.inference.text_ids import encode_texts
@@ -75,10 +70,9 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     if not config.reproducible:
         why = "each step has as many rows as there are texts (reproducible is off)"
         batching = Reproducibility(True, "none", why, recalls=batching.recalls)
-    # Reading in blocks would lose the bits of generate, which a compiled step does not have anyway; a graph reads all
-    # prompts alike.
+    # Reading in blocks would lose the bits of generate; a graph reads all prompts alike.
     alike = is_one_graph(lm.model)
-    costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or config.compile or alike)
+    costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or alike)
     tokens = config.prefix_tokens
     if tokens is None:
         tokens = _PREFIX_TOKENS if costs_nothing else 0
@@ -91,10 +85,7 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
             f"{batching.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
         )
         batching = replace(batching, guarantee="same text under any load", why=why)
-    if config.compile:
-        slots, batching = check_compiled_batching(batching, lm.model, config.slots, room, by_blocks=by_blocks)
-    else:
-        slots = batching.slots(lm.model, config.slots, room, by_blocks=by_blocks)
+    slots = batching.slots(lm.model, config.slots, room, by_blocks=by_blocks)
     # Decode steps run between two layers of a prefill, and a layer takes less time for fewer tokens.
     portion = whole_blocks(config.prefill_tokens) if by_blocks else None
     writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)

@@ -34,7 +34,7 @@ from gerund.exporting.shared import (
     write_merged,
 )
 from gerund.inference.encode.batches import encode
-from gerund.inference.encode.runtime import ENOUGH_IN_INT8, EncoderRuntime, smallest_cosine
+from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.models.sentence_transformers_folder import prompt_settings, write_json
 from gerund.poolings import pool
 from gerund.settings.plan import ResolvedPlan
@@ -51,6 +51,8 @@ VECTORS, STATES = "sentence_embedding", "token_embeddings"
 # Largest cosine distance between the vectors of another program and gerund's.
 NEAR = 1e-4
 _FORMAT = 1
+# Smallest cosine of vectors by weights in 8 bits; below it, something else is wrong.
+_ENOUGH_IN_INT8 = 0.98
 LONGEST_DIMENSION = 1 << 20
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
@@ -276,7 +278,7 @@ def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool
     weights, quality = "float32", {}
     if eight_bits:
         quantize(graph)
-        cosine = round(1 - check(prepared, graph, 1 - ENOUGH_IN_INT8), 5)
+        cosine = round(1 - check(prepared, graph, 1 - _ENOUGH_IN_INT8), 5)
         weights, quality = f"weights in 8 bits (cosine to gerund's vectors at least {cosine})", {"cosine": cosine}
     prepared.tokenizer.save_pretrained(work)
     write_json(work / SETTINGS_FILE, {**settings(prepared), **quality})

@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gerund.models.fingerprint import times_written
-from gerund.models.int8_matmul import Int8Linear, linear
 
 Way = Literal["merged", "low-rank"]
-_LINEAR = (nn.Linear, Int8Linear)
 
 LARGEST_COPIES = 2**29
 """Maximum bytes of the merged copies of all adapters of a model; above it, all matmuls are low-rank."""
@@ -86,7 +84,7 @@ def fast_forward(layer: Any, name: str, input_: Tensor) -> Tensor | None:
         return None
     base = layer.base_layer
     if way == "merged":
-        return linear(input_, _cached(layer, name, _merged), base.bias)
+        return functional.linear(input_, _cached(layer, name, _merged), base.bias)
     down_RI, up_OR = _cached(layer, name, _factors)
     out: Tensor = base(input_)
     small_NR = functional.linear(input_, down_RI).reshape(-1, down_RI.shape[0])
@@ -97,13 +95,13 @@ def _is_plain(layer: Any, name: str) -> bool:
     """Tell whether an adapter adds nothing but two small products to a plain linear layer."""
     from peft.tuners.lora import Linear
 
-    if not isinstance(layer, Linear) or type(layer.base_layer) not in _LINEAR or layer.fan_in_fan_out:
+    if not isinstance(layer, Linear) or type(layer.base_layer) is not nn.Linear or layer.fan_in_fan_out:
         return False
     if name not in layer.lora_A or not layer.base_layer.weight.is_floating_point():
         return False
     if layer.lora_variant.get(name) is not None or layer.lora_bias.get(name):
         return False
-    return type(layer.lora_A[name]) in _LINEAR and type(layer.lora_B[name]) in _LINEAR
+    return type(layer.lora_A[name]) is nn.Linear and type(layer.lora_B[name]) is nn.Linear
 
 
 def _cached(layer: Any, name: str, make: Any) -> Any:

@@ -29,7 +29,7 @@ from gerund.attention import matmul_attention
 from gerund.attention.layouts import is_one_graph
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.checks import place, read_json
-from gerund.errors import ConfigError, DataError, ModelError, unknown_name
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.gguf_file import read_file
 from gerund.models import gguf_architectures
 from gerund.models.adapters import Adapters, merge_adapter
@@ -48,7 +48,6 @@ from gerund.models.bundled import BundledAdapters, bundled_for
 from gerund.models.encoder_settings import stored_settings
 from gerund.models.folder_files import demand_readable
 from gerund.models.hash_files import describe_files, weights_key
-from gerund.models.int8_matmul import cpu_has_int8
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
 from gerund.models.light_runtime import ARITHMETIC
@@ -79,7 +78,7 @@ from gerund.models.weights import (
     without_implementations,
 )
 from gerund.progress import say_once
-from gerund.settings.encoder import CONFIG_FILE, DTYPE_NAMES, JOBS, EncoderConfig, Job, vectors_alike
+from gerund.settings.encoder import CONFIG_FILE, JOBS, EncoderConfig, Job, unknown_dtype, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig, reranker_folder
@@ -292,11 +291,11 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str) -> torch.dtype | None:
-    """Return the torch type of a name; None for ``auto`` and ``int8``, which keep the checkpoint's own."""
-    if dtype in ("auto", "int8"):
+    """Return the torch type of a name; None for ``auto``, which keeps the checkpoint's own."""
+    if dtype == "auto":
         return None
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPE_NAMES)
+        raise unknown_dtype(dtype)
     return DTYPES[dtype]
 
 
@@ -494,7 +493,6 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     """Load a model with its settings; ``token`` is for the hub, and ``generates`` says that it will not encode."""
     dtype = pick_dtype(spec.dtype)
     where = pick_device(spec.device)
-    _check_int8(spec, where)
     source = find_spec(spec, token)
     config = read_config(source)
     bundled, settings = _settings_of(spec, source, config)
@@ -539,8 +537,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     options = {
         "name": source.name,
         "adapters": adapters,
-        "autocast": spec.dtype in ("auto", "int8") and (where.type == "cuda" or matmul_attention.cpu_has_bfloat16()),
-        "int8": spec.dtype == "int8",
+        "autocast": spec.dtype == "auto" and (where.type == "cuda" or matmul_attention.cpu_has_bfloat16()),
         "head": None if head is None else head.to(where),
         "transform": transform,
         "spec": _spec_again(spec, source, packed, bundled),
@@ -549,15 +546,6 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     fills_gaps = seq2seq or _is_trained_to_infill(settings, adapters_there, spec)
     trained = _is_trained_to_embed(settings, adapters_there)
     return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, trained, reranker, layer)
-
-
-def _check_int8(spec: ModelSpec, where: torch.device) -> None:
-    """Refuse 8 bits where nothing computes in them."""
-    if spec.dtype == "int8" and not (where.type == "cpu" and cpu_has_int8()):
-        raise ConfigError(
-            "dtype int8 is for processors with AVX-512 VNNI or AMX, on which encoding multiplies in 8 bits; "
-            + ("this one has neither" if where.type == "cpu" else f"on {where.type} take auto")
-        )
 
 
 def _settings_of(

@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 from gerund.attention import matmul_attention
 from gerund.attention.weight_checks import refuse_unsound
 from gerund.checks import check_texts
-from gerund.errors import ConfigError, ModelError, TextError
+from gerund.errors import ModelError, TextError
 from gerund.inference.encode.runtime import ENOUGH, SAMPLE_TEXTS, smallest_cosine
 from gerund.inference.text_ids import encode_texts, text_ids
 from gerund.models import loading
@@ -206,8 +206,6 @@ class T5Scorer(VectorScorer):
         ``dtype`` and ``device`` are those of ``gerund.load``: with ``auto``, float32 weights are computed in bfloat16
         where that is quick and the vectors hardly change.
         """
-        if dtype == "int8":
-            raise ConfigError(f"{model} is a scorer with a T5 encoder, which doesn't support int8. Pass another dtype.")
         source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
         scorer = cls(loaded.to(where), tokenizer, source.name)

@@ -136,9 +136,6 @@ class ServerConfig(BaseModel):
     """Tokens that may wait; beyond, clients are told to retry."""
     exact: bool = False
     """Generate one text at a time: bit-identical to gerund generate on every machine, and slower for many clients."""
-    compile: bool = False
-    """Compile the decode step: faster generation; the start takes a minute or two, and more memory is used. Texts are
-    equal up to near ties."""
     reproducible: bool = True
     """A text does not depend on what else is generated (the default); without, few clients are served faster."""
 

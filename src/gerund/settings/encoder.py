@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, Never, TypeVar, get_args
 from pydantic import BeforeValidator, InstanceOf
 
 from gerund.checks import read_json
-from gerund.errors import ConfigError, DataError
+from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.poolings import CONCATENATED, POOLINGS, canonical_pooling, pooling_parts
 from gerund.settings.fields import (
     Auto,
@@ -59,7 +59,7 @@ GgufType = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
 InfillMethod = Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"]
 INFILL_METHODS: tuple[InfillMethod, ...] = get_args(InfillMethod)
-DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "int8")
+DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 Job = Literal["encode", "infill", "score", "rerank"]
 """What a model does with an adapter active; it generates with none."""
@@ -72,6 +72,16 @@ SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 
 Plan = TypeVar("Plan")
 PoolingName = Annotated[str, BeforeValidator(lambda name: canonical_pooling(name) if type(name) is str else name)]
+
+
+def unknown_dtype(dtype: object) -> ConfigError:
+    """Return the error for a dtype that does not exist; of ``int8`` it says what computes in 8 bits instead."""
+    if dtype == "int8":
+        return ConfigError(
+            "there is no dtype int8 any more: 8-bit weights are computed by the packed runtime. Write them with "
+            "gerund export MODEL OUT --format gguf --type q8_0 and load OUT/model.gguf, or leave dtype out"
+        )
+    return unknown_name("dtype", dtype, DTYPE_NAMES)
 
 
 @dataclass(frozen=True)

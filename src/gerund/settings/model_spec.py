@@ -86,8 +86,7 @@ class ModelSettings(Generic[Model, Given, Unset]):
     dtype: Name | Unset = setting(
         "auto",
         "auto keeps the checkpoint's type, and encodes float32 weights in bfloat16 where the processor computes in it "
-        "and vectors keep a cosine of 0.999. float32, bfloat16, float16: for everything. int8: encodes in 8 bits "
-        "(CPU).",
+        "and vectors keep a cosine of 0.999. float32, bfloat16, float16: for everything.",
     )
     device: Name | Unset = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     runtime: Literal["auto", "torch", "packed"] | Unset = setting(

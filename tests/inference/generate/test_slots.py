@@ -12,9 +12,8 @@ from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import RaggedBatch
 from gerund.inference.generate import reproducibility
 from gerund.inference.generate.batch_decoder import BLOCK, PrefixCache
-from gerund.inference.generate.compiled_step import without_hooks
 from gerund.inference.generate.reproducibility import check_batching
-from gerund.inference.generate.slots import Slots, unsupported_reason
+from gerund.inference.generate.slots import Slots, unsupported_reason, without_hooks
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
 

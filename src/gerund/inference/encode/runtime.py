@@ -1,4 +1,4 @@
-"""Encode tokens: batches, one forward pass, layer mixing, pooling, and checks that bfloat16 and int8 are accurate.
+"""Encode tokens: batches, one forward pass, layer mixing, pooling, and a check that bfloat16 is accurate.
 
 Layers are mixed by the mean of their states, as transformers returns them in ``hidden_states``. Token Prepending (Fu et
 al., 2025, "Token Prepending: A Training-Free Approach for Eliciting Better Sentence Embeddings from LLMs"): a token of
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.attention.bound_plan import BoundPlan, Rerouting
 from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one_graph, lower_layers
 from gerund.attention.shared_layer_state import counts_rows
-from gerund.errors import ConfigError, ModelError, UnsupportedModelError
+from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.inference.encode.batches import Encodes, encode
 from gerund.inference.encode.other_states import AttentionParts, EachPart, generated_states, reads_attention, width_of
 from gerund.inference.tokens import (
@@ -33,7 +33,6 @@ from gerund.inference.tokens import (
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import encoder_of, state_width
 from gerund.models.heads import ProjectionHead
-from gerund.models.int8_matmul import int8_matmul, make_ready
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import Transform, truncation
 from gerund.settings.encoder import EncoderConfig, same_pass
@@ -147,7 +146,6 @@ class EncoderRuntime(Encodes):
     plan: ResolvedPlan
     sends_plan: bool = True  # False for architectures that support only the causal plan
     autocast: torch.dtype | None = None  # compute in this dtype; None computes in that of the weights
-    int8: bool = False  # linear layers multiply in 8 bits
     adapter: str | None = None  # the adapter that is active in every pass; None for the base model
     head: ProjectionHead | None = None  # projects pooled states ``(B, D)``
     transform: Transform | None = None  # applied to vectors after pooling and head
@@ -240,17 +238,15 @@ class EncoderRuntime(Encodes):
 
     def in_own_type(self) -> "EncoderRuntime":
         """Return the same model, computing in the dtype of its weights."""
-        return replace(self, autocast=None, int8=False)
+        return replace(self, autocast=None)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Apply the adapter, autocast and int8 to this thread's passes until the block ends."""
+        """Apply the adapter and autocast to this thread's passes until the block ends."""
         with ExitStack() as stack:
             stack.enter_context(active_adapter(self.adapter))
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=False))
-            if self.int8:
-                stack.enter_context(int8_matmul())
             yield
 
     @torch.no_grad()
@@ -279,7 +275,7 @@ def shares_pass(first: EncoderRuntime, second: EncoderRuntime) -> bool:
     """Whether two encoders read the same from one pass of the same tokens, up to layers, states and what follows."""
     if first.model is not second.model or first.config.generated or is_encoder_decoder(first.model):
         return False
-    apart = ("plan", "adapter", "autocast", "int8", "max_length", "n_layers")
+    apart = ("plan", "adapter", "autocast", "max_length", "n_layers")
     alike = all(getattr(first, name) == getattr(second, name) for name in apart)
     return alike and same_pass(first.config, second.config)
 
@@ -378,18 +374,11 @@ SAMPLE_TEXTS = (
     "In the beginning the ship moved slowly; later, when the wind had turned, it reached the island by noon.",
 )
 ENOUGH = 0.999
-ENOUGH_IN_INT8 = 0.98
-"""8 bits trade accuracy for speed. Below this, something else is wrong."""
 
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
     """Return the smallest cosine between vectors computed in bfloat16 and in the dtype of the weights."""
     return _cosine(runtime, replace(runtime.in_own_type(), autocast=torch.bfloat16))
-
-
-def int8_cosine(runtime: EncoderRuntime) -> float:
-    """Return the smallest cosine between vectors computed in 8 bits and in the dtype of the weights."""
-    return _cosine(runtime, _in_int8(runtime))
 
 
 def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
@@ -414,21 +403,6 @@ def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
     if runtime.model.dtype != torch.float32 or _fills_spans(runtime) or is_one_graph(runtime.model):
         return None
     return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
-
-
-def in_int8(runtime: EncoderRuntime, name: str) -> EncoderRuntime:
-    """Return the model computing in 8 bits; raise ``ModelError`` where its vectors change too much."""
-    if not _fills_spans(runtime) and not (value := int8_cosine(runtime)) >= ENOUGH_IN_INT8:
-        raise ModelError(
-            f"{name} is not accurate in 8 bits: on sample texts the cosine falls to {value:.3f} (at least "
-            f"{ENOUGH_IN_INT8} is required). Use another dtype."
-        )
-    return _in_int8(runtime)
-
-
-def _in_int8(runtime: EncoderRuntime) -> EncoderRuntime:
-    make_ready(runtime.model)
-    return replace(runtime, int8=True)
 
 
 def _fills_spans(runtime: EncoderRuntime) -> bool:

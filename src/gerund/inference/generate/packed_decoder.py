@@ -1,7 +1,8 @@
 """Continuous batching over a packed network: a finished sequence makes room for the next prompt.
 
 What a row computes does not depend on the others, nor on the size of the cache: MatMulNBits rounds and multiplies each
-row by itself, and slots that a token does not see add nothing.
+row by itself, and slots that a token does not see add nothing. But some processors (with AVX2 and nothing newer) have
+another kernel for a single row of weights in 4 bits, which rounds otherwise.
 
 Shapes: B rows, V vocabulary.
 """

@@ -4,28 +4,28 @@ A slot has room for one sequence, its tokens at the left. Rows ``0`` to ``live -
 all of them hold prompts during prefill. What is behind a row's tokens is left over from others, and is always masked.
 """
 
+import copy
 import inspect
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import ADDITIVE, FUSED
-from gerund.attention.layouts import decoder_layers, is_one_graph
+from gerund.attention.layouts import decoder_layers, is_one_graph, is_stream_hook
 from gerund.attention.masked import has_indexer, way_of
-from gerund.attention.ragged_batch import STEP, BlockPrefill, RaggedBatch, whole_blocks
+from gerund.attention.ragged_batch import BlockPrefill, RaggedBatch, whole_blocks
 from gerund.attention.shared_layer_state import hands_on
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
-from gerund.inference.generate import compiled_step
-from gerund.inference.generate.compiled_step import without_hooks
 from gerund.inference.generate.kv_cache import plain_layers
+from gerund.models.adapters import own_module
 from gerund.models.kinds import is_encoder_decoder
 
 # Steps are padded to a multiple of at most so many rows.
@@ -206,24 +206,12 @@ class DecodeLayer(_CacheLayer):
     real_B11W: Tensor
     rows: tuple[Tensor, Tensor]
 
-    def __init__(self, layer: SlotLayer) -> None:
-        super().__init__(layer)
-        self._views: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
-
-    def expect(self, first: int, row_B: Tensor, position_B: Tensor, real_B11W: Tensor) -> tuple[Tensor, ...]:
-        """Set the rows of a step, from row ``first`` on: the position of each one's next token and the keys it sees.
-
-        Returns the rows' keys and values unless the same views were returned before.
-        """
+    def expect(self, row_B: Tensor, position_B: Tensor, real_B11W: Tensor) -> None:
+        """Set the rows of a step: the position of each one's next token, and the keys it sees."""
         self.row_B, self.position_B, self.real_B11W = row_B, position_B, real_B11W
         self.layer.demand(min(self.layer.room, real_B11W.shape[-1]))
-        part = first, len(position_B), self.layer.width
-        known = part in self._views
-        if not known:
-            keys, values = (tensor[first : first + len(position_B)] for tensor in self.layer.both)
-            self._views[part] = keys, values
-        self.rows = self._views[part]
-        return () if known else self.rows
+        keys, values = (tensor[: len(position_B)] for tensor in self.layer.both)
+        self.rows = keys, values
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values ``(B, H, 1, D)``, one per row; return those of all tokens ``(B, H, W, D)``."""
@@ -253,7 +241,6 @@ class Slots:
     ``alone``: each row attends in a call of its own.
     ``at_least``, ``multiple``: a step has so many rows at least, and a multiple of this, empty ones included: kernels
     compute few rows, or the last rows, another way than many.
-    ``compiled``: compile the step with torch for so many rows, at least and at most; a larger step is split.
     ``by_blocks``: read prompts in a way that allows parts, and several together.
     ``shared``: all layers share one memory: for trials of whether rows depend on each other, which need no text.
     """
@@ -267,16 +254,13 @@ class Slots:
         alone: bool = False,
         at_least: int = 1,
         multiple: int = 1,
-        compiled: tuple[int, int] | None = None,
         by_blocks: bool = False,
         shared: bool = False,
     ) -> None:
         self.model, self.count, self.room = model, count, room
-        self.compiled, self.by_blocks = compiled, by_blocks
-        self.alone, self.at_least, self.multiple = alone, at_least, multiple
+        self.alone, self.at_least, self.multiple, self.by_blocks = alone, at_least, multiple, by_blocks
         self.lengths: list[int] = []
-        # Compiled code serves any number of keys but all that there is room for, so there is room for more.
-        width = whole_blocks(room) + bool(compiled) * STEP
+        width = whole_blocks(room)
         # Prompts are read into the last slots; a step is padded with the empty rows before them.
         self._first_reader = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         self._device = model.get_input_embeddings().weight.device
@@ -290,9 +274,6 @@ class Slots:
         self._decode_cache = Cache(layers=[DecodeLayer(layer) for layer in self._layers])
         # Prefill runs the model's own hooks, which let other work in between two layers.
         self._plain_model = without_hooks(model)
-        self._compiled_pass: Callable[[Tensor, Tensor, RaggedBatch], Tensor] | None = None
-        if compiled:
-            self._compiled_pass = compiled_step.compiled(self._one_pass, self._plain_model, (compiled, width))
 
     @property
     def live(self) -> int:
@@ -361,46 +342,27 @@ class Slots:
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token per row; return the logits of the next tokens ``(rows, V)``."""
-        least, most = self.compiled or (max(self.at_least, -(-self.live // self.multiple) * self.multiple), self.live)
-        size = -(-self.live // -(-self.live // most))
-        logits = []
-        for first in range(0, self.live, size):
-            rows = range(first, min(first + size, self.live))
-            padding = [0] * (least - len(rows))
-            positions = [*(self.lengths[row] for row in rows), *padding]
-            ids = [*(tokens[row] for row in rows), *padding]
-            logits.append(self._step_rows(first, ids, positions)[: len(rows), -1])
-        self.lengths = [length + 1 for length in self.lengths]
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
-
-    def _step_rows(self, first: int, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Append tokens to the rows from ``first`` on; return the logits ``(rows, 1, V)``."""
+        size = max(self.at_least, -(-self.live // self.multiple) * self.multiple)
+        padding = [0] * (size - self.live)
+        positions = [*self.lengths, *padding]
         plan = RaggedBatch(
             len(self._layers), [position + 1 for position in positions], alone=self.alone, device=self._device
         )
         position_B = torch.tensor(positions, device=self._device)
-        row_B = torch.arange(len(positions), device=self._device)
-        position_B1, ids_B1 = position_B[:, None].clone(), torch.tensor(ids, device=self._device)[:, None].clone()
-        layers = self._decode_cache.layers
-        views = [view for layer in layers for view in layer.expect(first, row_B, position_B, plan.real_B11W)]
-        if self.compiled:
-            compiled_step.any_length(plan.real_B11W, 3)
-            least, most = self.compiled
-            for tensor in (ids_B1, position_B1, position_B, row_B, plan.real_B11W, *views) if least < most else ():
-                compiled_step.any_length(tensor, 0)
+        row_B = torch.arange(size, device=self._device)
+        for layer in self._decode_cache.layers:
+            layer.expect(row_B, position_B, plan.real_B11W)
         with torch.autocast(self._device.type, enabled=False):
-            return (self._compiled_pass or self._one_pass)(ids_B1, position_B1, plan)
-
-    def _one_pass(self, ids_B1: Tensor, position_B1: Tensor, plan: RaggedBatch) -> Tensor:
-        logits: Tensor = self._plain_model(
-            input_ids=ids_B1,
-            position_ids=position_B1,
-            attention_mask=plan.real_B11W,
-            use_cache=True,
-            attention_plan=plan,
-            **{CACHE: self._decode_cache},
-        ).logits
-        return logits
+            logits: Tensor = self._plain_model(
+                input_ids=torch.tensor([*tokens, *padding], device=self._device)[:, None],
+                position_ids=position_B[:, None],
+                attention_mask=plan.real_B11W,
+                use_cache=True,
+                attention_plan=plan,
+                **{CACHE: self._decode_cache},
+            ).logits
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits[: self.live, -1]
 
     def copy_out(self, first: int, end: int, reader: int = 0) -> KeyValues:
         """Return copies of the keys and values of some tokens of a prompt of the last prefill."""
@@ -429,3 +391,30 @@ class Slots:
     def bytes(self) -> int:
         """Memory of keys and values, once a prompt was read."""
         return sum(layer.bytes for layer in dict.fromkeys(self._layers))
+
+
+def without_hooks(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with the same tensors, without adapters and attention-plan hooks; bit-identical.
+
+    A step is many small calls, so idle hooks and adapters cost a tenth of it. Where a module's forward was replaced, as
+    accelerate does, it is the model itself: that forward would run the children of the original.
+    """
+    if any("forward" in vars(module) for module in model.modules()):
+        return model
+    bare = _bare(model, {})
+    assert isinstance(bare, PreTrainedModel)
+    return bare
+
+
+def _bare(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    module = own_module(module)
+    if module not in known:
+        known[module] = duplicate = copy.copy(module)
+        duplicate.__dict__ = dict(vars(module))
+        duplicate._forward_hooks = type(module._forward_hooks)(
+            (number, hook) for number, hook in module._forward_hooks.items() if not is_stream_hook(hook)
+        )
+        duplicate._modules = {
+            name: None if child is None else _bare(child, known) for name, child in module._modules.items()
+        }
+    return known[module]
