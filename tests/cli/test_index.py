@@ -136,6 +136,23 @@ def test_ask(made):
 
 
 @pytest.mark.slow
+def test_instructions_are_for_generated_answers(made, monkeypatch):
+    from gerund.retrieval.answer_generation import Prompter
+
+    told, adding = [], Prompter.adding
+    monkeypatch.setattr(Prompter, "adding", lambda self, more: told.append(more) or adding(self, more))
+    model = Path(gerund.__file__).parent / "assets" / "default"  # the tiny model has no room for instructions
+    asked = ["ask", made / "my.index", "What makes dough rise?"]
+    generated = [*asked, "--answer-with", model, "--generate", "--max-new-tokens", 4]
+    assert run_cli(*generated, "--instructions", "Answer in verse.").code == 0
+    assert set(told) == {"Answer in verse."}
+    quoted = run_cli(*asked, "--instructions", "Answer in verse.")
+    assert quoted.out.startswith("Yeast makes the dough rise.")
+    assert "the instructions had no effect; --generate" in quoted.err
+    assert "--extractive quotes" in run_cli(*asked, "--extractive", "--instructions", "Answer in verse.").mistake
+
+
+@pytest.mark.slow
 def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     index = folder / "my.index"
     other = ["-m", tiny_folder, "--attention", "causal"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-FRAMEWORKS = ("test_langchain.py", "test_llama_index.py", "test_haystack.py")
+FRAMEWORKS = ("test_agents.py", "test_langchain.py", "test_llama_index.py", "test_haystack.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

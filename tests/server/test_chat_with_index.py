@@ -200,3 +200,28 @@ def test_a_model_without_a_chat_template_quotes(tmp_path: Path) -> None:
         assert running.post(CHAT, messages=BREAD).status_code == 400
     finally:
         running.stop()
+
+
+def _parts(kind: str, key: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": kind, key: {"url": "data:", "data": "", "format": "wav"}}]}]
+
+
+@pytest.mark.parametrize("model", ["tiny", NAME])
+@pytest.mark.parametrize(
+    ("route", "body", "word"),
+    [
+        (CHAT, {"messages": _parts("image_url", "image_url")}, "image_url"),
+        (CHAT, {"messages": _parts("input_audio", "input_audio")}, "input_audio"),
+        (CHAT, {"messages": _parts("file", "file")}, "file"),
+        ("/v1/responses", {"input": _parts("input_image", "image_url")}, "input_image"),
+        ("/v1/responses", {"input": _parts("input_audio", "input_audio")}, "input_audio"),
+        ("/v1/responses", {"input": _parts("input_file", "file_data")}, "input_file"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
+        ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images"),
+    ],
+)
+def test_images_and_audio_are_refused_by_name(
+    indexed: Running, model: str, route: str, body: dict[str, Any], word: str
+) -> None:
+    found = indexed.post(route, model=model, **body)
+    assert (found.status_code, word in found.text) == (400, True), found.text

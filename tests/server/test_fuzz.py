@@ -49,6 +49,19 @@ def test_chats_with_tools(with_tools: Running, tmp_path: Path, examples: int) ->
     assert with_tools.idle(20)
 
 
+@pytest.mark.parametrize(
+    "examples", [pytest.param(2, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
+)
+def test_chats_with_an_index(indexed: Running, tmp_path: Path, examples: int) -> None:
+    routes = ("/api/generate", "/api/chat", "/v1/responses", "/v1/chat/completions")
+    before, searches = requests(indexed), indexed.service.engine.state().calls
+    paths = [part for route in routes for part in ("--include-path", route)]
+    fuzzed(indexed, tmp_path, examples, "--header", "Authorization: Bearer secret", *paths)
+    assert set(routes) <= {route for route, count in requests(indexed).items() if count > before.get(route, 0)}
+    assert indexed.service.engine.state().calls > searches, "the index was asked"
+    assert indexed.idle(20)
+
+
 def fuzzed(running: Running, folder: Path, examples: int, *more: str) -> str:
     """Send requests of schemathesis to a server, and return its report."""
     pytest.importorskip("schemathesis")

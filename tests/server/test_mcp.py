@@ -95,3 +95,43 @@ def test_there_is_no_route_unless_it_is_asked_for(live: Running) -> None:
     for given, message in (({"mcp": True}, "--index"), ({"allow_add": True, "index": "a"}, "--mcp")):
         with pytest.raises(ConfigError, match=message):
             settings_of(given)
+
+
+@pytest.mark.slow
+def test_no_message_is_a_server_error(offered: Running) -> None:
+    """Calls with any arguments, and messages of any form."""
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as any_
+
+    leaves = any_.none() | any_.booleans() | any_.integers() | any_.text(max_size=9)
+    values = any_.recursive(
+        leaves,
+        lambda inner: any_.lists(inner, max_size=3) | any_.dictionaries(any_.text(max_size=5), inner),
+        max_leaves=6,
+    )
+    names = any_.sampled_from(["search", "ask", "read", "add", "other"])
+    known = any_.sampled_from(["query", "question", "k", "filter", "source", "start", "end", "text", "title"])
+    texts = any_.sampled_from(["bread", "../rail", "file:///etc/passwd", "", "a" * 2000, "x = 1 --", "gerund://a"])
+    arguments = any_.dictionaries(known, any_.one_of(texts, any_.integers(), values), max_size=4)
+    calls = any_.fixed_dictionaries({"name": names, "arguments": any_.one_of(arguments, values)})
+    methods = any_.sampled_from(
+        ["initialize", "ping", "tools/list", "tools/call", "resources/list", "resources/read", "prompts/get"]
+    )
+    message = any_.fixed_dictionaries(
+        {
+            "jsonrpc": any_.just("2.0"),
+            "id": any_.integers(0, 9),
+            "method": methods,
+            "params": any_.one_of(calls, values),
+        }
+    )
+
+    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(any_.one_of(message, values))
+    def check(body: Any) -> None:
+        found = offered.client.post("/mcp", json=body, headers=ACCEPT)
+        assert found.status_code < 500, found.text
+        assert "defect" not in found.text, found.text
+
+    check()
+    assert offered.idle(20)

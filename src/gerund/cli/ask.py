@@ -61,6 +61,12 @@ def command(
             "[default: generate if it was trained to chat and has at least 500 million parameters]",
         ),
     ] = None,
+    instructions: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="What a model that generates the answer is told besides how to answer, such as a tone."
+        ),
+    ] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     sampling: dict[str, Any],
     k: Annotated[int, typer.Option("--k", "-k", help="Most chunks to read.")] = 8,
@@ -136,6 +142,8 @@ def command(
 
         gerund ask my.index "When was the first railway opened?" --answer-with smollm2
 
+        gerund ask my.index "Why do trains need rails?" --generate --instructions "Explain it to a child."
+
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
     from gerund.jobs.disk_cache import parse_size
@@ -145,6 +153,7 @@ def command(
         "method": None if extractive is None else "extractive" if extractive else "generate",
         "max_new_tokens": max_new_tokens,
         "fallback": fallback,
+        "instructions": instructions,
         "chat": chat,
         "sampling": options.sampling_of(sampling),
         **search,
@@ -152,6 +161,8 @@ def command(
     _demand_there(where, document)
     if answer_with is not None and document is not None:
         raise ConfigError("--answer-with is for an index; name the model that reads a --document with -m")
+    if instructions and extractive:
+        raise ConfigError("--instructions are for generated answers, and --extractive quotes a sentence")
     if language is not None and document is None:
         raise ConfigError("--language is for a --document; an index has the language that it was made with")
     most_bytes = parse_size(cache_size)
@@ -259,6 +270,8 @@ def _answered(
         _print_checks(answer)
     if answer.rejected:
         tell("no source supports what the model wrote, so the best sentence is quoted; --no-fallback shows the former")
+    elif quoted and answer.found and asked["instructions"]:
+        tell("this sentence is quoted, so the instructions had no effect; --generate lets the model write the answer")
     if quoted or not answer.found:
         return answer
     if unsupported := [check.text for check in answer.checks if not check.sources]:

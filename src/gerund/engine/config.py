@@ -32,10 +32,10 @@ class EngineConfig:
         idle_prefill_tokens: the same while no sequence is being decoded.
         decode_ratio: seconds of decoding for each second of prefill or encoding.
         queue_tokens: tokens that may wait; beyond that, requests raise ``QueueFullError``.
-        prefix_tokens: tokens of prompts that are cached for prompts with the same start; 0 caches none. None caches
-            4096 where that was verified to change nothing, and none elsewhere. A number caches that many in any case:
-            completions then no longer have the bits of ``generate``, and where it changes last bits, nothing is
-            guaranteed.
+        prefix_tokens: tokens of prompts that are cached for prompts with the same start; 0 caches none. None caches as
+            many as a slot has, and at least 4096, where that was verified to change nothing, and none elsewhere. A
+            number caches that many in any case: completions then no longer have the bits of ``generate``, and where it
+            changes last bits, nothing is guaranteed.
         exact: generate each completion on its own, with transformers' own loop: always bit-identical to ``generate``,
             and not faster.
         reproducible: fill each step with empty rows where that makes a completion independent of concurrent requests.

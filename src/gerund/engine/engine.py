@@ -75,7 +75,7 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or alike)
     tokens = config.prefix_tokens
     if tokens is None:
-        tokens = _PREFIX_TOKENS if costs_nothing else 0
+        tokens = max(_PREFIX_TOKENS, room) if costs_nothing else 0
     by_blocks = costs_nothing or tokens > 0
     if by_blocks and not batching.recalls:
         why = "parts of prompts are kept, and on this machine that changes last bits"

@@ -20,7 +20,6 @@ from typing import Any
 from gerund.checks import one_of
 from gerund.errors import MissingDependencyError
 from gerund.inference.generate.config import ToolPrompt
-from gerund.inference.generate.tools import ToolKeywords
 from gerund.integrations.shared import (
     chat_model_of,
     facts,
@@ -30,6 +29,7 @@ from gerund.integrations.shared import (
     request,
     stop_strings,
     token_ids,
+    tool_options,
     vectors,
 )
 from gerund.settings.ranking import RerankKeywords
@@ -61,7 +61,6 @@ except ImportError as error:
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-_TOOLS = tuple(ToolKeywords.__annotations__)
 _METHODS = ["json_schema", "function_calling", "json_mode"]
 
 
@@ -219,10 +218,7 @@ class ChatGerund(_Generating, BaseChatModel):
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], tool_choice=chosen, **kwargs)
 
     def _run(self, method: Callable[..., Any], prompt: Any, stop: list[str] | None, given: dict[str, Any]) -> Any:
-        tools = {name: given[name] for name in _TOOLS if name in given} | (
-            {} if self.tool_prompt is None else {"tool_prompt": self.tool_prompt}
-        )
-        rest = {name: value for name, value in given.items() if name not in _TOOLS}
+        tools, rest = tool_options(given, self.tool_prompt)
         return super()._run(partial(method, **tools), prompt, stop, rest)
 
     def _prompt(self, prompt: Any) -> Any:

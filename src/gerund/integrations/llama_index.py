@@ -12,12 +12,15 @@ True
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gerund.errors import ConfigError, MissingDependencyError
-from gerund.inference.generate.prompts import Prompt
+from gerund.inference.generate.config import ToolPrompt
+from gerund.inference.generate.prompts import has_tools_in_template
 from gerund.inference.tokens import context_length
 from gerund.integrations.shared import (
     Model,
@@ -27,11 +30,12 @@ from gerund.integrations.shared import (
     model_of,
     most_relevant,
     request,
+    tool_options,
     usage_of,
     vectors,
 )
 from gerund.retrieval.index import Index
-from gerund.types import Generation
+from gerund.types import Generation, ToolCall
 
 try:
     from llama_index.core.base.llms.types import (
@@ -41,11 +45,13 @@ try:
         LLMMetadata,
         MessageRole,
         TextBlock,
+        ToolCallBlock,
     )
     from llama_index.core.bridge.pydantic import ConfigDict, Field
     from llama_index.core.embeddings import BaseEmbedding
-    from llama_index.core.llms import LLM
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+    from llama_index.core.llms.function_calling import FunctionCallingLLM
+    from llama_index.core.llms.llm import ToolSelection
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
@@ -94,10 +100,11 @@ class GerundEmbedding(BaseEmbedding):
         return await asyncio.to_thread(self._get_text_embeddings, texts)
 
 
-class GerundLLM(LLM):
-    """A language model: it continues a text, and chats where it has a chat template.
+class GerundLLM(FunctionCallingLLM):
+    """A language model: it continues a text, chats where it has a chat template, and calls tools where that knows them.
 
-    ``complete``, ``chat`` and their other forms take all settings of ``gerund.Sampling`` and ``generate`` as keywords.
+    ``complete``, ``chat`` and their other forms take all settings of ``gerund.Sampling`` and ``generate`` as keywords,
+    ``chat`` those of tools too, such as ``tool_choice``. Agents of LlamaIndex pass their tools by ``chat_with_tools``.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -105,6 +112,9 @@ class GerundLLM(LLM):
     lm: Any = Field(exclude=True, description="A model in memory, or what gerund.load takes.")
     max_tokens: int = Field(default=256, description="Maximum number of new tokens.")
     temperature: float = Field(default=0.0, description="0 takes the most likely token each time.")
+    tool_prompt: ToolPrompt | None = Field(
+        default=None, description="How tools are described to a model whose chat template knows none."
+    )
     additional_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Further settings of gerund.Sampling and generate, such as top_p or stop."
     )
@@ -120,12 +130,15 @@ class GerundLLM(LLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """The context's size, and whether the model chats."""
+        """The context's size, and whether the model chats and calls tools."""
+        tokenizer = self.lm.tokenizer
+        chats = bool(tokenizer.chat_template)
         return LLMMetadata(
             # Not ``max_length``, which bounds what is encoded.
-            context_window=context_length(self.lm.model.config, self.lm.tokenizer) or _UNLIMITED,
+            context_window=context_length(self.lm.model.config, tokenizer) or _UNLIMITED,
             num_output=self.max_tokens,
-            is_chat_model=bool(self.lm.tokenizer.chat_template),
+            is_chat_model=chats,
+            is_function_calling_model=chats and (self.tool_prompt is not None or has_tools_in_template(tokenizer)),
             model_name=self.lm.name,
         )
 
@@ -141,6 +154,53 @@ class GerundLLM(LLM):
         length, sampling, options = self._request(given)
         return method(prompt, length, sampling, **options)
 
+    def _chat(self, method: Callable[..., Any], messages: Sequence[ChatMessage], given: dict[str, Any]) -> Any:
+        tools, rest = tool_options(given, self.tool_prompt)
+        return self._run(partial(method, **tools), _conversation(messages), rest)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[Any],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the arguments of ``chat`` for LlamaIndex's tools."""
+        del verbose
+        new = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
+        usual = {"tool_choice": "required"} if tool_required else {}
+        return {
+            "messages": [*(chat_history or []), *([] if new is None else [new])],
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **usual,
+            **kwargs,
+        }
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """Return the calls of an answer; arguments that are no JSON object are none, for which the tool reports errors.
+
+        Raises:
+            ValueError: there is no call, and ``error_on_no_tool_call`` is set, as LlamaIndex demands.
+        """
+        del kwargs
+        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not blocks and error_on_no_tool_call:
+            raise ValueError("the model called no tool")
+        return [
+            ToolSelection(
+                tool_id=block.tool_call_id or "",
+                tool_name=block.tool_name,
+                tool_kwargs=block.tool_kwargs if isinstance(block.tool_kwargs, dict) else {},
+            )
+            for block in blocks
+        ]
+
     def _prompt(self, prompt: str, formatted: bool) -> str:
         return prompt if formatted else self.completion_to_prompt(prompt)
 
@@ -148,7 +208,7 @@ class GerundLLM(LLM):
         return CompletionResponse(text=completion.text, raw=self._raw(completion))
 
     def _message(self, completion: Generation) -> ChatResponse:
-        return ChatResponse(message=_answer(completion.text), raw=self._raw(completion))
+        return ChatResponse(message=_answer(completion.text, completion.tool_calls), raw=self._raw(completion))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -163,55 +223,60 @@ class GerundLLM(LLM):
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Iterator[CompletionResponse]:
         """Continue a text piece by piece."""
-        pieces = self._pieces(self._prompt(prompt, formatted), kwargs)
-        return (CompletionResponse(text=text, delta=piece, raw=raw) for text, piece, raw in pieces)
+        pieces = self._pieces(lambda: self._run(self.lm.stream, self._prompt(prompt, formatted), kwargs))
+        return (self._completed(text, piece, done) for text, piece, done in pieces)
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> AsyncIterator[CompletionResponse]:
         """Continue a text piece by piece, without blocking the event loop."""
-        pieces = self._apieces(self._prompt(prompt, formatted), kwargs)
-        return (CompletionResponse(text=text, delta=piece, raw=raw) async for text, piece, raw in pieces)
+        pieces = self._apieces(lambda: self._run(self.lm.astream, self._prompt(prompt, formatted), kwargs))
+        return (self._completed(text, piece, done) async for text, piece, done in pieces)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Generate the next message of a conversation."""
-        return self._message(self._run(self.lm.chat, _conversation(messages), kwargs)[0])
+        return self._message(self._chat(self.lm.chat, messages, kwargs)[0])
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Generate the next message of a conversation, without blocking the event loop."""
-        return self._message((await self._run(self.lm.achat, _conversation(messages), kwargs))[0])
+        return self._message((await self._chat(self.lm.achat, messages, kwargs))[0])
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Iterator[ChatResponse]:
         """Generate the next message of a conversation piece by piece."""
-        pieces = self._pieces(_conversation(messages), kwargs)
-        return (ChatResponse(message=_answer(text), delta=piece, raw=raw) for text, piece, raw in pieces)
+        pieces = self._pieces(lambda: self._chat(self.lm.stream, messages, kwargs))
+        return (self._answered(text, piece, done) for text, piece, done in pieces)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncIterator[ChatResponse]:
         """Generate the next message of a conversation piece by piece, without blocking the event loop."""
-        pieces = self._apieces(_conversation(messages), kwargs)
-        return (ChatResponse(message=_answer(text), delta=piece, raw=raw) async for text, piece, raw in pieces)
+        pieces = self._apieces(lambda: self._chat(self.lm.astream, messages, kwargs))
+        return (self._answered(text, piece, done) async for text, piece, done in pieces)
 
-    def _pieces(self, prompt: Prompt, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
-        """Yield the text so far, its last piece, and after the last piece the metadata."""
-        stream, text = self._run(self.lm.stream, prompt, given), ""
+    def _pieces(self, start: Callable[[], Any]) -> Iterator[tuple[str, str, Generation | None]]:
+        """Start a stream; yield the text so far and its last piece, and after the last piece what was generated."""
+        stream, text = start(), ""
         for piece in stream:
             text += piece
             yield text, piece, None
-        yield text, "", self._raw(stream.result)
+        yield text, "", stream.result
 
-    async def _apieces(
-        self, prompt: Prompt, given: dict[str, Any]
-    ) -> AsyncIterator[tuple[str, str, dict[str, Any] | None]]:
-        stream, text = self._run(self.lm.astream, prompt, given), ""
+    async def _apieces(self, start: Callable[[], Any]) -> AsyncIterator[tuple[str, str, Generation | None]]:
+        stream, text = start(), ""
         async for piece in stream:
             text += piece
             yield text, piece, None
-        yield text, "", self._raw(stream.result)
+        yield text, "", stream.result
+
+    def _completed(self, text: str, piece: str, done: Generation | None) -> CompletionResponse:
+        return CompletionResponse(text=text, delta=piece, raw=None if done is None else self._raw(done))
+
+    def _answered(self, text: str, piece: str, done: Generation | None) -> ChatResponse:
+        calls, raw = ([], None) if done is None else (done.tool_calls, self._raw(done))
+        return ChatResponse(message=_answer(text, calls), delta=piece, raw=raw)
 
     def _raw(self, done: Generation) -> dict[str, Any]:
         return {**facts(self.lm, done), "usage": usage_of(done)}
@@ -298,17 +363,39 @@ class GerundRerank(BaseNodePostprocessor):
 
 
 def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages as gerund takes them; it rejects tools and images by name."""
+    """Return messages as gerund takes them; it rejects images by name."""
     conversation = []
     for message in messages:
+        blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock)]
         parts = [
             {"type": "text", "text": block.text} if isinstance(block, TextBlock) else {"type": block.block_type}
-            for block in message.blocks
+            for block in blocks
         ]
         text = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
-        conversation.append({"role": message.role.value, "content": text if parts else "", **message.additional_kwargs})
+        calls = [_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+        conversation.append(
+            {"role": message.role.value, "content": text if parts else "", **message.additional_kwargs}
+            | ({"tool_calls": calls} if calls else {})
+        )
     return conversation
 
 
-def _answer(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.ASSISTANT, content=text)
+def _call(block: ToolCallBlock) -> dict[str, Any]:
+    """Return a call as gerund takes it."""
+    given = block.tool_kwargs
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return ToolCall(block.tool_name, arguments, block.tool_call_id or "").message
+
+
+def _answer(text: str, calls: Sequence[ToolCall] = ()) -> ChatMessage:
+    blocks = [
+        ToolCallBlock(
+            tool_call_id=call.id,
+            tool_name=call.name,
+            tool_kwargs=json.loads(call.arguments) if call.is_valid else call.arguments,
+        )
+        for call in calls
+    ]
+    return ChatMessage(
+        role=MessageRole.ASSISTANT, blocks=[*([TextBlock(text=text)] if text or not blocks else []), *blocks]
+    )

@@ -11,8 +11,9 @@ import numpy as np
 
 from gerund.entry import load
 from gerund.errors import ConfigError, unknown_name
-from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
+from gerund.inference.generate.config import GenerationConfig, GenerationKeywords, ToolPrompt
 from gerund.inference.generate.prompts import require_chat_template
+from gerund.inference.generate.tools import ToolKeywords
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval.index import Index, open_index
@@ -29,6 +30,7 @@ Job = Literal["query", "document"]
 
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _OPTIONS = tuple(name for name in names_of(GenerationKeywords) if name not in SamplingKeywords.__annotations__)
+_TOOLS = tuple(ToolKeywords.__annotations__)
 _LENGTHS = ("max_new_tokens", "max_tokens")
 SETTINGS = (*_LENGTHS[:1], *_SAMPLING, *_OPTIONS)
 """Settings of a generation, by their names in ``gerund.Sampling`` and ``generate``."""
@@ -83,6 +85,18 @@ def request(*given: Mapping[str, Any]) -> Request:
     options: dict[str, Any] = {name: settings[name] for name in _OPTIONS if name in settings}
     GenerationConfig.of(settings["max_new_tokens"], sampling, options)  # type: ignore[arg-type]
     return Request(settings["max_new_tokens"], sampling, options)
+
+
+def tool_options(given: Mapping[str, Any], tool_prompt: ToolPrompt | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of ``chat`` that are about tools, and the other settings of a call.
+
+    >>> tool_options({"tools": [], "seed": 1}, "generic")
+    ({'tools': [], 'tool_prompt': 'generic'}, {'seed': 1})
+    """
+    tools = {name: given[name] for name in _TOOLS if name in given}
+    if tool_prompt is not None:
+        tools["tool_prompt"] = tool_prompt
+    return tools, {name: value for name, value in given.items() if name not in _TOOLS}
 
 
 def stop_strings(*given: str | Sequence[str] | None) -> list[str]:

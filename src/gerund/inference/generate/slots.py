@@ -264,10 +264,12 @@ class Slots:
         # Prompts are read into the last slots; a step is padded with the empty rows before them.
         self._first_reader = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         self._device = model.get_input_embeddings().weight.device
-        # A CPU allocates memory only when it is written to. Without fused attention one prompt is read at a time.
-        fused = model.config.get_text_config(decoder=True)._attn_implementation == FUSED
+        # A CPU allocates memory only when it is written to. Without fused attention one prompt is read at a time, as in
+        # a graph, which would read several one after the other.
+        grows = is_one_graph(model)
+        fused = model.config.get_text_config(decoder=True)._attn_implementation == FUSED and not grows
         self.readers = MOST_READ if self._device.type == "cpu" and fused else 1
-        count, grows = self._first_reader + self.readers, is_one_graph(model)
+        count = self._first_reader + self.readers
         layers = [SlotLayer(count, width, grows=grows) for _ in decoder_layers(model)]
         self._layers = layers[:1] * len(layers) if shared else layers
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
