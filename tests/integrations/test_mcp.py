@@ -20,6 +20,8 @@ from gerund.retrieval.index import Index
 from tests.retrieval.helpers import NOTES, notes_index
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+# A real model, where it lies beside the repository.
+SMOLLM2 = Path(__file__).resolve().parents[3] / "real" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CHUNK = 48  # tokens, which the tiny model has room for
 OUTSIDE = ("/etc/passwd", "../rail", "file:///etc/passwd", "rail/", "RAIL")
 
@@ -173,5 +175,40 @@ def test_a_program_starts_the_command(lm: Any, tmp_path: Path) -> None:
             assert client.server_info.title == "Documents in my.index"
             found = await client.call_tool("search", {"query": "steam locomotives", "k": 1})
             assert found.structured_content["results"][0]["text"] in NOTES["rail"]
+
+    anyio.run(run)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
+def test_a_program_asks_a_real_model(tmp_path: Path) -> None:
+    for package in ("lancedb", "onnxruntime"):
+        pytest.importorskip(package, reason="needs gerund[index,packed]")
+    from gerund.retrieval.index import open_index
+
+    where = tmp_path / "my.index"
+    lm = load(SMOLLM2, runtime="packed")
+    open_index(where, lm).add_documents([Document(name, text) for name, text in NOTES.items()])
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "gerund", "mcp", str(where), "-m", str(SMOLLM2), "--runtime", "packed", "--allow-add"],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+
+    async def run() -> None:
+        async with Client(stdio_client(command)) as client:
+            found = await client.call_tool("search", {"query": "steam locomotives", "k": 1})
+            [hit] = found.structured_content["results"]
+            assert (hit["source"], hit["text"] in NOTES["rail"]) == ("rail", True)
+            read = await client.call_tool("read", {name: hit[name] for name in ("source", "start", "end")})
+            assert read.structured_content["text"] == hit["text"]
+            answered = (await client.call_tool("ask", {"question": "What is bread made of?"})).structured_content
+            assert (answered["found"], answered["sources"][0]["source"]) == (True, "bread")
+            assert "flour" in answered["answer"]
+            added = await client.call_tool("add", {"source": "otters", "text": "Otters swim in rivers."})
+            assert added.structured_content == {"source": "otters", "documents": 1, "chunks": 1}
+            again = await client.call_tool("search", {"query": "animals that swim", "k": 1})
+            assert again.structured_content["results"][0]["source"] == "otters"
+            assert (await client.call_tool("read", {"source": str(SMOLLM2)})).is_error
 
     anyio.run(run)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,15 +51,54 @@ def test_chats_with_tools(with_tools: Running, tmp_path: Path, examples: int) ->
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(2, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
+    "examples", [pytest.param(60, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
 )
-def test_chats_with_an_index(indexed: Running, tmp_path: Path, examples: int) -> None:
-    routes = ("/api/generate", "/api/chat", "/v1/responses", "/v1/chat/completions")
-    before, searches = requests(indexed), indexed.service.engine.state().calls
-    paths = [part for route in routes for part in ("--include-path", route)]
-    fuzzed(indexed, tmp_path, examples, "--header", "Authorization: Bearer secret", *paths)
-    assert set(routes) <= {route for route, count in requests(indexed).items() if count > before.get(route, 0)}
-    assert indexed.service.engine.state().calls > searches, "the index was asked"
+def test_chats_with_an_index(indexed: Running, examples: int) -> None:
+    pytest.importorskip("hypothesis")
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as any_
+
+    leaves = (
+        any_.none()
+        | any_.booleans()
+        | any_.integers()
+        | any_.floats(allow_nan=False, allow_infinity=False)
+        | any_.text(max_size=9)
+    )
+    values = any_.recursive(leaves, lambda inner: any_.lists(inner) | any_.dictionaries(any_.text(max_size=5), inner))
+    texts = any_.sampled_from(["What is bread made of?", "", " ", "x", "the " * 900, "\0", '"bread']) | any_.text()
+    roles = any_.sampled_from(["user", "assistant", "system", "tool", "x"])
+    turns = any_.lists(any_.fixed_dictionaries({"role": roles, "content": texts | values}), max_size=5)
+    some = {
+        "stream": any_.booleans(),
+        "temperature": any_.sampled_from([0, 0.5, 9]),
+        "max_tokens": any_.sampled_from([0, 1, 5]),
+        "options": any_.fixed_dictionaries({}, optional={"num_predict": any_.integers(-3, 9), "seed": any_.integers()}),
+    }
+    odd = any_.sampled_from(
+        ["tools", "n", "stop", "response_format", "seed", "instructions", "system", "format", "options"]
+    )
+    content = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/api/chat": "messages",
+               "/api/generate": "prompt"}  # fmt: skip
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(
+        any_.sampled_from(sorted(content)),
+        any_.one_of(texts, turns, values),
+        any_.fixed_dictionaries({}, optional=some),
+        any_.dictionaries(odd, values, max_size=1),
+    )
+    def check(route: str, given: Any, usual: dict[str, Any], more: dict[str, Any]) -> None:
+        is_text = isinstance(given, str) and content[route] == "messages"
+        asked = [{"role": "user", "content": given}] if is_text else given
+        found = indexed.post(route, model="tiny+index", **{content[route]: asked}, **{**usual, **more})
+        statuses[found.status_code] += 1
+        assert found.status_code < 500, found.text
+        assert "server_error" not in found.text
+
+    statuses: Counter[int] = Counter()
+    check()
+    assert statuses[200] > examples // 20
     assert indexed.idle(20)
 
 
