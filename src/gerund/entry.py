@@ -12,6 +12,7 @@ from gerund.errors import ConfigError, DataError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import Adapters
+from gerund.models.answer_tokens import embedding_width, read_answers
 from gerund.models.bundled import tell_bundled
 from gerund.models.encoder_settings import default_encoder_config
 from gerund.models.fingerprint import fingerprint
@@ -25,7 +26,8 @@ from gerund.models.sources import find, find_spec
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
-from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_settings
+from gerund.settings.answers import ANSWERS_FILE, answers_folder
+from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_alike, read_settings
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import LoadKeywords, ModelSpec, takes
 from gerund.settings.rerankers import OWN_RERANKER
@@ -86,11 +88,29 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
         lm.scorer = DualScorer.of_folder(lm, opened.settings)
     if opened.settings is not None and _keeps_late(lm, spec, opened.settings):
         lm.late = read_late(opened.settings, lm.runtime.state_width)
+    _take_answers(lm, spec, opened.settings)
     if texts is None:
         return lm
     if lm.encoder.transform == NO_TRANSFORM:
         raise ConfigError("a sample is for a transform, such as transform='whitening'; give one")
     return lm.fitted(texts)
+
+
+def _take_answers(lm: LanguageModel, spec: ModelSpec, folder: Path | None) -> None:
+    """Let a model encode by the answer tokens in the folder of its settings, unless it is to encode otherwise."""
+    if folder is None or not (folder / ANSWERS_FILE).is_file():
+        return
+    if spec.adapter is not None and answers_folder(spec.adapter) is None:
+        return
+    width = embedding_width(lm.model)
+    answers = read_answers(folder, embedding=width, state=lm.runtime.state_width, vector=lm.dimensions)
+    saved = _saved_config(lm, folder)
+    if saved is None or not read_alike(saved.with_defaults(lm.n_layers), lm.encoder.with_defaults(lm.n_layers)):
+        raise ConfigError(
+            f"the answer tokens in {folder} were trained for the encoder settings beside them; leave attention, "
+            'pooling and other ways to read out, or load the model with adapter="none"'
+        )
+    lm.take_answers(answers.to(lm.device))
 
 
 def _make_reranker(lm: LanguageModel, opened: LoadedModel) -> None:

@@ -28,7 +28,7 @@ from gerund.inference.encode.texts import (
     text_tokens,
 )
 from gerund.inference.generate import generation
-from gerund.inference.generate.config import NUCLEUS, GenerationConfig
+from gerund.inference.generate.config import NUCLEUS, GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import (
     Prompt,
     plain_text,
@@ -38,6 +38,7 @@ from gerund.inference.generate.prompts import (
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt
+from gerund.inference.generate.vector_reading import is_one, sessions_of
 from gerund.inference.generate.writing import Writes
 from gerund.inference.infill import expansion, infilling
 from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling, untrained_to_fill
@@ -45,6 +46,7 @@ from gerund.inference.likelihood import SpanMode, SpannedText, span_logprobs
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state, load_adapters
+from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.encoder_settings import write_settings
 from gerund.models.hash_cache import CachedWeightsHash, probe_key
 from gerund.models.hash_files import cache_passed_probe, probe_passed
@@ -264,6 +266,8 @@ class LanguageModel(Writes, Embeds, Ranks):
             raise ConfigError(
                 f"encoder must be an EncoderConfig, such as EncoderConfig(pooling='last'), not {encoder!r}"
             )
+        if self.runtime.answers is not None and not read_alike(encoder, self.encoder):
+            raise ConfigError(f'{self.name} encodes by answer tokens; load it with adapter="none" to read it otherwise')
         if self.bundled is not None and not read_alike(encoder, self.bundled):
             return self._without_bundled().with_encoder(encoder)
         plan = encoder.resolved(self.n_layers)
@@ -297,6 +301,10 @@ class LanguageModel(Writes, Embeds, Ranks):
         other.bundled, other.head, other._spec = None, None, self._spec and self._spec.without_auto()
         other.adapters, other.runtime = self.adapters.without("encode"), replace(self.runtime, adapter=None, head=None)
         return other
+
+    def take_answers(self, answers: AnswerTokens) -> None:
+        """Encode by answer tokens from now on (``gerund train gen``), in the dtype of the weights."""
+        self.runtime = replace(self.runtime.in_own_type(), answers=answers)
 
     def fitted(self, texts: Sequence[str], prompt: str | None = None, *, prompt_name: str | None = None) -> Self:
         """Return the same model with its ``transform`` fitted on the vectors of texts; they need no labels.
@@ -365,7 +373,8 @@ class LanguageModel(Writes, Embeds, Ranks):
     @property
     def adapter_hash(self) -> str:
         """Hash of the encoder's adapter, projection head and transform; empty without any of them."""
-        fitted = (part.fingerprint for part in (self.head, self.transform) if part is not None)
+        parts = (self.runtime.answers, self.head, self.transform)
+        fitted = (part.fingerprint for part in parts if part is not None)
         return self.adapters.hash(self.job) + "".join(fitted)
 
     def _write(
@@ -654,6 +663,36 @@ class LanguageModel(Writes, Embeds, Ranks):
         before = self.encoder.prompt_text(prompt, prompt_name)
         return encode_and_prefill(self.runtime, before, checked, lambda: self.weights_hash)
 
+    def read_vector(
+        self,
+        vectors: np.ndarray | str | Sequence[str],
+        max_new_tokens: int = 64,
+        sampling: Sampling | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> Any:
+        """Read vectors as text: what the model writes after the embeddings that its answer tokens make of them.
+
+        For a model with answer tokens (``gerund train gen``). Vectors are those of its ``encode``, or made of them,
+        such as the mean of a cluster, and need not be of length 1; texts are encoded first. An adapter that was
+        trained with ``prefix: states`` reads texts alone.
+
+        Args:
+            vectors: ``(dimensions,)`` or ``(n, dimensions)``; or one text or several.
+            max_new_tokens: tokens to write at most.
+            sampling: how tokens are chosen; None is greedy.
+            options: as in ``Session.generate``.
+
+        Returns:
+            A ``Generation``, or a list of them for several.
+
+        Raises:
+            ConfigError: the model has no answer tokens, or they read texts alone.
+            TextError: a text is empty, or the vectors have other dimensions or numbers that are not finite.
+        """
+        sessions = sessions_of(self.runtime, vectors, lambda: self.weights_hash)
+        written = [session.generate(max_new_tokens, sampling, **options) for session in sessions]
+        return written[0] if is_one(vectors) else written
+
     encode_and_keep = encode_and_prefill
     """The former name of ``encode_and_prefill``."""
 
@@ -766,7 +805,7 @@ def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) 
     lm = with_weights(lm)
     loading.save_model(lm.model, lm.tokenizer, base_state(lm.model), folder)
     write_settings(folder, lm.encoder, lm.n_layers, lm.fingerprint(), adapters=lm.adapters)
-    for part in (lm.scorer, lm.late, lm.reranker, lm.head, lm.transform):
+    for part in (lm.scorer, lm.late, lm.reranker, lm.runtime.answers, lm.head, lm.transform):
         if part is not None:
             part.save(folder)
     origin = origin_of_spec(lm._spec) if source is None else origin_of(source)

@@ -1,4 +1,4 @@
-"""``gerund generate``: continue a prompt, or many prompts in a file; or expand search queries."""
+"""``gerund generate``: continue a prompt, or many prompts in a file; expand search queries; or read vectors as text."""
 
 import json
 from dataclasses import replace
@@ -60,6 +60,10 @@ def command(
     expand: Expand = None,
     keep: Keep = None,
     fraction: Fraction = None,
+    from_vector: Annotated[
+        Path | None,
+        typer.Option(help="Read each vector of a .npy or .parquet file as text, by a model with answer tokens."),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Prompts in one pass, with --file. [default: 16]")] = None,
     output: options.Lines = None,
     force: options.Force = False,
@@ -81,6 +85,9 @@ def command(
     With --file, --json or -o, prints one JSON object per query: prompt and expansions. By
     default it samples with --top-p 0.9.
 
+    With --from-vector the vectors of a file that `gerund embed` wrote, or of any .npy, are read as text: what the
+    model would answer to their texts. The model is one that `gerund train gen` has trained.
+
     For example:
 
         gerund generate "Once upon a time" --max-new-tokens 100
@@ -94,9 +101,17 @@ def command(
         gerund generate --expand 5 "how to dry damp walls" --keep walls --seed 1
 
         gerund generate --file prompts.jsonl -m ./model -o continuations.jsonl
+
+        gerund generate --from-vector notes.npy -m runs/gen/model
     """
     from gerund.scoring.names import check_scorer
 
+    if from_vector is not None:
+        refused = {"a prompt": prompt, "--file": file, "--best-of": ranked, "--expand": expand}
+        settings = {"max_new_tokens": max_new_tokens or 64, "sampling": options.sampling_of(sampling), **asked}
+        text_io.refuse_existing(output, force=force)
+        _read_vectors(from_vector, spec, settings, refused, output, as_json=as_json)
+        return
     text_io.require_text_or_file(prompt, file, "prompt", column=column, format=format)
     rerank = None if ranked is None or ranked.scorer is None else str(ranked.scorer)
     check_scorer(rerank)
@@ -135,6 +150,32 @@ def command(
     writes = partial(lm.generate, max_new_tokens=max_new_tokens, rerank=ranked, batch_size=batch_size, **asked)
     lines = _lines(writes, chunks, how, asked.get("n", 1), candidates=candidates, with_usage=as_json)
     text_io.write(lines, output, sum(map(len, chunks)), "generating")
+
+
+def _read_vectors(
+    path: Path,
+    spec: "ModelSpec",
+    settings: dict[str, Any],
+    refused: dict[str, Any],
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write what the vectors of a file say; ``refused`` are values that go with prompts, by name."""
+    if given := next((name for name, value in refused.items() if value is not None), None):
+        raise ConfigError(f"--from-vector reads vectors, and {given} is for prompts; give one of them")
+    from gerund.data.embedding.files import read_vectors
+    from gerund.entry import load
+
+    lm = load(spec)
+    vectors = read_vectors(path, lm.fingerprint())
+    results = (lm.read_vector(vectors[row], **settings) for row in range(len(vectors)))
+    is_json = as_json or output is not None
+    lines = (
+        json.dumps({"row": row, **text_io.as_record(result)}, ensure_ascii=False) if is_json else result.text
+        for row, result in enumerate(results)
+    )
+    text_io.write(lines, output, len(vectors), "reading vectors")
 
 
 def _refuse_unseen(asked: "GenerationKeywords", *, alone: bool, candidates: bool, ranked: bool, expands: bool) -> None:

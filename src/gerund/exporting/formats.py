@@ -67,6 +67,7 @@ def export(
         if format in _ENCODERS_ALONE:
             runtime = runtime.of_lower_layers()
         runtime.config.refuse_methods(f"an export as {format}")
+        runtime.refuse_answers(f"an export as {format}")
     folder = place("the folder to write", folder)
     with atomic_folder(folder, overwrite=overwrite) as work:
         if format not in _FORMATS:
@@ -111,6 +112,7 @@ def convert(
     ``more`` are further files to copy, by their new names, and ``without`` names files that are not copied.
     """
     _refuse_hybrid(runtime)
+    runtime.refuse_answers("a conversion")
     with atomic_folder(folder, overwrite=overwrite) as work:
         if source.gguf is not None or (source.adapted is not None and source.adapted.merged):
             loading.save_model(runtime.model, runtime.tokenizer, base_state(runtime.model), work)

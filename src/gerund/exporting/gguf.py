@@ -276,6 +276,7 @@ def _refuse_as_embedder(runtime: EncoderRuntime) -> None:
     if runtime.head is not None:
         raise ConfigError("llama.cpp has no layers after the pooling for this architecture, and this encoder has")
     config.refuse_methods("an export as gguf-embedding")
+    runtime.refuse_answers("an export as gguf-embedding")
     if config.pooling != "last" and not config.pool_prompt and any(prompt_settings(config)[0].values()):
         raise ConfigError("llama.cpp pools the prompt's tokens as well; load the encoder with pool_prompt=True")
 

@@ -52,6 +52,7 @@ class Transformer(InputModule):
         """
         super().__init__()
         lm.encoder.refuse_methods("sentence-transformers")
+        lm.runtime.refuse_answers("sentence-transformers")
         self.lm = lm
         self.model = lm.model
         self.tokenizer = lm.tokenizer

@@ -78,6 +78,7 @@ from gerund.models.weights import (
     without_implementations,
 )
 from gerund.progress import say_once
+from gerund.settings.answers import ANSWERS_FILE, answers_folder
 from gerund.settings.encoder import CONFIG_FILE, JOBS, EncoderConfig, Job, unknown_dtype, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
@@ -87,7 +88,7 @@ from gerund.settings.templates import NO_TRANSFORM
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"
 # Files of gerund next to the weights.
-_OWN_FILES = ("adapter*/*", "scorer.*", "head.*", RERANKER_FILE, RERANKER_WEIGHTS)
+_OWN_FILES = ("adapter*/*", "scorer.*", "head.*", "answers.*", RERANKER_FILE, RERANKER_WEIGHTS)
 # Files of sentence-transformers next to the weights.
 _READY_MADE = (
     MODULES_FILE,
@@ -107,6 +108,7 @@ _NOT_COPIED = (
     # A scorer or a head is trained for one encoder config, and the copy may get another one.
     "scorer.json",
     "head.json",
+    ANSWERS_FILE,
     RERANKER_FILE,
 )
 
@@ -451,7 +453,7 @@ RECORD = "training.json"
 """The record of a training in a model's folder."""
 # The training objectives for infilling, and for vectors.
 _FILLING = "msg"
-_EMBEDDING = frozenset({"contrastive", "distill", "gur", "late", "simcse", "sscl", "unimae"})
+_EMBEDDING = frozenset({"contrastive", "distill", "gen", "gur", "late", "simcse", "sscl", "unimae"})
 
 
 @dataclass(frozen=True)
@@ -499,7 +501,9 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     spec = spec.without_auto()
     adapters_there = own_adapters(source, settings)
     seq2seq = config.model_type in SEQ2SEQ
-    reading = stored_settings(settings, config, spec, source if bundled is None else None)
+    # A GGUF file has settings too, but not those of an adapter that brings its own.
+    brings_own = bundled is not None or answers_folder(spec.adapter) is not None
+    reading = stored_settings(settings, config, spec, None if brings_own else source)
     stored = reading.encoder
     encoder = spec.applied_to(stored)
     reading.tell(source.name, encoder)
@@ -507,8 +511,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         given = [adapters_there.get("encode"), spec.adapter, spec.infill_adapter, spec.scorer]
         _check_seq2seq(encoder, source.name, given)
     adapters = _adapters(adapters_there, spec)
-    # A head that was trained with the adapter is useless without it.
-    head = None if spec.adapter is not None and "encode" in adapters_there else reading.head_for(encoder)
+    head = reading.head_for(encoder) if _keeps_head(spec, adapters_there, settings) else None
     packed = takes_packed(spec, source, where, encoder, adapters.folders, generates=generates)
     if dtype is None and where.type == "cpu" and packed is None:
         dtype = _emulated_dtype(config)
@@ -552,6 +555,8 @@ def _settings_of(
     spec: ModelSpec, source: Source, config: PreTrainedConfig
 ) -> tuple[BundledAdapters | None, Path | None]:
     """Return the adapters that come with gerund, where the model is to take some, and the folder of its settings."""
+    if (answers := answers_folder(spec.adapter)) is not None:
+        return None, answers
     folder = settings_folder(source)
     has_own = folder is not None and any(
         (folder / name).is_file() for name in (CONFIG_FILE, MODULES_FILE, RERANKER_FILE)
@@ -601,7 +606,7 @@ def _adapters(own_folders: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
     folders: dict[Job, Path] = {}
     if spec.adapter is None:
         folders = dict(own_folders)
-    elif not spec.leaves_adapters:
+    elif not spec.leaves_adapters and answers_folder(spec.adapter) is None:
         folders = dict.fromkeys(JOBS, place("adapter", spec.adapter))
     for job in JOBS[1:]:
         where = spec.adapter_of(job)
@@ -610,6 +615,14 @@ def _adapters(own_folders: Mapping[Job, Path], spec: ModelSpec) -> Adapters:
             if where != NO_ADAPTER:
                 folders[job] = _adapter_in(where, job)
     return Adapters(folders)
+
+
+def _keeps_head(spec: ModelSpec, own_folders: Mapping[Job, Path], settings: Path | None) -> bool:
+    """Whether the head in a model's folder is used: with an adapter or answer tokens trained, it is useless without."""
+    has_answers = settings is not None and (settings / ANSWERS_FILE).is_file()
+    if spec.adapter is None or answers_folder(spec.adapter) is not None:
+        return True
+    return not has_answers and "encode" not in own_folders
 
 
 def _is_trained_to_infill(settings: Path | None, folders: Mapping[Job, Path], spec: ModelSpec) -> bool:

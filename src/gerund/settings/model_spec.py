@@ -59,10 +59,10 @@ class ModelSettings(Generic[Model, Given, Unset]):
     revision: str | None = setting(None, "Version of a model on the hub: a branch, tag or commit.")
     adapter: AdapterName | Given | None = setting(
         None,
-        "PEFT folder, active while the model encodes and infills and never while it generates. none (or False): no "
-        "adapter, and no head or scorer that was trained with the model's own. auto: the model's own, or the one that "
-        "comes with gerund for it (SmolLM2); this is the default, unless a plan, a pooling or another way to read is "
-        "given.",
+        "PEFT folder, active while the model encodes and infills and never while it generates; or a model's folder "
+        "from `gerund train gen`, whose answer tokens encode. none (or False): no adapter, and no head or scorer that "
+        "was trained with the model's own. auto: the model's own, or the one that comes with gerund for it (SmolLM2); "
+        "this is the default, unless a plan, a pooling or another way to read is given.",
     )
     infill_adapter: AdapterName | Given | None = setting(
         None,

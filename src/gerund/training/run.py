@@ -335,6 +335,8 @@ def write_model(
             finished = finished.to("cpu", _stored_type(trained))
             kind = Seq2SeqModel if trained.is_encoder_decoder else LanguageModel
             finished_lm = kind(finished, trained.tokenizer, trained.encoder, name=folder.name, head=head)
+            if trained.answers is not None:
+                finished_lm.take_answers(copy.deepcopy(trained.answers).cpu())
             save_into(finished_lm, partial, source=trained.source)
         elif reranks is not None:
             with TemporaryDirectory(dir=partial.parent) as room:

@@ -21,6 +21,7 @@ from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
+from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.encoder_settings import default_encoder_config, stored_settings
 from gerund.models.heads import ProjectionHead
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
@@ -60,6 +61,7 @@ class TrainableModel:
     below: LowerStates | None = None  # the cached states of the layers below the adapter's
     head: ProjectionHead | None = None
     """What projects its pooled states, of the base or from an objective; None without one."""
+    answers: AnswerTokens | None = None  # the answer tokens that are trained; None without any
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -120,11 +122,14 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
             depth = prepared.encoder.depth(prepared.n_layers) if plan == stored_plan else prepared.n_layers
             check(prepared.model, plan.resolve(depth))
     adapter_folder = None if recipe.model.adapter == NO_ADAPTER else _stored_adapter(prepared.source)
+    trains_base = any(objective.trains_base for objective in recipe.objectives)
+    if adapter_folder is not None and not trains_base:
+        raise ConfigError(f"{recipe.model.base} has an adapter, which would not be trained; set model.adapter to none")
     if recipe.model.lora is not None or adapter_folder is not None:
         prepared.adapter = _with_adapter(prepared.model, recipe, adapter_folder, _unread_layers(recipe, prepared))
     else:
         prepared.model.float()
-        prepared.model.requires_grad_(True)
+        prepared.model.requires_grad_(trains_base)
     if recipe.model.gradient_checkpointing:
         old_name = prepared.model.gradient_checkpointing_enable
         getattr(prepared.model, "activation_checkpointing_enable", old_name)({"use_reentrant": False})

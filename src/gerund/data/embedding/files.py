@@ -91,6 +91,24 @@ def read_embeddings(path: str | Path, *, fingerprint: str | None = None) -> Embe
     return embeddings
 
 
+def read_vectors(path: Path, fingerprint: str) -> np.ndarray:
+    """Read the vectors ``(n, d)`` of a file that ``gerund embed`` wrote with this encoder, or of any .npy file.
+
+    Raises:
+        DataError: it cannot be read, or holds something else.
+        FingerprintError: another encoder made it.
+    """
+    if path.suffix.lower() != ".npy" or path.with_suffix(".meta.json").is_file():
+        return read_embeddings(path, fingerprint=fingerprint).vectors
+    try:
+        vectors = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: not a readable .npy file ({' '.join(str(error).split())})") from error
+    if vectors.ndim not in (1, 2):
+        raise DataError(f"{path}: holds no vectors, but an array of {vectors.ndim} dimensions")
+    return np.atleast_2d(vectors)
+
+
 def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -> None:
     """Write one part atomically, with facts for ``read_facts``; ``id_type`` is that of all parts."""
     import pyarrow as pa

@@ -72,8 +72,7 @@ def encode_tokens(
     show: bool | None = None,
 ) -> list[np.ndarray]:
     """Return the states ``(n_tokens, D)`` float32 of each text, special tokens included, without prompt and padding."""
-    if runtime.config.generated:
-        raise ConfigError("generated is for vectors of whole texts: the tokens pooled are not the text's")
+    demand_own_states(runtime)
     states = [np.zeros((0, runtime.state_width), dtype=np.float32) for _ in texts]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Array, begin: Array) -> None:
@@ -82,6 +81,13 @@ def encode_tokens(
 
     in_batches(runtime, texts, runtime.states, keep, batch_tokens=batch_tokens, batch_size=batch_size, show=show)
     return states
+
+
+def demand_own_states(runtime: ReadsTexts) -> None:
+    """Raise ``ConfigError`` where what is pooled are not the states of a text's own tokens."""
+    if runtime.read_behind:
+        what = "generated" if runtime.config.generated else "an adapter of answer tokens"
+        raise ConfigError(f"{what} is for vectors of whole texts: the tokens pooled are not the text's")
 
 
 def token_states(batch: Sequence[Tokens], hidden_BTD: Array, begin: Array) -> Iterator[np.ndarray]:

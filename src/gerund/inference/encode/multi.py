@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gerund.attention.layouts import is_one_graph
-from gerund.inference.encode.batches import in_batches
+from gerund.inference.encode.batches import demand_own_states, in_batches
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Empty, Overflow, Tokens
@@ -101,6 +101,7 @@ class TokenReader:
         show: bool | None = False,
     ) -> list[np.ndarray]:
         """Return the token vectors ``(T, E)`` float32 of each text, of length 1; none for None."""
+        demand_own_states(self.runtime)
         vectors = [np.zeros((0, self.dimensions), dtype=np.float32) for _ in texts]
 
         def keep(rows: list[int], batch: list[Tokens], hidden_BTD: torch.Tensor, begin: torch.Tensor) -> None:

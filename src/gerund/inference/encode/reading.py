@@ -71,9 +71,19 @@ class ReadsTexts:
         limits = (configured, context_length(self.model.config, self.tokenizer if counts_tokenizer else None))
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def read_behind(self) -> int:
+        """How many tokens behind a text are pooled in the place of its own; 0 for none."""
+        return self.config.generated
+
+    @property
+    def room_behind(self) -> int:
+        """How many tokens the model reads behind a text."""
+        return self.config.generated
+
     def pool_from(self, tokens: Tokens) -> int:
         """Return the first pooled token: without a prompt that is BOS, unless ``pool_bos`` or the plan excludes it."""
-        if self.config.pool_prompt or self.config.generated:
+        if self.config.pool_prompt or self.read_behind:
             return 0
         if tokens.text_from > tokens.specials_before or self.config.pool_bos == "never":
             return tokens.text_from
@@ -82,8 +92,8 @@ class ReadsTexts:
 
     def pool_to(self, tokens: Tokens) -> int:
         """Return the end of the pooled tokens: the end of a template is used for the last token's state only."""
-        if self.config.generated:
-            return self.config.generated
+        if self.read_behind:
+            return self.read_behind
         reads_end = any(part.reads_end for part in pooling_parts(self.config.pooling))
         reads_end = reads_end or self.config.conventions == LLM2VEC_CONVENTIONS
         if tokens.behind is None or self.config.pool_prompt or reads_end:
@@ -99,7 +109,10 @@ class ReadsTexts:
         before_B = first - begin if self.config.follows_sentence_transformers else None
         vectors_BD = pool(hidden_BTD, pooled_BT, self.config.pooling, before_B)
         if (head := self.head) is not None:
-            ids_BT = as_like(np.array(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1])), begin)
-            vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
+            if self.read_behind:  # tokens of no text
+                vectors_BD = head(vectors_BD)
+            else:
+                ids_BT = as_like(np.array(placed_ids(batch, begin.tolist(), hidden_BTD.shape[1])), begin)
+                vectors_BD = head(vectors_BD, ids_BT, pooled_BT)
         array_BE = as_numpy(vectors_BD)
         return array_BE if self.transform is None else self.transform(array_BE)

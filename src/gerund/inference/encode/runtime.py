@@ -31,6 +31,7 @@ from gerund.inference.tokens import (
     tokenize,
 )
 from gerund.models.adapters import active_adapter
+from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.architectures import encoder_of, state_width
 from gerund.models.heads import ProjectionHead
 from gerund.models.kinds import is_encoder_decoder
@@ -149,6 +150,7 @@ class EncoderRuntime(Encodes):
     adapter: str | None = None  # the adapter that is active in every pass; None for the base model
     head: ProjectionHead | None = None  # projects pooled states ``(B, D)``
     transform: Transform | None = None  # applied to vectors after pooling and head
+    answers: AnswerTokens | None = None  # trained tokens behind a text, whose states are pooled in its place
     why_no_vectors: str = ""  # the model encodes no texts, and why
 
     @property
@@ -174,6 +176,23 @@ class EncoderRuntime(Encodes):
             return self.transform.dimensions
         return self.state_width * self.config.poolings if self.head is None else self.head.settings.dimensions
 
+    @property
+    def read_behind(self) -> int:
+        """How many tokens behind a text are pooled in the place of its own."""
+        return super().read_behind if self.answers is None else self.answers.settings.read
+
+    @property
+    def room_behind(self) -> int:
+        """How many tokens the model reads behind a text."""
+        return super().room_behind if self.answers is None else self.answers.settings.tokens
+
+    def refuse_answers(self, what: str) -> None:
+        """Refuse answer tokens in what does not read them."""
+        if self.answers is not None:
+            raise ConfigError(
+                f"{what} takes no answer tokens, which this model encodes with; gerund's own encode, index and serve do"
+            )
+
     @cached_property
     def n_layers(self) -> int:
         """Number of decoder layers; to encode, ``plan`` has a view for each of them up to ``config.exit_layer``."""
@@ -196,8 +215,17 @@ class EncoderRuntime(Encodes):
         """Run one batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``."""
         if self.config.generated:
             return generated_states(self, texts, self.config.generated), torch.zeros(len(texts), dtype=torch.long)
+        if self.answers is not None:
+            return self._answer_states(self.answers, texts), torch.zeros(len(texts), dtype=torch.long)
         [hidden_BTD], begin = states_each([self], texts)
         return hidden_BTD, begin
+
+    def _answer_states(self, answers: AnswerTokens, texts: Sequence[Tokens]) -> Tensor:
+        """Return the states ``(B, R, D)`` of the answer tokens that are read."""
+        longest = max(map(len, texts)) + answers.settings.tokens
+        ids_BT = torch.tensor([[*text.ids, *[0] * (longest - len(text))] for text in texts], device=self.device)
+        with self.computing():
+            return answers.states(self.model, ids_BT, torch.tensor(list(map(len, texts)), device=self.device))
 
     def batch(self, texts: Sequence[Tokens]) -> "Batch":
         """Put texts into one tensor, padded on the tokenizer's side."""
@@ -273,7 +301,7 @@ class EncoderRuntime(Encodes):
 
 def shares_pass(first: EncoderRuntime, second: EncoderRuntime) -> bool:
     """Whether two encoders read the same from one pass of the same tokens, up to layers, states and what follows."""
-    if first.model is not second.model or first.config.generated or is_encoder_decoder(first.model):
+    if first.model is not second.model or first.read_behind or is_encoder_decoder(first.model):
         return False
     apart = ("plan", "adapter", "autocast", "max_length", "n_layers")
     alike = all(getattr(first, name) == getattr(second, name) for name in apart)

@@ -8,7 +8,7 @@ import numpy as np
 from gerund.arrays import Array, as_like, as_numpy
 from gerund.checks import flag, is_listing, one_of
 from gerund.errors import TextError
-from gerund.inference.encode.batches import Encodes, in_batches
+from gerund.inference.encode.batches import Encodes, demand_own_states, in_batches
 from gerund.inference.tokens import Tokens
 from gerund.poolings import pool
 
@@ -61,6 +61,7 @@ def encode_spans(
     Pooling, projection head and transform are the encoder's, so the vectors can be compared with those of full texts.
     They are not normalized, and zeros for a span without tokens.
     """
+    demand_own_states(runtime)
     vectors = [np.zeros((len(text_spans), runtime.width), dtype=np.float32) for text_spans in spans]
 
     def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Array, begin: Array) -> None:

@@ -96,7 +96,7 @@ def _tokens(
         prepends=bool(config.prepend),
         append_eos=config.append_eos,
         repeat_text=runtime.plan.repeats_text and template.between is None,
-        max_length=None if runtime.max_length is None else runtime.max_length - config.generated,
+        max_length=None if runtime.max_length is None else runtime.max_length - runtime.room_behind,
         empty=empty,
         overflow=overflow,
         follows_sentence_transformers=config.follows_sentence_transformers,

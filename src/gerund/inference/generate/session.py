@@ -432,6 +432,16 @@ def read_prompt(
     return Session(str(text), ids, model, cache, logits_BV, weights, tokenizer)
 
 
+@torch.no_grad()
+def read_embeddings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, embedded_1TD: Tensor, weights: Callable[[], str]
+) -> Session:
+    """Read embeddings that are those of no token; the session continues the empty text."""
+    output = model(inputs_embeds=embedded_1TD, use_cache=True)
+    ids = [int(tokenizer.eos_token_id or 0)] * embedded_1TD.shape[1]
+    return Session("", ids, model, output[CACHE], output.logits[:, -1].clone(), weights, tokenizer)
+
+
 def read_with_states(
     lm: ReadingModel, token_ids: Sequence[int], session: Session | None = None
 ) -> tuple[Session, tuple[Tensor, ...]]:
@@ -496,6 +506,7 @@ def encode_and_prefill(
 def _require_causal_plan(runtime: EncoderRuntime) -> None:
     name = runtime.config.plan_label(runtime.n_layers)
     runtime.config.refuse_methods("a pass that generation goes on from")
+    runtime.refuse_answers("a pass that generation goes on from")
     if runtime.plan.repeats_text:
         raise ConfigError(f"The plan {name!r} reads the text twice. Load the model with attention='causal'.")
     if not runtime.plan.is_causal:

@@ -24,6 +24,7 @@ class InputFormatter:
     """Formats training texts for the model.
 
     Attributes:
+        before: The special tokens before every text.
         overhead: How many tokens prompt and special tokens take.
     """
 
@@ -40,13 +41,13 @@ class InputFormatter:
         # This is also where impossible settings are refused.
         [letter] = tokenize(tokenizer, ["a"], self._format)
         assert letter is not None
-        self._before = letter.ids[: letter.specials_before]
+        self.before = letter.ids[: letter.specials_before]
         encoding = tokenizer("a", return_special_tokens_mask=True, verbose=False)
         added = encoding["special_tokens_mask"]
         after = next((place for place, flag in enumerate(reversed(added)) if not flag), 0)
         self._after = encoding["input_ids"][len(added) - after :]
-        alone = tokenizer(prompt, verbose=False)["input_ids"] if prompt else self._before + self._after
-        self._prompt = alone[len(self._before) : len(alone) - len(self._after)]
+        alone = tokenizer(prompt, verbose=False)["input_ids"] if prompt else self.before + self._after
+        self._prompt = alone[len(self.before) : len(alone) - len(self._after)]
         self._ends_itself = self._after[-1:] == [tokenizer.eos_token_id]
         self.overhead = len(alone) + int(append_eos and not self._ends_itself)
 
@@ -64,12 +65,12 @@ class InputFormatter:
             raise TextError("a text without tokens cannot be formatted")
         start, text_from = self._join(text) if self.prompt else (None, 0)
         if start is None:
-            start, text_from = [*self._before, *self._prompt, *text], len(self._before) + len(self._prompt)
-        start = start[: len(self._before) + len(self._prompt) + len(text)]
+            start, text_from = [*self.before, *self._prompt, *text], len(self.before) + len(self._prompt)
+        start = start[: len(self.before) + len(self._prompt) + len(text)]
         whole = start + self._after
         if self.append_eos and whole[-1] != self.tokenizer.eos_token_id:
             whole.append(self.tokenizer.eos_token_id)
-        return Tokens(whole, text_from, len(self._before))
+        return Tokens(whole, text_from, len(self.before))
 
     def format_text(self, text: str, length: int | None) -> Tokens:
         """Return a text as the encoder reads it.
@@ -117,7 +118,7 @@ class InputFormatter:
             assert joint is not None
             assert alone is not None
             together = joint.ids[: len(joint) - len(self._after)]
-            single = alone.ids[len(self._before) : len(alone) - len(self._after)]
+            single = alone.ids[len(self.before) : len(alone) - len(self._after)]
             same = _common_end(together, single)
             if same < size // 2 and size < len(text):
                 continue

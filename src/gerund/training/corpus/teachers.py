@@ -162,6 +162,18 @@ def _is_gerunds(name: str) -> bool:
     return any("CausalLM" in architecture or "ConditionalGeneration" in architecture for architecture in architectures)
 
 
+class RandomVectors:
+    """Random vectors instead of a teacher's."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+
+    def rows(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return a vector for each number."""
+        rows = [np.random.default_rng(number).normal(size=self.dimensions) for number in numbers]
+        return np.stack(rows).astype(np.float32)
+
+
 class TeacherVectors:
     """A teacher's vectors of numbered texts, on the disk."""
 
@@ -197,7 +209,7 @@ def teacher_vectors(
 
     folder.mkdir(parents=True, exist_ok=True)
     stretches = [range(first, min(first + SHARD_TEXTS, count)) for first in range(0, count, SHARD_TEXTS)]
-    paths = [folder / f"{_key(teacher.space, texts(stretch))}.safetensors" for stretch in stretches]
+    paths = [folder / f"{key_of(teacher.space, texts(stretch))}.safetensors" for stretch in stretches]
     missing = [place for place, path in enumerate(paths) if not _is_whole(path, report)]
     if missing:
         waiting = sum(len(stretches[place]) for place in missing)
@@ -224,7 +236,8 @@ def _is_whole(path: Path, report: Callable[[str], None]) -> bool:
         return False
 
 
-def _key(space: str, texts: Sequence[str]) -> str:
+def key_of(space: str, texts: Sequence[str]) -> str:
+    """Return a hash of texts and of what reads or answers them."""
     digest = hashlib.blake2b(space.encode(), digest_size=16)
     for text in texts:
         raw = text.encode(errors="replace")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from gerund.models.heads import ProjectionHead, read_head
 from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.teachers import (
     KnownVectors,
+    RandomVectors,
     Teacher,
     TeacherVectors,
     open_teacher,
@@ -159,18 +159,6 @@ def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> Non
     fit()
     with atomic_folder(folder, overwrite=True) as partial:
         head.save(partial)
-
-
-class RandomVectors:
-    """Random vectors instead of a teacher's."""
-
-    def __init__(self, dimensions: int) -> None:
-        self.dimensions = dimensions
-
-    def rows(self, numbers: list[int]) -> np.ndarray:
-        """Return a vector for each number."""
-        rows = [np.random.default_rng(number).normal(size=self.dimensions) for number in numbers]
-        return np.stack(rows).astype(np.float32)
 
 
 class DistillBatches(Batches):

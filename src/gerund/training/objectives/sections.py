@@ -29,6 +29,7 @@ class Purpose(StrEnum):
     SCORE = "Score continuations (RankGen)"
     EMBED_BY_PAIRS = "Embed, by pairs that are mined or given (GUR, UniMAE)"
     EMBED_BY_TEXTS = "Embed, by texts alone (UniMAE, LLM2Vec)"
+    ANSWERS = "Embed, by the model's own answers (LLM2Vec-Gen)"
     DISTIL = "Embed, as another model does (distillation)"
     RANK = "Rank documents, by token vectors (ColBERTv2) or as a reranker"
     WRITE = "Make a language model"
@@ -73,6 +74,8 @@ class ObjectiveConfig(Section):
     """Whether it trains the projection head of the base further, which another objective would leave behind."""
     trains_reranker: ClassVar[bool] = False
     """Whether its adapter only re-ranks, and is saved beside those of the base."""
+    trains_base: ClassVar[bool] = True
+    """Whether it trains weights of the base, all or an adapter's; those of others stay as they are."""
     seed_offset: ClassVar[int | None] = None
     """Added to the recipe's seed (times 1000), so that two objectives do not read the same texts in the same order;
     None derives one from the kind."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 from pydantic import Field, TypeAdapter, model_validator
 
 from gerund.errors import ConfigError
+from gerund.settings.answers import AnswerPrefix
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.plan import AttentionPlan
 from gerund.training.objectives.sections import (
@@ -663,6 +664,95 @@ class PointwiseConfig(RankedListsConfig):
             raise ValueError("pointwise trains a new adapter: give model.base and model.lora, and model.adapter none")
 
 
+class GenConfig(TextConfig, VectorConfig):
+    """Answer tokens behind a text: their states encode what the frozen model would answer (LLM2Vec-Gen)."""
+
+    work: ClassVar[str] = f"{_WORK}.gen.prepare"
+    models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    trains_base: ClassVar[bool] = False
+    purpose: ClassVar[Purpose] = Purpose.ANSWERS
+    seed_offset: ClassVar[int | None] = 110
+    shortest_text: ClassVar[int] = 1
+
+    kind: Literal["gen"]
+    teacher: str = Field(min_length=1)
+    """What gives the vectors of the answers: a folder or hub id of a model that sentence-transformers or gerund
+    reads."""
+    teacher_prompt: str = ""
+    """Put before every answer that the teacher reads."""
+    files: list[Path] = Field(default_factory=list)
+    """Texts: .jsonl with ``text``, and ``answer`` where the model is not to answer itself; left out, the recipe's."""
+    validation: list[Path] = Field(default_factory=list)
+    """The same for the validation loss."""
+    tokens: int = Field(default=20, ge=1)
+    """Answer tokens behind a text."""
+    read: int = Field(default=10, ge=1)
+    """How many of them, the last ones, have states that are read; the others are room to think."""
+    prefix: AnswerPrefix = "vector"
+    """What is mapped to a prefix of ``read`` embeddings, after which the frozen model writes the answer: the text's
+    ``vector``, which can then be read as text wherever it is kept, or each of the ``states``, as in the paper, which
+    hold more."""
+    answer_length: int = Field(default=64, ge=1)
+    """Longest answer in tokens; the model answers greedily."""
+    unit: Literal["documents", "sentences"] = "sentences"
+    length: int = Field(default=128, ge=2)
+    """Longest text in tokens, special tokens included and answer tokens not."""
+    batch_size: int = Field(default=16, ge=1)
+    reconstruction: float = Field(default=1.0, ge=0)
+    """Weight of the cross entropy of the answer, by token."""
+    mse: float = Field(default=1.0, ge=0)
+    """Weight of the squared distance to the teacher's vector of the answer."""
+    cosine: float = Field(default=0.0, ge=0)
+    """Weight of one minus the cosine to it."""
+    fit_head: int = Field(default=1024, ge=0)
+    """From how many texts the map to vectors is fitted by least squares before the first step; 0 begins at random."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if self.read > self.tokens:
+            raise ValueError(f"read {self.read} is above tokens {self.tokens}")
+        if not (self.reconstruction or self.mse or self.cosine):
+            raise ValueError("with reconstruction, mse and cosine all 0 nothing is learned")
+        return self
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether it reads the recipe's sources."""
+        return not self.files
+
+    @property
+    def longest_text(self) -> int:
+        """The longest row that the model will read, in tokens."""
+        return max(self.length + self.tokens, self.length + self.answer_length)
+
+    def check(self, recipe: "Recipe") -> None:
+        """Raise ValueError for a recipe that would change the base, which has to stay what it is."""
+        super().check(recipe)
+        if len(recipe.objectives) > 1:
+            raise ValueError("gen leaves the model as it is, which others train: make it the only objective")
+        if recipe.model.base is None or recipe.model.lora is not None:
+            raise ValueError("gen trains nothing of the model: give model.base, and no model.lora")
+        if self.teacher.lower().endswith(".parquet"):
+            raise ValueError("gen's teacher reads answers that are yet to be written: name a model, not its vectors")
+        if recipe.sharding != "none":
+            raise ValueError("gen trains few parameters, and takes no sharding")
+
+    def check_model(self, model: str, encoder: "EncoderConfig") -> None:
+        """Raise ConfigError for another reading than the one that generates."""
+        super().check_model(model, encoder)
+        reading = (encoder.attention.name, encoder.pooling, encoder.exit_layer)
+        if model == DECODER_ONLY and reading != ("causal", "mean", None):
+            raise ConfigError(
+                "gen reads texts as the model generates: set encoder.attention to causal and encoder.pooling to mean, "
+                "without exit_layer"
+            )
+
+    def check_processes(self, processes: int) -> None:
+        """Raise ConfigError for more than one process."""
+        if processes > 1:
+            raise ConfigError("gen is trained in one process: the model answers its texts first")
+
+
 OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     CausalConfig,
     MntpConfig,
@@ -677,6 +767,7 @@ OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     RankgenConfig,
     LateObjectiveConfig,
     PointwiseConfig,
+    GenConfig,
 )
 """The objectives that recipes know."""
 

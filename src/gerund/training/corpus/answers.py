@@ -1,0 +1,90 @@
+"""Answers that a model writes to texts, kept on the disk so that an interrupted job goes on with the next ones.
+
+Each file is named by a hash of the model and of its texts: no model answers the same texts twice.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.errors import DataError
+from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.generation import generate
+from gerund.jobs.files import write_atomic
+from gerund.models.fingerprint import weights_hash
+from gerund.progress import progress
+from gerund.training.corpus.teachers import key_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answers to a text."""
+
+    text: str
+    is_whole: bool = True  # whether it came to its end
+
+
+def read_texts(paths: Sequence[Path]) -> list[tuple[str, Answer | None]]:
+    """Read .jsonl files, whose lines have ``text``, and ``answer`` where it is given."""
+    rows: list[tuple[str, Answer | None]] = []
+    for path in paths:
+        with opened(path) as file:
+            for number, raw in enumerate(file, start=1):
+                where = f"{path}, line {number}"
+                if not (line := decode(raw, where).strip()):
+                    continue
+                row = json_row(line, where)
+                if "text" not in row:
+                    raise DataError(f"{where}: no field 'text'; present are: {', '.join(row)}")
+                given = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
+                if not all(text.strip() for text in given):
+                    raise DataError(f"{where}: text and answer may not be empty; leave answer out for the model's own")
+                rows.append((given[0], Answer(given[1]) if len(given) > 1 else None))
+    if not rows:
+        raise DataError(f"{', '.join(map(str, paths))}: no texts in there")
+    return rows
+
+
+def model_answers(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: Sequence[str],
+    most_tokens: int,
+    folder: Path,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Answer]:
+    """Return the greedy answers of a model: as a chat where it has a template for one, else what continues a text."""
+    stretches = [texts[first : first + _AT_ONCE] for first in range(0, len(texts), _AT_ONCE)]
+    identity = f"{weights_hash(model.state_dict())} {most_tokens} {tokenizer.chat_template}"
+    paths = [folder / f"{key_of(identity, stretch)}.jsonl" for stretch in stretches]
+    missing = {path: stretch for path, stretch in zip(paths, stretches, strict=True) if not path.is_file()}
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        count = sum(map(len, missing.values()))
+        report(f"the model answers {count:,} texts, in at most {most_tokens} tokens each")
+        with progress(count, "answering", show=None) as advance:
+            for path, stretch in missing.items():
+                write_atomic(path, "".join(map(_line, _written(model, tokenizer, stretch, most_tokens))))
+                advance(len(stretch))
+    lines = [line for path in paths for line in path.read_text("utf-8").split("\n") if line]
+    return [Answer(**json.loads(line)) for line in lines]
+
+
+def _line(answer: Answer) -> str:
+    return json.dumps(asdict(answer), ensure_ascii=False) + "\n"
+
+
+def _written(model: Any, tokenizer: Any, texts: Sequence[str], most_tokens: int) -> list[Answer]:
+    prompts: list[Any] = list(texts)
+    if tokenizer.chat_template is not None:
+        prompts = [[{"role": "user", "content": text}] for text in texts]
+    results = generate(model, tokenizer, prompts, GenerationConfig.of(most_tokens, None, {}))
+    return [Answer(result.text.strip(), result.finished) for result in results]
