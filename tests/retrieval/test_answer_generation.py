@@ -13,7 +13,7 @@ from tests.cli.helpers import run_cli
 from tests.retrieval.helpers import NOTES, notes_index
 from tests.retrieval.test_question_answering import QUESTION, TURNS, chat_model
 
-ASKED = {"method": "generate", "max_new_tokens": 8, "fallback": False}
+ASKED = {"method": "generate", "context": "chunks", "max_new_tokens": 8, "fallback": False}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from gerund.language_model import LanguageModel
 from gerund.retrieval import question_answering
 from gerund.retrieval.answer_checking import AnswerChecker
 from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
-from gerund.retrieval.question_answering import NOTHING, SILENT, Citations, PendingAnswer, Question, extractive_answer
+from gerund.retrieval.question_answering import NOTHING, SILENT, Citations, PendingAnswer, Question, best_sentence
 from gerund.retrieval.store import IndexMetadata
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer
@@ -307,7 +307,9 @@ def test_the_instructions_are_read_once(index, lm, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"method": "guess"}, ConfigError, "extractive"), ({"max_new_tokens": 0}, ConfigError, "must be at least 1"),
+        ({"method": "guess"}, ConfigError, "extractive"), ({"context": "book"}, ConfigError, "sentence"),
+        ({"context": "sentence", "approximate_cache": "x"}, ConfigError, "is for chunks"),
+        ({"max_new_tokens": 0}, ConfigError, "must be at least 1"),
         ({"history": "x"}, TextError, "list of messages"), ({"history": [{}]}, TextError, "is not a text of the user"),
         ({"history": TURNS[1:]}, TextError, "is not a text of the user"), ({"colour": 1}, ConfigError, "colour"),
         ({"history": TURNS[:1]}, TextError, "ends with a question"), ({"k": 0}, ConfigError, "k=0"),
@@ -325,6 +327,56 @@ def test_questions_that_are_none(index, question):
         index.ask(question)
 
 
+def test_a_small_model_reads_the_best_sentence(index, lm, monkeypatch):
+    monkeypatch.setattr(question_answering, "ANSWERS_FROM", lm.n_parameters + 1)
+    pending = index.prepare(Question.of(QUESTION, 3, {"method": "generate"}))
+    [source] = pending.prompt.sources
+    sentence = NOTES["rail"].split(". ")[0] + "."
+    assert (source.number, source.source, source.text) == (1, "rail", sentence)
+    assert NOTES["rail"][source.start : source.end] == sentence
+    read = lm.tokenizer.decode(pending.prompt.ids)
+    assert (read.count(sentence), "Darlington" in read, "numbered sources" in read) == (1, False, False)
+    chunks = index.prepare(Question.of(QUESTION, 3, {"method": "generate", "context": "chunks"}))
+    assert len(chunks.prompt.sources) == 3
+    monkeypatch.setattr(question_answering, "ANSWERS_FROM", lm.n_parameters)
+    assert len(index.prepare(Question.of(QUESTION, 3, {"method": "generate"})).prompt.sources) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("The first public railway was opened in 1825.", True),
+        ("It was opened in 1830.", False),
+        ("It was opened in 1825. Its engines were made of bread and of clouds.", False),
+        ("", False),
+    ],
+)
+def test_a_sentence_has_to_support_all_that_was_generated_from_it(index, monkeypatch, written, kept):
+    asked = Question.of(QUESTION, 3, {"method": "generate", "context": "sentence"})
+    pending = replace(index.prepare(asked), lm=Script(written), session=None)
+    monkeypatch.setattr(index, "prepare", lambda asked: pending)
+    stream = index.stream(QUESTION)
+    pieces = list(stream)
+    assert "".join(pieces) == stream.result.text
+    quote = NOTES["rail"].split(". ")[0] + "."
+    assert stream.result.text == (written if kept else quote)
+    assert (stream.result.method, stream.result.rejected) == (("generate", "") if kept else ("extractive", written))
+    [number] = stream.result.cited
+    assert stream.result.sources[number - 1].source == "rail"
+
+
+def test_a_model_that_does_not_chat_completes_a_line(bundled, monkeypatch):
+    monkeypatch.setattr(question_answering, "ANSWERS_FROM", bundled.n_parameters + 1)
+    index = gerund.open_index(None, bundled)
+    index.add_documents([Document("rail", NOTES["rail"], "Railways")])
+    pending = index.prepare(Question.of(QUESTION, 3, {"method": "generate", "history": TURNS, "instructions": "Hi."}))
+    sentence = NOTES["rail"].split(". ")[0] + "."
+    lines = ["Hi.", "", "Question: What of bread?", "Answer: It rises.", "", "Railways", sentence, ""]
+    wanted = "\n".join([*lines, f"Question: {QUESTION}", "Answer:"])
+    assert bundled.tokenizer.decode(pending.prompt.ids, skip_special_tokens=True).strip() == wanted
+    assert pending.prompt.stop == ("\n",)
+
+
 def test_headings_and_code_are_not_quoted() -> None:
     """They have more of the question's words than the sentence that answers it."""
     parts = [
@@ -338,11 +390,11 @@ def test_headings_and_code_are_not_quoted() -> None:
     def encode(texts: Sequence[str]) -> np.ndarray:
         return np.tile(np.array([[1.0, 0.0]], dtype=np.float32), (len(texts), 1))
 
-    found = extractive_answer("When was the first railway opened?", hits, encode, about, 0.3)
+    found = best_sentence("When was the first railway opened?", hits, encode, about, 0.3)
     assert found.text == parts[-1]
     # Where there is nothing else, they are.
     only = [Hit("a", 0, 90, parts[0], 1.0, 1)]
-    assert extractive_answer("When was the first railway opened?", only, encode, about, 0.3).text == parts[0]
+    assert best_sentence("When was the first railway opened?", only, encode, about, 0.3).text == parts[0]
 
 
 LANGUAGES = {

@@ -67,6 +67,14 @@ def command(
             metavar="TEXT", help="What a model that generates the answer is told besides how to answer, such as a tone."
         ),
     ] = "",
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="What it reads of an index to generate an answer: chunks, or the best sentence alone. [default: the "
+            "sentence below 500 million parameters]",
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     sampling: dict[str, Any],
     k: Annotated[int, typer.Option("--k", "-k", help="Most chunks to read.")] = 8,
@@ -119,12 +127,13 @@ def command(
     A model that was trained to chat (it has a chat template) and has at least 500 million parameters generates the
     answer from the chunks that fit the question best, as many as its context has room for, and cites them by numbers; a
     number that no source has is taken out and reported. With any other model the answer is the best sentence, quoted as
-    it stands in its document. --extractive and --generate choose.
+    it stands in its document; with --generate, a model below that size reads this sentence alone. --extractive,
+    --generate and --context choose.
 
     Each generated sentence is compared with the sources by its words and numbers: those that no source supports are
-    reported, and an answer without any supported sentence is replaced by the best sentence of the documents. Where
-    nothing in the index is about the question, the answer says so,
-    and the exit status is 1.
+    reported, and an answer without any supported sentence is replaced by the best sentence of the documents, as is one
+    that was generated from a sentence and says more than it. Where nothing in the index is about the question, the
+    answer says so, and the exit status is 1.
 
     Without a question, a terminal takes one per line until Ctrl-D; each may refer to the previous one. Through a pipe
     comes one question.
@@ -151,6 +160,7 @@ def command(
     where, question = _divided(words or [], document, as_json=as_json, chat=chat)
     settings: dict[str, Any] = {
         "method": None if extractive is None else "extractive" if extractive else "generate",
+        "context": context,
         "max_new_tokens": max_new_tokens,
         "fallback": fallback,
         "instructions": instructions,

@@ -174,6 +174,32 @@ class Prompter:
         return ids if room is None or len(ids) <= room else None
 
 
+class SentencePrompter(Prompter):
+    """Builds prompts for a small model: a sentence, the question, and as few instructions as it follows.
+
+    The headings above the sentence help a model that doesn't chat (of 47 development questions, Gemma 3 270M answers 22
+    rightly with them and 14 without) and distract SmolLM2-135M-Instruct (16 with, 21 without).
+    """
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings of an answer, which is a single line where the model doesn't chat."""
+        return () if self.chats else ("\n",)
+
+    def prompt(self, question: str, sources: Sequence[Source], history: Sequence[Message]) -> Prompt:
+        """Return earlier turns, the sentence and the question; a caller's instructions before them."""
+        if self.chats:
+            text = "\n\n".join(source.text.strip() for source in sources)
+            content = f"Text:\n{text}\n\nQuestion: {question.strip()}\n\nAnswer in one sentence, by the text alone."
+            messages = [*history, Message(role="user", content=content)]
+            return self._with_system(self.more, messages) if self.more else messages
+        pairs = zip(history[::_TURN], history[1::_TURN], strict=True)
+        turns = [self.more] if self.more else []
+        turns += [f"Question: {asked['content']}\nAnswer: {answer['content']}" for asked, answer in pairs]
+        texts = ["\n".join([*_headings(source), source.text.strip()]) for source in sources]
+        return "\n\n".join([*turns, *texts, f"Question: {question.strip()}\nAnswer:"])
+
+
 def check_history(history: object) -> list[Message]:
     """Return the turns of a conversation before a question: alternating questions and answers."""
     if not is_listing(history):
@@ -202,8 +228,13 @@ def listed(sources: Sequence[Source]) -> str:
 
 
 def _listed(source: Source) -> str:
+    return "\n".join([" ".join([f"[{source.number}]", *_headings(source)]), source.text.strip()])
+
+
+def _headings(source: Source) -> list[str]:
+    """Return a source's title and heading as a line, if it has any."""
     headings = dict.fromkeys(heading for heading in (source.title, source.heading) if heading)
-    return "\n".join([f"[{source.number}] {' - '.join(headings)}".rstrip(), source.text.strip()])
+    return [" - ".join(headings)] if headings else []
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
@@ -218,9 +249,11 @@ def _largest(limit: int, fits: Callable[[int], bool]) -> int:
 class AnswerGenerator:
     """Prepares answers from numbered sources; the model reads the instructions once."""
 
+    prompter_type: type[Prompter] = Prompter
+
     def __init__(self, lm: "LanguageModel") -> None:
         self.lm = lm
-        self.prompter = Prompter(lm.model, lm.tokenizer)
+        self.prompter = self.prompter_type(lm.model, lm.tokenizer)
 
     def prepare(self, question: Question, sources: Sequence[Source]) -> PendingAnswer:
         """Return what the model is to generate."""
@@ -240,6 +273,17 @@ class AnswerGenerator:
     def _instructions(self) -> "Session | None":
         prompts = [self.prompter.prompt(dummy, [Source(1, dummy, 0, 1, dummy, dummy)], ()) for dummy in DUMMIES]
         return prefilled(self.lm, common_start(*map(self.prompter.prompt_ids, prompts)))
+
+
+class SentenceAnswerGenerator(AnswerGenerator):
+    """Prepares answers from a single sentence, which has to support all of the answer."""
+
+    prompter_type = SentencePrompter
+
+    def prepare(self, question: Question, sources: Sequence[Source]) -> PendingAnswer:
+        """Return what the model is to generate."""
+        sources = [replace(source, number=number) for number, source in enumerate(sources, start=1)]
+        return replace(super().prepare(question, sources), cites=False, strict=True)
 
 
 class ChunkCache:

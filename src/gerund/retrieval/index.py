@@ -35,6 +35,7 @@ from gerund.retrieval.question_answering import (
     PendingAnswer,
     Question,
     QuestionAnswering,
+    best_sentence,
     extractive_answer,
     is_relevant,
     no_answer,
@@ -44,7 +45,7 @@ from gerund.retrieval.store import IndexMetadata, VectorStore, from_bytes
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.ranking import MAXSIM, MOST_HITS, TRAINED_FUSION, RerankKeywords, SecondStage
-from gerund.types import Answer, Hit, Hits, Ranking
+from gerund.types import Answer, Hit, Hits, Ranking, Source
 
 if TYPE_CHECKING:
     from gerund.inference.sentence_encoder import SentenceEncoder
@@ -384,20 +385,35 @@ class Index(QuestionAnswering):
         if not any(is_relevant(text, hits, language) for text in {question.question, question.search_query}):
             return no_answer(question.question, method)
         if method == GENERATE:
-            from gerund.retrieval.answer_generation import AnswerGenerator
-
-            lm = self.lm if question.approximate_cache is None else by_torch(self.lm)
-            if self._generator is None or self._generator.lm is not lm:
-                self._generator = AnswerGenerator(lm)
-            pending = (reader or self._generator).prepare(question, sources_of(hits))
-            quote = (lambda: self._quoted(question, hits)) if question.fallback else None
-            return replace(pending, language=language, quote=quote)
+            return self._pending(question, hits, reader)
         if question.approximate_cache is not None:
             raise ConfigError(
                 "a quoted answer reads nothing that could be kept: --approximate-cache is for answers that are written "
                 "(--generate, or a model that chats)"
             )
-        return self._quoted(question, hits)
+        return extractive_answer(question.question, hits, self._best_sentence(question, hits))
+
+    def _pending(self, question: Question, hits: Sequence[Hit], reader: "ConversationReader | None") -> PendingAnswer:
+        """Return an answer that the model is about to generate, from the hits or from their best sentence."""
+        from gerund.retrieval.answer_generation import AnswerGenerator, SentenceAnswerGenerator
+
+        lm, sources = self.lm, sources_of(hits)
+        sentence: Source | None = None
+        if question.reads_sentence(lm, has_reader=reader is not None):
+            sentence = self._best_sentence(question, hits)
+        elif question.approximate_cache is not None:
+            lm = by_torch(lm)
+        kind = AnswerGenerator if sentence is None else SentenceAnswerGenerator
+        if self._generator is None or self._generator.lm is not lm or type(self._generator) is not kind:
+            self._generator = kind(lm)
+        generator = reader if reader is not None and sentence is None else self._generator
+        pending = generator.prepare(question, sources if sentence is None else [sentence])
+
+        def quote() -> Answer:
+            best = self._best_sentence(question, hits) if sentence is None else sentence
+            return extractive_answer(question.question, hits, best)
+
+        return replace(pending, language=self.chunking.language, quote=quote if question.fallback else None)
 
     def _hits(self, question: Question, vector_D: np.ndarray | None) -> list[Hit]:
         """Return the chunks that match a question best, by the vector of its conversation if there is one."""
@@ -510,14 +526,14 @@ class Index(QuestionAnswering):
             self._rarity = TokenRarity(map(reader.ids, reader.tokens(texts, is_query=False, empty="zeros")))
         return self._rarity
 
-    def _quoted(self, question: Question, hits: Sequence[Hit]) -> Answer:
+    def _best_sentence(self, question: Question, hits: Sequence[Hit]) -> Source:
         embedder = self._require_embedder()
         assert self._about is not None
 
         def encode(texts: Sequence[str]) -> np.ndarray:
             return np.concatenate([embedder.queries(texts[:1]), embedder.sentences(texts[1:])])
 
-        return extractive_answer(question.question, hits, encode, self._about, self._weight("hybrid", question.weight))
+        return best_sentence(question.question, hits, encode, self._about, self._weight("hybrid", question.weight))
 
     def _method(self, question: Question) -> Method:
         """Return the method: as requested; an encoder that generates nothing quotes."""

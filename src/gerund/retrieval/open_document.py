@@ -117,6 +117,8 @@ class OpenDocument(QuestionAnswering):
             raise ConfigError("a single document is read completely, without a search; remove filter, weight, rerank")
         if question.approximate_cache is not None:
             raise ConfigError("`approximate_cache` is for an index; the cache of a single document is exact")
+        if question.context is not None:
+            raise ConfigError("a single document is read completely; context chooses what is read of an index")
         from gerund.retrieval.answer_generation import AnswerPrompt, session_for
 
         prompter, document = self._prompter, self.document

@@ -16,10 +16,10 @@ import numpy as np
 
 from gerund.checks import check_unicode, flag, one_of, place
 from gerund.data.passages import sentence_bounds
-from gerund.errors import TextError, unknown_name
+from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.config import GenerationConfig, require_new_tokens
 from gerund.jobs.disk_cache import DiskCache
-from gerund.retrieval.answer_checking import AnswerChecker
+from gerund.retrieval.answer_checking import SUPPORTED, AnswerChecker
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
 from gerund.retrieval.hybrid_search import check_query, convex
 from gerund.retrieval.memory_store import MemoryStore
@@ -28,7 +28,7 @@ from gerund.settings.aliases import TopK, names_of, takes_aliases
 from gerund.settings.ranking import ONE_STAGE, RerankKeywords, SecondStage
 from gerund.settings.sampling import GREEDY, Sampling
 from gerund.text_analysis import Analyzer
-from gerund.types import Answer, Hit, Source
+from gerund.types import Answer, Hit, SentenceCheck, Source
 
 if TYPE_CHECKING:
     from gerund.inference.generate.prompts import Message
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 Method = Literal["extractive", "generate"]
 METHODS: tuple[Method, ...] = get_args(Method)
 EXTRACTIVE, GENERATE = METHODS
+Context = Literal["chunks", "sentence"]
+CONTEXTS: tuple[Context, ...] = get_args(Context)
+CHUNKS, SENTENCE = CONTEXTS
 
 ANSWER_HITS = 8
 """Default number of chunks that an answer is based on."""
@@ -48,10 +51,11 @@ MAX_NEW_TOKENS = 256
 """Default maximum tokens of a generated answer."""
 
 ANSWERS_FROM = 500_000_000
-"""Parameters of a model from which its own answer is the default, rather than the best sentence.
+"""Parameters of a model from which its own answer is the default, rather than the best sentence, and from which it
+reads whole chunks.
 
-Of 32 questions about four Wikipedia articles (SQuAD 2.0), SmolLM2-135M-Instruct answers 3 rightly from eight chunks, 8
-from three and 11 from the best sentence alone, while that sentence has the answer to 24.
+Of 47 development questions over an encyclopedia, manual pages and a manual, SmolLM2-135M-Instruct answers 10 rightly
+from the best chunk, 16 from three of its sentences and 21 from the best one, while that sentence has the answer to 36.
 """
 
 NOTHING = "Nothing in the index is about this question."
@@ -67,8 +71,14 @@ class AskKeywords(TopK, RerankKeywords, total=False):
     then trained to answer, and at least 500 million parameters; else ``extractive``, since smaller models give fewer
     right answers than the best sentence does."""
 
+    context: Context | None
+    """What a model reads to generate an answer: ``chunks``, or the best ``sentence`` of them alone, which small models
+    understand better. None: the sentence below 500 million parameters, chunks from there on, in a running ``chat`` with
+    a query head, and with ``approximate_cache``."""
+
     fallback: bool
-    """Whether a generated answer is replaced by the best sentence where no source supports any of it. True."""
+    """Whether a generated answer is replaced by the best sentence where no source supports any of it, or where the
+    sentence that it was generated from doesn't support all of it. True."""
 
     filter: str | None
     """As in ``search``."""
@@ -108,6 +118,7 @@ class Question:
     question: str
     k: int = ANSWER_HITS
     method: Method | None = None
+    context: Context | None = None
     filter: str | None = None
     weight: float | None = None
     second: SecondStage = ONE_STAGE
@@ -131,6 +142,10 @@ class Question:
         asked = cls(question, k, **said, second=second)  # type: ignore[arg-type]
         if asked.method is not None:
             one_of("method", asked.method, METHODS)
+        if asked.context is not None:
+            one_of("context", asked.context, CONTEXTS)
+        if asked.context == SENTENCE and asked.approximate_cache is not None:
+            raise ConfigError("approximate_cache is for chunks; leave context=sentence out")
         require_new_tokens(asked.max_new_tokens)
         flag("fallback", asked.fallback)
         flag("chat", asked.chat)
@@ -155,6 +170,12 @@ class Question:
         if self.method is not None:
             return self.method
         return GENERATE if lm.tokenizer.chat_template and lm.n_parameters >= ANSWERS_FROM else EXTRACTIVE
+
+    def reads_sentence(self, lm: "LanguageModel", *, has_reader: bool) -> bool:
+        """Whether the model generates from the best sentence rather than from chunks."""
+        if self.context is not None:
+            return self.context == SENTENCE
+        return not has_reader and self.approximate_cache is None and lm.n_parameters < ANSWERS_FROM
 
 
 # Citations
@@ -231,7 +252,9 @@ class PendingAnswer:
 
     language: str = "en"
 
-    quote: Callable[[], Answer] | None = None  # gives the best sentence, where no source supports the answer
+    quote: Callable[[], Answer] | None = None  # gives the best sentence, where the sources don't support the answer
+
+    strict: bool = False  # whether they have to support every sentence of it fully
 
     @cached_property
     def checker(self) -> AnswerChecker:
@@ -262,7 +285,7 @@ class PendingAnswer:
         citations = self.citations()
         text = (citations.put(generation.text) + citations.end()).strip()
         checks = self.checker.check(text)
-        if self.quote is not None and not any(check.sources for check in checks):
+        if self.quote is not None and not self.is_supported(checks):
             return replace(self.quote(), rejected=text, checks=checks, usage=generation.usage)
         attributed = list(dict.fromkeys(number for check in checks for number in check.sources))
         return Answer(
@@ -277,6 +300,12 @@ class PendingAnswer:
             usage=generation.usage,
             checks=checks,
         )
+
+    def is_supported(self, checks: Sequence[SentenceCheck]) -> bool:
+        """Whether the sources support an answer enough to give it."""
+        if self.strict:
+            return bool(checks) and all(check.support == SUPPORTED for check in checks)
+        return any(check.sources for check in checks)
 
     def citations(self) -> Citations:
         """Return what removes citations of sources that do not exist."""
@@ -386,6 +415,7 @@ class AnswerPieces:
     def __init__(self, pending: PendingAnswer) -> None:
         self.is_held = True
         self._checker = None if pending.quote is None else pending.checker
+        self._strict = pending.strict
         self._citations = pending.citations()
         self._held = self._space = ""
 
@@ -410,6 +440,8 @@ class AnswerPieces:
         if not self.is_held:
             return text
         self._held += text
+        if self._checker is not None and self._strict:
+            return ""  # any sentence that follows can be unsupported
         # The last sentence may go on.
         if self._held and (self._checker is None or any(one.sources for one in self._checker.check(self._held)[:-1])):
             self.is_held = False
@@ -441,9 +473,9 @@ class QuestionAnswering(ABC):
         Args:
             question: the question.
             k: maximum number of chunks; fewer where the model's context has no room for them.
-            options: ``method``, ``filter``, ``weight``, ``rerank`` and its like, ``history``, ``max_new_tokens``,
-                ``sampling``, ``instructions`` and ``approximate_cache``; see ``AskKeywords``. ``top_k`` is another
-                name for ``k``.
+            options: ``method``, ``context``, ``filter``, ``weight``, ``rerank`` and its like, ``history``,
+                ``max_new_tokens``, ``sampling``, ``instructions`` and ``approximate_cache``; see ``AskKeywords``.
+                ``top_k`` is another name for ``k``.
 
         Returns:
             The answer with its numbered sources. Where nothing relevant was found, its text says so, and ``found`` is
@@ -560,37 +592,49 @@ def no_answer(question: str, method: str) -> Answer:
     return Answer(question, NOTHING, found=False, sources=[], cited=[], method=method)
 
 
-def extractive_answer(
+def best_sentence(
     question: str,
     hits: Sequence[Hit],
     encode: Callable[[Sequence[str]], np.ndarray],
     about: IndexMetadata,
     weight: float,
-) -> Answer:
-    """Return the sentence of the hits, best first and at least one, that matches the question best, unchanged.
+) -> Source:
+    """Return the sentence of the hits, best first and at least one, that matches the question best.
 
     Sentences are ranked as chunks are, by BM25 and vectors, and the chunk's score counts as much as the sentence's.
     Headings, code and lines without the end of a sentence rank after sentences. ``encode`` takes the question and then
-    sentences, and returns vectors of length 1; ``weight`` is that of the vectors.
+    sentences, and returns vectors of length 1; ``weight`` is that of the vectors. The source has the number of the hit,
+    and the sentence's offsets in its document.
     """
     sources = sources_of(hits)
     sentences = [
-        (source.number, source.text[start:end])
+        replace(source, text=source.text[start:end], start=source.start + start, end=source.start + end)
         for source in sources
         for start, end in sentence_bounds(source.text, about.chunking.language)
     ]
-    vectors_ND = encode([question, *(text for _, text in sentences)])
+    vectors_ND = encode([question, *(sentence.text for sentence in sentences)])
     store = MemoryStore()
     store.create(about)
-    chunks = [Chunk(str(index), 0, len(text), text, 0, 0, "", "", "", "") for index, (_, text) in enumerate(sentences)]
+    chunks = [
+        Chunk(str(index), 0, len(sentence.text), sentence.text, 0, 0, "", "", "", "")
+        for index, sentence in enumerate(sentences)
+    ]
     store.replace([chunk.source for chunk in chunks], chunks, vectors_ND[1:])
     words = {int(chunk.source): score for chunk, score in store.words(KeywordQuery.of(question), len(chunks))}
     vectors = {int(chunk.source): score for chunk, score in store.vectors(vectors_ND[0], len(chunks))}
     scores = convex(words, vectors, weight)
-    penalties = [_penalty(text, hits[number - 1]) for number, text in sentences]
-    best = max(scores, key=lambda index: scores[index] + hits[sentences[index][0] - 1].score - penalties[index])
-    number, text = sentences[best]
-    return Answer(question, " ".join(text.split()), found=True, sources=sources, cited=[number], method=EXTRACTIVE)
+
+    def score(index: int) -> float:
+        hit = hits[sentences[index].number - 1]
+        return scores[index] + hit.score - _penalty(sentences[index].text, hit)
+
+    return sentences[max(scores, key=score)]
+
+
+def extractive_answer(question: str, hits: Sequence[Hit], sentence: Source) -> Answer:
+    """Return the best sentence of the hits, unchanged, as the answer."""
+    text = " ".join(sentence.text.split())
+    return Answer(question, text, found=True, sources=sources_of(hits), cited=[sentence.number], method=EXTRACTIVE)
 
 
 def _penalty(text: str, hit: Hit) -> float:
