@@ -3,7 +3,8 @@
     python benchmarks/query_head.py --data ../shared/data [--model default] [--collections medline cranfield]
 
 Documents are all relevant ones of the sampled queries and random others, in chunks of 128 tokens; a document's score is
-that of its best chunk, by vectors alone. Conversations of two turns are made from queries: the first turn has the first
+that of its best chunk: by vectors alone, and joined with BM25's as `ask` does it, which searches both turns' words
+where the conversation's states search. Conversations of two turns are made from queries: the first turn has the first
 half of the words, and the second turn the rest, with an answer that says nothing in between.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import gerund
 import harness
 from gerund.evaluation.beir import collection_files, read_collection
+from gerund.retrieval.hybrid_search import rankings, to_hits
 from gerund.retrieval.query_head import ConversationReader
 from gerund.retrieval.question_answering import Question
 from results import Column, Row, Table
@@ -52,11 +54,18 @@ def sampled(folder: Path, lm: Any, queries: int, documents: int) -> Sample:
     return Sample({query: collection.queries[query] for query in chosen}, judged, index)
 
 
-def ndcg(sample: Sample, query: str, vector_D: np.ndarray) -> float:
-    """Return the nDCG@10 of one query's vector."""
-    found = dict.fromkeys(chunk.source for chunk, _ in sample.index.store.vectors(vector_D, len(sample.index)))
-    grades = sample.judgements[query]
-    gains = [grades.get(source, 0) for source in list(found)[:DEPTH]]
+def ndcgs(sample: Sample, query: str, vector_D: np.ndarray, text: str) -> tuple[float, float]:
+    """Return the nDCG@10 of one query's vector alone, and joined with BM25 by the words of a text."""
+    store, limit = sample.index.store, len(sample.index)
+    alone = dict.fromkeys(chunk.source for chunk, _ in store.vectors(vector_D, limit))
+    matches = rankings(store, [text], vector_D[None], "hybrid", limit, None)
+    joined = dict.fromkeys(hit.source for hit in to_hits(*matches, "hybrid", sample.index.encoder.fusion_weight))
+    return gain(sample.judgements[query], list(alone)), gain(sample.judgements[query], list(joined))
+
+
+def gain(grades: Mapping[str, int], found: list[str]) -> float:
+    """Return the nDCG@10 of a ranking."""
+    gains = [grades.get(source, 0) for source in found[:DEPTH]]
     best = sorted(grades.values(), reverse=True)[:DEPTH]
 
     def total(values: list[int]) -> float:
@@ -65,14 +74,22 @@ def ndcg(sample: Sample, query: str, vector_D: np.ndarray) -> float:
     return total(gains) / total(best)
 
 
-def row(sample: Sample, name: str, asked: str, by: str, vector_of: Callable[[str], np.ndarray], texts: Any) -> Row:
-    """Return the mean nDCG@10 of some queries, by one way to make their vectors."""
+def row(
+    sample: Sample,
+    name: str,
+    asked: str,
+    by: str,
+    vector_of: Callable[[str], np.ndarray],
+    texts: Mapping[str, str],
+    words_of: Callable[[str], str] = str,
+) -> Row:
+    """Return the mean nDCG@10 of some queries, by one way to make their vectors and to choose their words."""
     start = time.process_time()
     vectors = {query: vector_of(text) for query, text in texts.items()}
     spent = time.process_time() - start
-    values = [ndcg(sample, query, vector) for query, vector in vectors.items()]
-    score = float(np.mean(values))
-    return {"by": by, "collection": name, "asked": asked, "queries": len(values), "ndcg": score,
+    values = [ndcgs(sample, query, vector, words_of(texts[query])) for query, vector in vectors.items()]
+    alone, joined = (float(np.mean(column)) for column in zip(*values, strict=True))
+    return {"by": by, "collection": name, "asked": asked, "queries": len(values), "ndcg": alone, "joined": joined,
             "ms": 1000 * spent / len(values)}  # fmt: skip
 
 
@@ -102,24 +119,43 @@ def rows_of(sample: Sample, name: str, sentences: int, two_turns: int) -> list[R
     rows = [
         row(sample, name, "the query", "the encoder", encoded, whole),
         row(sample, name, "the query", "the states", by_states, whole),
-        row(sample, name, "two turns", "the encoder: the last turn", lambda text: encoded(halves(text)[1]), split),
+        row(
+            sample,
+            name,
+            "two turns",
+            "the encoder: the last turn",
+            lambda text: encoded(last_turn(text)),
+            split,
+            last_turn,
+        ),
         row(sample, name, "two turns", "the encoder: both turns joined", encoded, split),
         row(sample, name, "two turns", "the states", in_two_turns, split),
     ]
-    reference = {"the query": rows[0]["ndcg"], "two turns": rows[2]["ndcg"]}
+    reference = {"the query": rows[0], "two turns": rows[2]}
     # What is read for the states is read for the answer anyway; the search itself costs the product with the head.
     states, start = reader._states, time.process_time()
     for _ in range(100):
         head.vector(states)
     product = 10 * (time.process_time() - start)
-    return [{**one, "ratio": one["ndcg"] / reference[one["asked"]], "fit": fitted, "documents": len(index.sources()),
-             **({"ms": product} if one["by"] == "the states" else {})} for one in rows]  # fmt: skip
+    return [
+        {
+            **one, "ratio": one["ndcg"] / reference[one["asked"]]["ndcg"],
+            "joined_ratio": one["joined"] / reference[one["asked"]]["joined"], "fit": fitted,
+            "documents": len(index.sources()), **({"ms": product} if one["by"] == "the states" else {}),
+        }
+        for one in rows
+    ]  # fmt: skip
 
 
 def halves(text: str) -> tuple[str, str]:
     """Return the first half of a text's words, and the rest."""
     words = text.split()
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
+
+
+def last_turn(text: str) -> str:
+    """Return the last half of a text's words."""
+    return halves(text)[1]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -143,6 +179,8 @@ def main(argv: list[str] | None = None) -> None:
         Column("by", "the vector is by"), Column("collection", "collection"), Column("asked", "asked"),
         Column("queries", "queries", "", 0), Column("documents", "documents", "", 0),
         Column("ndcg", "nDCG@10", "", 3, "higher"), Column("ratio", "to the first row of its kind", "", 3, "higher"),
+        Column("joined", "joined with BM25", "", 3, "higher"),
+        Column("joined_ratio", "to the first row of its kind", "", 3, "higher"),
         Column("ms", "processor time a search, beside the reading", "ms", 2),
         Column("fit", "processor time of the fit", "s", 0),
     ]  # fmt: skip
