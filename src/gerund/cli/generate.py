@@ -163,7 +163,7 @@ def _read_vectors(
 ) -> None:
     """Write what the vectors of a file say; ``refused`` are values that go with prompts, by name."""
     if given := next((name for name, value in refused.items() if value is not None), None):
-        raise ConfigError(f"--from-vector reads vectors, and {given} is for prompts; give one of them")
+        raise ConfigError(f"--from-vector reads vectors, and {given} belongs to another use; give one of them")
     from gerund.data.embedding.files import read_vectors
     from gerund.entry import load
 

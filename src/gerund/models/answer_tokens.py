@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WEIGHTS_FILE = "answers.safetensors"
-_EPSILON = 1e-6
+_EPSILON = 1e-12
 
 
 class AnswerTokens(nn.Module):
@@ -45,7 +45,9 @@ class AnswerTokens(nn.Module):
         self.map = nn.Linear(*sizes)
 
     def states(self, model: "PreTrainedModel", ids_BT: Tensor, end_B: Tensor) -> Tensor:
-        """Return the last hidden states ``(B, R, W)`` of the tokens that are read.
+        """Return the last hidden states ``(B, R, W)`` of the tokens that are read, of length 1.
+
+        States are large in some models, and a step of the maps would be too.
 
         Args:
             model: the language model, which reads causally.
@@ -58,7 +60,7 @@ class AnswerTokens(nn.Module):
         own_BSD = self.embeddings.to(embedded_BTD).expand(len(ids_BT), -1, -1)
         embedded_BTD = embedded_BTD.index_put((row_B1, place_BS), own_BSD)
         hidden_BTW: Tensor = model.base_model(inputs_embeds=embedded_BTD, use_cache=False).last_hidden_state
-        return hidden_BTW[row_B1, place_BS[:, -self.settings.read :]]
+        return nn.functional.normalize(hidden_BTW[row_B1, place_BS[:, -self.settings.read :]].float(), dim=-1)
 
     def prefix(self, given: Tensor) -> Tensor:
         """Return the embeddings ``(B, R, D)`` to write an answer after, of states ``(B, R, W)`` or vectors ``(B, E)``.

@@ -17,6 +17,7 @@ from gerund.training.objectives.gen import GenLosses, begin
 from gerund.training.objectives.settings import GenConfig
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
+from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny_t5
 from tests.training.conftest import sentences
 from tests.training.outcomes import CrashError, assert_equal_states, crash_at
@@ -30,6 +31,7 @@ def slow_losses(model, answers, head, texts, written, teacher):
     for ids, target, wanted_E in zip(texts, written, teacher, strict=True):
         whole = torch.cat([embed(torch.tensor(ids)), answers.embeddings])
         states_RW = model(inputs_embeds=whole[None], output_hidden_states=True).hidden_states[-1][0][-read:]
+        states_RW = torch.stack([row / (row**2).sum().sqrt() for row in states_RW])
         vector_E = head.outer.weight @ states_RW.mean(0)
         distance += ((vector_E - wanted_E) ** 2).sum()
         given = states_RW if answers.settings.prefix == "states" else vector_E[None]
@@ -93,7 +95,7 @@ def test_a_run_learns_and_leaves_the_model_alone(run, base, tmp_path):
     folder = run("out", "steps=60", "eval_steps=60", "save_steps=60", "objectives.gen.fit_head=0")
     log = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text().splitlines()]
     # Little can be said to a model of random weights: the gradients are tested above.
-    for name, factor in (("loss_reconstruction", 0.999), ("loss_alignment", 0.2)):
+    for name, factor in (("loss_reconstruction", 0.999), ("loss_alignment", 0.6)):
         values = [line[name] for line in log if name in line]
         assert np.mean(values[-5:]) < factor * np.mean(values[:3])
     assert any("val_alignment" in line for line in log)
@@ -114,6 +116,7 @@ def test_a_run_learns_and_leaves_the_model_alone(run, base, tmp_path):
     for text, vector in zip(texts, lm.encode(texts, normalize=False), strict=True):
         whole = torch.cat([embed(torch.tensor(lm.tokenizer(text).input_ids)), answers.embeddings])[None]
         states = lm.model(inputs_embeds=whole, output_hidden_states=True).hidden_states[-1][0, -3:]
+        states = torch.nn.functional.normalize(states, dim=-1)
         np.testing.assert_allclose((lm.head.outer.weight @ states.mean(0)).detach().numpy(), vector, atol=1e-5)
     # Loaded, saved and loaded again it is the same.
     lm.save(tmp_path / "again")
@@ -131,8 +134,9 @@ def test_the_head_is_fitted_before_the_first_step(run):
 
 
 @pytest.mark.slow
-def test_a_vector_is_read_as_the_model_continues_its_embeddings(run, settings):
-    lm = gerund.load(run("out", "steps=4"), dtype="float32")
+def test_a_vector_is_read_as_the_model_continues_its_embeddings(run, settings, tmp_path):
+    folder = run("out", "steps=4")
+    lm = gerund.load(folder, dtype="float32")
     vectors = lm.encode(["the cat runs", "blue river"])
     read = lm.read_vector(vectors, 6)
     assert lm.read_vector(vectors[1], 6) == read[1]
@@ -145,7 +149,17 @@ def test_a_vector_is_read_as_the_model_continues_its_embeddings(run, settings):
     written = read[0].token_ids
     assert written == ids[: len(written)]
     assert written
-    with pytest.raises(TextError, match="have 128 dimensions each" if lm.dimensions == 128 else "dimensions each"):
+    # From the command line.
+    np.save(tmp_path / "some.npy", vectors)
+    asked = ("generate", "--from-vector", tmp_path / "some.npy", "-m", folder, "--max-new-tokens", 6, "--json")
+    lines = [json.loads(line) for line in run_cli(*asked).out.splitlines()]
+    assert [(line["row"], line["text"]) for line in lines] == [(row, one.text) for row, one in enumerate(read)]
+    both = run_cli("generate", "a prompt", "--from-vector", tmp_path / "some.npy", "-m", folder)
+    assert both.code == 2
+    assert "a prompt belongs to another use" in both.err
+    (tmp_path / "none.npy").write_text("nothing")
+    assert "not a readable .npy file" in run_cli("generate", "--from-vector", tmp_path / "none.npy", "-m", folder).err
+    with pytest.raises(TextError, match="dimensions each"):
         lm.read_vector(vectors[:, :3])
     with pytest.raises(TextError, match="finite"):
         lm.read_vector(np.full((1, lm.dimensions), np.nan, dtype=np.float32))
