@@ -107,7 +107,9 @@ def test_docstring_examples(part: str) -> None:
 
 
 def quick_or_slow(page: Path) -> Any:
-    """Return the page; the guides, of which each loads models, are slow."""
+    """Return the page; the guides, of which each loads models, are slow; one trains, as the command's own test does."""
+    if page.name == "adapt-to-your-documents.md":
+        return pytest.param(page, marks=pytest.mark.full)
     return slow_where(page.parent.name == "how-to", page)
 
 

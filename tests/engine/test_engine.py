@@ -11,6 +11,7 @@ import torch
 
 import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
+from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.reproducibility import LEAST_READ
 from gerund.inference.generate.sequence import Piece
@@ -19,6 +20,9 @@ from gerund.language_model import LanguageModel
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
 from tests.inference.long_rotary import long_rotary
 from tests.tiny import byte_tokenizer, tiny
+
+# Real sizes in emulated bfloat16 take half a minute each; tiny models are tried in it everywhere.
+needs_bfloat16 = pytest.mark.skipif(not cpu_has_bfloat16(), reason="this processor emulates bfloat16")
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -201,7 +205,7 @@ def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(b
     assert failed == [2]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
 def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundled, dtype) -> None:
     lm = gerund.load(bundled.spec, dtype=dtype)
     system, settings = "the old man and the sea of the night " * 8, GenerationConfig.of(4, None, {"logprobs": 0})
@@ -339,7 +343,7 @@ def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_many_threads_at_once(bundled, dtype) -> None:
     """A tenth is cancelled; of the others none is lost and none is wrong."""
     lm = gerund.load(dtype=dtype)

@@ -158,7 +158,7 @@ def test_an_index_of_the_model_alone_goes_on(tiny_folder: Path, tmp_path: Path, 
     assert "open it with that model, or migrate it" in refused.err
 
 
-@pytest.mark.slow
+@pytest.mark.full  # a tiny file is tried in the same way above
 @pytest.mark.skipif(not (REAL / "smollm2").is_dir(), reason="there is no SmolLM2 in ../real")
 def test_smollm2_is_recognized_in_all_its_forms(tmp_path: Path) -> None:
     base = REAL / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -224,7 +224,7 @@ def test_an_adapter_is_computed_or_left_to_torch(file: Path, tiny_folder: Path, 
         gerund.load(file, adapter=dora, runtime="packed")
 
 
-@pytest.mark.slow
+@pytest.mark.full  # a tiny file is tried in the same way above
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
 def test_a_real_file_agrees_with_its_unpacked_weights():
     own = gerund.load(SMOLLM2, runtime="packed", attention="causal")

@@ -232,7 +232,7 @@ def test_commands_do_without_torch(file: Path, light: PackedWriter):
     assert said == light.chat([{"role": "user", "content": "the cat"}], 6)[0].text + "\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full  # a tiny file is tried in the same way above
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
 def test_a_real_file_is_written_alike():
     light, lm = light_writer(ModelSpec.of(SMOLLM2, device="cpu")), gerund.load(SMOLLM2, runtime="packed")

@@ -146,7 +146,7 @@ def test_what_is_missing_is_said(tiny_folder: Path, tmp_path: Path):
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.full  # a tiny file is tried in the same way above
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
 def test_a_real_file_with_its_bundled_adapter():
     light, lm = light_of(SMOLLM2), gerund.load(SMOLLM2, runtime="packed")

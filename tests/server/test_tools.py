@@ -262,7 +262,7 @@ def test_langchain(with_tools: Running) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full  # grammars of calls are tried on a tiny model above
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs SmolLM2")
 def test_a_real_model_fills_arguments() -> None:
     running = Running(load(SMOLLM2), ServerConfig(tool_prompt="smollm2", slots=2), [])
