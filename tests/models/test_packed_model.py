@@ -18,6 +18,7 @@ from gerund.attention.probe import verify
 from gerund.engine.engine import Engine
 from gerund.entry import load_writer
 from gerund.errors import ConfigError, FingerprintError, ModelError
+from gerund.inference.generate import slots
 from gerund.inference.inspection import attention_maps
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.models.test_gguf_files import write
@@ -182,6 +183,21 @@ def test_an_engine_gives_the_same_texts_under_any_load(packed: gerund.LanguageMo
         assert engine.state().context, "sequences are decoded together, in slots"
     finally:
         engine.close()
+
+
+def test_slots_that_shrink_and_grow_again(packed: gerund.LanguageModel, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slots, "_LEAST_WIDTH", 8)
+    prompts = [
+        "The old",
+        "The old man looked at the sea, and then he",
+        "A cat",
+        "Bread is made of flour and salt and yeast",
+    ]
+    with Engine(packed, gerund.EngineConfig(slots=2)) as engine:
+        assert engine.state().guarantee != "none"
+        for prompt in prompts * 2:
+            [found] = engine.submit_generate(prompt, GenerationConfig(6)).result()
+            assert found.text == packed.generate(prompt, 6)[0].text
 
 
 def test_the_probe_finds_a_graph_that_ignores_a_mask(file: Path, monkeypatch: pytest.MonkeyPatch):
