@@ -85,12 +85,13 @@ def read_reranker(folder: Path | None, name: str, config: PreTrainedConfig, give
         return _family(str(given.reranker), config)
     if (trained := reranker_folder(given.reranker)) is not None:
         return read_trained(trained)
-    stored = _stored(folder, name, config)
-    if stored is not None and stored.embeds:
-        # Its adapter is the model's own, and so is what another plan reads; one that is given replaces all of them.
-        return stored if given.adapter in (None, AUTO_ADAPTER) else None
+    own = None if folder is None else _own(folder)
+    if own is not None and own.embeds:
+        # Its adapter is the model's own, and goes with every plan; an adapter that is given replaces all of them.
+        return own if given.adapter in (None, AUTO_ADAPTER) else None
     if given.reranker is None and (given.attention is not None or given.pooling is not None):
         return None
+    stored = _stored(folder, name, config)
     if given.reranker is not None and stored is None:
         raise ModelError(
             f"nothing in {name} says how it scores a query and a document; name its family as reranker: "
@@ -105,18 +106,22 @@ def read_trained(folder: Path) -> RerankerConfig:
     Raises:
         DataError: it has none.
     """
-    path = folder / RERANKER_FILE
-    settings = RerankerConfig.from_dict(read_settings(path, "reranker")["reranker"]) if path.is_file() else None
+    settings = _own(folder)
     if settings is None or not settings.embeds:
         raise DataError(f"{folder} has no reranker with an adapter of its own; gerund train reranker makes one")
     return settings
 
 
+def _own(folder: Path) -> RerankerConfig | None:
+    """Return what gerund's own file in a folder says; None without it."""
+    path = folder / RERANKER_FILE
+    return RerankerConfig.from_dict(read_settings(path, "reranker")["reranker"]) if path.is_file() else None
+
+
 def _stored(folder: Path | None, name: str, config: PreTrainedConfig) -> RerankerConfig | None:
     """Return how a model scores pairs by its folder or its name."""
     if folder is not None and (folder / CONFIG_FILE).is_file():
-        path = folder / RERANKER_FILE
-        return RerankerConfig.from_dict(read_settings(path, "reranker")["reranker"]) if path.is_file() else None
+        return _own(folder)
     family = family_of(name)
     if folder is not None and (folder / MODULES_FILE).is_file():
         stored = _from_modules(folder, config)
