@@ -73,7 +73,9 @@ class AnswerTokens(nn.Module):
 
     def opening(self, model: "PreTrainedModel", given: Tensor) -> Tensor:
         """Return what the model reads before it writes: special tokens as before every text, and the prefix."""
-        prefix_BRD = self.prefix(given)
+        prefix_BRD = self.prefix(given).to(model.get_input_embeddings().weight.dtype)
+        if not self.settings.before:
+            return prefix_BRD
         ids_BK = torch.tensor([self.settings.before], dtype=torch.long, device=prefix_BRD.device).expand(len(given), -1)
         before_BKD = model.get_input_embeddings()(ids_BK)
         return torch.cat([before_BKD, prefix_BRD.to(before_BKD)], dim=1)

@@ -75,6 +75,24 @@ def test_losses_and_gradients_are_those_of_one_text_at_a_time(base, prefix):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_without_a_token_before_every_text_the_prefix_is_all_that_is_read(base):
+    model = gerund.load(base, attention="causal", dtype="float32").model
+    answers = begin(AnswerTokens(AnswerConfig(4, 3), embedding=16, state=16, vector=5), model, 3)
+    model.set_input_embeddings(NoIds(model.get_input_embeddings().weight))
+    assert torch.equal(answers.opening(model, torch.ones(2, 5)), answers.prefix(torch.ones(2, 5)))
+
+
+class NoIds(torch.nn.Module):
+    """Embeddings that cannot look up nothing, as those of a packed network."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, ids):
+        raise AssertionError(ids)
+
+
 @pytest.fixture
 def settings(adapting, tmp_path):
     rows = [{"text": sentences(number, 1), "answer": sentences(-number, 1)} for number in range(_TEXTS)]
