@@ -43,7 +43,8 @@ class Writes:
                 in ``chat``. The empty text starts from nothing.
             max_new_tokens: number of new tokens at most; fewer where the model's context ends first.
             sampling: how tokens are chosen; None is greedy, or with ``rerank`` nucleus sampling with p 0.9. A
-                completion depends on its prompt and its seed, and on no other prompt of the call.
+                completion depends on its prompt and its seed, and on no other prompt of the call (a packed model's,
+                on a processor with AVX2 and nothing newer, also on whether it is the only one).
             rerank: generate several completions and return what a scorer ranks highest (RankGen, section 2.3).
                 ``best_of=8, rank="consensus"``, say, is short for ``Rerank(samples=8, scorer="consensus")``.
             batch_size: completions per batch; with ``rerank`` it is chosen by how many there are per prompt.
