@@ -366,7 +366,7 @@ class SentenceCheck(_Plain):
         text: the sentence.
         support: ``supported``, ``weak`` or ``unsupported``.
         coverage: the largest fraction of its words, those of the question left out, that one source has; 0 where it has
-            a number that the source lacks.
+            a number or a name that the source lacks.
         sources: the number of that source; empty for an unsupported sentence.
     """
 

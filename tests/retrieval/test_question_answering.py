@@ -150,12 +150,19 @@ BREAD = Source(2, "bread", 0, len(NOTES["bread"]), NOTES["bread"])
         ("Yeast makes the dough rise [1].", "supported", [2]),  # whatever it cites
         ("Steam locomotives pulled heavy wagons.", "weak", [1]),
         ("Swallows nest in barns.", "unsupported", []),
+        ("It was opened by George Hudson in 1825, a public railway of steam locomotives.", "unsupported", []),
         ("The first railway.", "weak", [1]),  # has no word that the question has not
     ],
 )
 def test_sentences_are_compared_with_the_sources(sentence, support, sources):
     [check] = AnswerChecker(QUESTION, [RAIL, BREAD]).check(sentence)
     assert (check.support, check.sources) == (support, sources), check
+
+
+def test_nouns_of_german_are_no_names():
+    source = replace(RAIL, text="Die erste Eisenbahn wurde 1825 eröffnet.")
+    [check] = AnswerChecker("Wann?", [source], "de").check("Die erste Eisenbahn wurde mit Dampf eröffnet.")
+    assert (check.support, check.sources) == ("supported", [1])
 
 
 @pytest.mark.parametrize(

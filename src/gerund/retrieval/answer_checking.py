@@ -2,7 +2,7 @@
 
 A sentence is compared by its words, not by a second opinion of the model: models that are small enough to invent an
 answer are also small enough to confirm it. Words of the question count for nothing, since any answer may repeat them,
-and a number that no source has makes a sentence unsupported whatever its other words are.
+and a number or a name that no source has makes a sentence unsupported whatever its other words are.
 """
 
 import re
@@ -17,6 +17,9 @@ SUPPORTED, WEAK, UNSUPPORTED = "supported", "weak", "unsupported"
 # Fractions of a sentence's words that one source has, from which it counts as supported, and as weakly so.
 _SUPPORTED, _WEAK = 0.7, 0.4
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+# A word after another in the same sentence that begins as names do.
+_NAME = re.compile(r"(?<=\s)[\"'(\u201c\u201e\u00ab]?([^\W\d_][\w-]*)")
+_NOUNS_ARE_CAPITALIZED = ("de", "lb")
 _CITATION = re.compile(r"\[[\d\s,;\u2013-]*\]")
 
 
@@ -28,6 +31,8 @@ class AnswerChecker:
     >>> checks = checker.check("It opened in 1825. It ran to London in 1830.")
     >>> [(check.support, check.sources) for check in checks]
     [('supported', [1]), ('unsupported', [])]
+    >>> [check.support for check in checker.check("The railway opened from Stockton to Darlington in Wales.")]
+    ['unsupported']
     """
 
     def __init__(self, question: str, sources: Sequence[Source], language: str = "en") -> None:
@@ -48,9 +53,9 @@ class AnswerChecker:
         new_words = words - self._asked
         # A sentence without a word of its own says yes or no, or repeats the question.
         compared = new_words or words
-        numbers = set(_NUMBER.findall(bare)) - self._asked_numbers
+        numbers, names = set(_NUMBER.findall(bare)) - self._asked_numbers, self._names(bare) - self._asked
         shares = [
-            len(compared & terms) / len(compared) if compared and numbers <= known else 0.0
+            len(compared & terms) / len(compared) if compared and numbers <= known and names <= terms else 0.0
             for terms, known in zip(self._terms, self._numbers, strict=True)
         ]
         best = max(shares, default=0.0)
@@ -59,3 +64,10 @@ class AnswerChecker:
         support = SUPPORTED if best >= _SUPPORTED and new_words else WEAK
         # The first of the best, since sources are in the order of their relevance.
         return SentenceCheck(sentence, support, round(best, 3), [self._sources[shares.index(best)].number])
+
+    def _names(self, sentence: str) -> frozenset[str]:
+        """Return the words that are capitalized inside a sentence; none where every noun is."""
+        if self._language in _NOUNS_ARE_CAPITALIZED:
+            return frozenset()
+        names = (word for word in _NAME.findall(sentence) if word[0].isupper())
+        return frozenset().union(*map(self._analyzer.content, names))
