@@ -66,7 +66,7 @@ def asked(index: gerund.Index, row: dict[str, str], method: str) -> dict[str, An
         "kind": row["kind"], "method": method, "question": row["question"], "text": answer.text,
         "answerable": bool(right), "found": answer.found,
         "right": bool(answer.found and contains(" ".join(answer.text.split()), right)),
-        "cited": row["file"] in cited, "replaced": answer.rejected is not None and bool(answer.rejected),
+        "cited": row["file"] in cited, "replaced": bool(answer.rejected), "rejected": answer.rejected,
         "unsupported": sum(check.support == "unsupported" for check in answer.checks),
         "sentences": len(answer.checks), "seconds": time.process_time() - begin,
     }  # fmt: skip
