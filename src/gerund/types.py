@@ -391,7 +391,8 @@ class Answer(_Plain):
         finished: whether a generated answer is complete, rather than cut off.
         usage: its token counts.
         checks: for each sentence of a generated text, how well the sources support it.
-        rejected: the generated text that no source supports, which the quoted sentence in ``text`` replaces.
+        rejected: the generated text that the sources don't support, which the quoted sentence in ``text`` replaces.
+        rerank: what re-ranking the chunks cost; None where they weren't.
 
     >>> answer = Answer("When?", "In 1825.", True, [Source(1, "rail.txt", 0, 8, "In 1825.")], [1], "extractive")
     >>> Answer.from_dict(answer.to_dict()) == answer
@@ -409,6 +410,7 @@ class Answer(_Plain):
     usage: Usage = field(default=Usage(), repr=False)
     checks: list[SentenceCheck] = field(default_factory=list)
     rejected: str = ""
+    rerank: RerankCost | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -417,7 +419,8 @@ class Answer(_Plain):
         lists = {name: list(fields[name]) for name in ("cited", "dropped") if name in fields}
         usage = {"usage": Usage(**fields["usage"])} if "usage" in fields else {}
         checks = [SentenceCheck.from_dict(check) for check in fields.get("checks", ())]
-        return cls(**{**fields, "sources": sources, **lists, **usage, "checks": checks})
+        rerank = None if fields.get("rerank") is None else RerankCost(**fields["rerank"])
+        return cls(**{**fields, "sources": sources, **lists, **usage, "checks": checks, "rerank": rerank})
 
 
 class Scorer(Protocol):

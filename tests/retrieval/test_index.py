@@ -109,6 +109,9 @@ def test_what_the_new_order_weighs_and_how_long_it_may_take(index):
     assert index.search("bread", 4).rerank is None
     assert [(hit.source, hit.relevance) for hit in late] == [(hit.source, None) for hit in plain]
     answer = index.ask("what is bread made of", rerank=3, rerank_by="lift", rerank_weight=0.5, rerank_deadline=60)
+    assert (answer.rerank.by, answer.rerank.offered, answer.rerank.read) == ("lift", 3, 3)
+    assert Answer.from_dict(answer.to_dict()) == answer
+    assert index.ask("what is bread made of").rerank is None
     assert answer.found
     for given, words in (
         ({"rerank_weight": 2}, "rerank_weight must be at most 1"), ({"rerank_deadline": 0}, "rerank_deadline must be"),

@@ -278,12 +278,21 @@ def _answered(
     _print_sources(answer, reader.chunking.language, every=every)
     if verify:
         _print_checks(answer)
+    if answer.rerank is not None:
+        tell(str(answer.rerank))
+    _tell_faults(answer, has_instructions=bool(asked["instructions"]))
+    return answer
+
+
+def _tell_faults(answer: "Answer", *, has_instructions: bool) -> None:
+    """Say what is wrong with an answer."""
+    quoted = answer.method == "extractive"
     if answer.rejected:
-        tell("no source supports what the model wrote, so the best sentence is quoted; --no-fallback shows the former")
-    elif quoted and answer.found and asked["instructions"]:
+        tell("the sources don't support what the model wrote, so a sentence is quoted; --no-fallback shows the former")
+    elif quoted and answer.found and has_instructions:
         tell("this sentence is quoted, so the instructions had no effect; --generate lets the model write the answer")
     if quoted or not answer.found:
-        return answer
+        return
     if unsupported := [check.text for check in answer.checks if not check.sources]:
         more = f", and {len(unsupported) - 1} more" if len(unsupported) > 1 else ""
         tell(f"no source supports: {' '.join(unsupported[0].split())}{more}")
@@ -294,7 +303,6 @@ def _answered(
         tell("the answer cites no source; --sources shows what the model read")
     if not answer.finished:
         tell("the answer was cut off; --max-new-tokens lets it be longer")
-    return answer
 
 
 def _print_checks(answer: "Answer") -> None:

@@ -383,7 +383,7 @@ class Index(QuestionAnswering):
         assert self._about is not None
         method, language = self._method(question), self._about.chunking.language
         if not any(is_relevant(text, hits, language) for text in {question.question, question.search_query}):
-            return no_answer(question.question, method)
+            return no_answer(question.question, method, hits.rerank)
         if method == GENERATE:
             return self._pending(question, hits, reader)
         if question.approximate_cache is not None:
@@ -393,7 +393,7 @@ class Index(QuestionAnswering):
             )
         return extractive_answer(question.question, hits, self._best_sentence(question, hits))
 
-    def _pending(self, question: Question, hits: Sequence[Hit], reader: "ConversationReader | None") -> PendingAnswer:
+    def _pending(self, question: Question, hits: Hits, reader: "ConversationReader | None") -> PendingAnswer:
         """Return an answer that the model is about to generate, from the hits or from their best sentence."""
         from gerund.retrieval.answer_generation import AnswerGenerator, SentenceAnswerGenerator
 
@@ -413,16 +413,17 @@ class Index(QuestionAnswering):
             best = self._best_sentence(question, hits) if sentence is None else sentence
             return extractive_answer(question.question, hits, best)
 
-        return replace(pending, language=self.chunking.language, quote=quote if question.fallback else None)
+        fallback = quote if question.fallback else None
+        return replace(pending, language=self.chunking.language, quote=fallback, rerank=hits.rerank)
 
-    def _hits(self, question: Question, vector_D: np.ndarray | None) -> list[Hit]:
+    def _hits(self, question: Question, vector_D: np.ndarray | None) -> Hits:
         """Return the chunks that match a question best, by the vector of its conversation if there is one."""
         settings = {"filter": question.filter, "weight": question.weight, **question.second.keywords}
         if vector_D is None or question.second.rerank:
             return self.search(question.search_query, question.k, **settings)  # type: ignore[arg-type]
         where, limit = check_filter(question.filter), max(question.k, hybrid_search.DEPTH)
         matches = rankings(self.store, [question.search_query], vector_D[None], "hybrid", limit, where)
-        return to_hits(*matches, "hybrid", self._weight("hybrid", question.weight))[: question.k]
+        return Hits(to_hits(*matches, "hybrid", self._weight("hybrid", question.weight))[: question.k])
 
     def _reader(self, question: Question) -> "ConversationReader | None":
         """Return what searches by the conversation's own states; None without a query head, or outside of a chat."""

@@ -28,7 +28,7 @@ from gerund.settings.aliases import TopK, names_of, takes_aliases
 from gerund.settings.ranking import ONE_STAGE, RerankKeywords, SecondStage
 from gerund.settings.sampling import GREEDY, Sampling
 from gerund.text_analysis import Analyzer
-from gerund.types import Answer, Hit, SentenceCheck, Source
+from gerund.types import Answer, Hit, Hits, RerankCost, SentenceCheck, Source
 
 if TYPE_CHECKING:
     from gerund.inference.generate.prompts import Message
@@ -256,6 +256,8 @@ class PendingAnswer:
 
     strict: bool = False  # whether they have to support every sentence of it fully
 
+    rerank: RerankCost | None = None
+
     @cached_property
     def checker(self) -> AnswerChecker:
         """Checks sentences against the sources."""
@@ -299,6 +301,7 @@ class PendingAnswer:
             finished=generation.finished,
             usage=generation.usage,
             checks=checks,
+            rerank=self.rerank,
         )
 
     def is_supported(self, checks: Sequence[SentenceCheck]) -> bool:
@@ -587,9 +590,9 @@ def is_relevant(question: str, hits: Sequence[Hit], language: str) -> bool:
     return coverage(question, hits, language) >= COVERAGE
 
 
-def no_answer(question: str, method: str) -> Answer:
+def no_answer(question: str, method: str, rerank: RerankCost | None = None) -> Answer:
     """Return the answer to a question for which nothing relevant was found."""
-    return Answer(question, NOTHING, found=False, sources=[], cited=[], method=method)
+    return Answer(question, NOTHING, found=False, sources=[], cited=[], method=method, rerank=rerank)
 
 
 def best_sentence(
@@ -631,10 +634,17 @@ def best_sentence(
     return sentences[max(scores, key=score)]
 
 
-def extractive_answer(question: str, hits: Sequence[Hit], sentence: Source) -> Answer:
+def extractive_answer(question: str, hits: Hits, sentence: Source) -> Answer:
     """Return the best sentence of the hits, unchanged, as the answer."""
-    text = " ".join(sentence.text.split())
-    return Answer(question, text, found=True, sources=sources_of(hits), cited=[sentence.number], method=EXTRACTIVE)
+    return Answer(
+        question,
+        " ".join(sentence.text.split()),
+        found=True,
+        sources=sources_of(hits),
+        cited=[sentence.number],
+        method=EXTRACTIVE,
+        rerank=hits.rerank,
+    )
 
 
 def _penalty(text: str, hit: Hit) -> float:
