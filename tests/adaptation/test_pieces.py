@@ -217,7 +217,7 @@ SCORERS |= {"default-scorer"}
 OF_A_T5 = {"t5-default-base", "gur-cl-default"}
 
 
-@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5 - {"relevance", "reranker"}))
+@pytest.mark.parametrize("name", sorted({*bundled_recipes()} - SCORERS - OF_A_T5 - {"relevance", "reranker", "gen"}))
 def test_every_recipe_for_encoders_is_led_to_the_users_own_data(tmp_path, name):
     own = settings(tmp_path, recipe=name)
     assert own["model"]["base"] == "default"

@@ -202,9 +202,10 @@ def test_questions_on_a_terminal(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", Terminal)
-    ran = run_cli("ask", tmp_path / "my.index", "--generate", "--no-fallback", "--max-new-tokens", 6, "--sources")
+    asked = ("--generate", "--context", "chunks", "--no-fallback", "--max-new-tokens", 6, "--sources")
+    ran = run_cli("ask", tmp_path / "my.index", *asked)
     assert ran.code == 0, ran.err
-    settings = {"method": "generate", "fallback": False, "max_new_tokens": 6}
+    settings = {"method": "generate", "context": "chunks", "fallback": False, "max_new_tokens": 6}
     first = index.ask("railway?", **settings)
     history = [{"role": "user", "content": "railway?"}, {"role": "assistant", "content": first.text}]
     second = index.ask("And opened when?", **settings, history=history)

@@ -48,7 +48,7 @@ def test_options_for_settings_are_made_from_their_declarations():
     others |= {("negatives", "scorer"), ("inspect", "layers"), ("ask", "k"), ("search", "k")}
     others |= {(name, "model") for name in ("ask", "search", "index", "mcp", "negatives")}
     others |= {("index", "transform"), ("infill", "adapter"), ("export", "dtype"), ("adapt", "dtype")}
-    others |= {("adapt", "device")}
+    others |= {("adapt", "device"), ("adapt", "reranker")}
     for name, command in COMMANDS.items():
         taken = inspect.signature(inspect.unwrap(command.callback)).parameters
         assert ("spec" in taken) == (name in {*with_model, "convert", "export"}), name

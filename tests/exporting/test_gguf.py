@@ -94,7 +94,7 @@ def test_a_checkpoint_in_half_precision_whose_logits_are_large(tmp_path: Path) -
     assert float((rounded - exact).abs().max()) > llama_cpp._NEAR_HALF
     assert {one.dtype for one in lm.model.parameters()} == {torch.bfloat16}
     refused = run_cli("export", tmp_path / "base", tmp_path / "out", "--format", "gguf", "--dtype", "int8").mistake
-    assert "--format onnx-int8 or --type q8_0" in refused
+    assert "--format gguf --type q8_0" in refused
 
 
 @needs_gguf

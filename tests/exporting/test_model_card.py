@@ -73,7 +73,7 @@ def test_what_a_card_states(base: Path, tmp_path: Path) -> None:
         "| attention plan | `mask0-bidir k=2` |",
         f"| dimensions | {lm.dimensions} |",
         '| prompt `query` | `"Find: "` |',
-        "| adapters | to encode, to infill, to score |",
+        "| adapters | to encode, to infill, to score, to rerank |",
         "That of the base model: [terms](https://example.org/terms). See [LICENSE.txt](LICENSE.txt).",
     ):
         assert row in text, row

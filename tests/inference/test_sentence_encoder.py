@@ -76,7 +76,8 @@ class TestIndex:
         assert [hit.source for hit in again.search("flour", mode="vectors")] == expected
         assert isinstance(again.encoder, SentenceEncoder)
         assert again.lm is lm
-        assert again.ask("What is bread made of flour?", method="generate", max_new_tokens=4).method == "generate"
+        asked = {"method": "generate", "max_new_tokens": 4, "fallback": False}
+        assert again.ask("What is bread made of flour?", **asked).method == "generate"
 
     def test_alone_it_quotes_and_says_what_needs_a_language_model(self, encoder: SentenceEncoder) -> None:
         index = gerund.open_index(None, encoder, chunking=CHUNKING)

@@ -16,7 +16,6 @@ from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.models.adapters import Adapters, active_adapter, base_state, merged_state
 from gerund.models.saved_settings import read_adapters
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
-from gerund.settings.encoder import JOBS
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
 
@@ -25,6 +24,8 @@ pytestmark = pytest.mark.filterwarnings(*PEFT_WARNINGS)
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 GAP = "In the end [blank] ran."
 PREFIXES, CONTINUATIONS = ["the cat sat"], [[" in a tin", " then"]]
+# A reranker is trained with a head of its own: tests/training/objectives/test_pointwise.py.
+JOBS = ("encode", "infill", "score")
 # Layers that two of them change, layers that one does, and modules that one keeps whole.
 ENCODE = {"target_modules": ["q_proj", "v_proj"], "r": 4}
 INFILL = {"target_modules": ["q_proj", "down_proj"], "r": 2, "modules_to_save": ["lm_head"]}
@@ -254,14 +255,14 @@ def test_the_stored_adapters(runs, tmp_path):
     path = folder / "gerund.json"
     stored = json.loads(path.read_text())
     for given, expected in (
-        (None, {"encode": "adapter", "infill": "adapter", "score": "adapter"}),
-        ({"infill": "more"}, {"encode": "adapter", "infill": "more", "score": "adapter"}),
-        ({"infill": None, "score": "more"}, {"encode": "adapter", "score": "more"}),
+        (None, {"encode": "adapter", "infill": "adapter", "score": "adapter", "rerank": "adapter"}),
+        ({"infill": "more"}, {"encode": "adapter", "infill": "more", "score": "adapter", "rerank": "adapter"}),
+        ({"infill": None, "score": "more", "rerank": None}, {"encode": "adapter", "score": "more"}),
     ):
         path.write_text(json.dumps({**stored, **({} if given is None else {"adapters": given})}))
         assert read_adapters(folder) == {job: folder / place for job, place in expected.items()}
     for wrong, what in (
-        ({"infil": "more"}, "valid are: infill, score"),
+        ({"infil": "more"}, "valid are: infill, score, rerank"),
         ({"encode": "more"}, "job among the adapters"),
         ({"infill": 3}, "a folder or null"),
         (["more"], "by job"),

@@ -276,7 +276,7 @@ class TestCommandLine:
         ran = run_cli("rerank", "-f", source, "-m", tiny_folder, "--weight", 0, "--depth", 1)
         record = json.loads(ran.out)
         assert record.pop("seconds") >= 0
-        assert record == {"query": "tin", "indices": [1, 0], "scores": [0.0, -1.0], "read": 1}
+        assert record == {"query": "tin", "by": "lift", "indices": [1, 0], "scores": [0.0, -1.0], "read": 1}
 
     def test_mistakes(self, tmp_path):
         source = tmp_path / "in.jsonl"

@@ -78,7 +78,7 @@ def unknown_dtype(dtype: object) -> ConfigError:
     """Return the error for a dtype that does not exist; of ``int8`` it says what computes in 8 bits instead."""
     if dtype == "int8":
         return ConfigError(
-            "there is no dtype int8 any more: 8-bit weights are computed by the packed runtime. Write them with "
+            "there is no dtype int8: 8-bit weights are computed by the packed runtime. Write them with "
             "gerund export MODEL OUT --format gguf --type q8_0 and load OUT/model.gguf, or leave dtype out"
         )
     return unknown_name("dtype", dtype, DTYPE_NAMES)

@@ -650,6 +650,7 @@ class PointwiseConfig(RankedListsConfig):
 
     work: ClassVar[str] = f"{_WORK}.pointwise.prepare"
     trains_reranker: ClassVar[bool] = True
+    seed_offset: ClassVar[int | None] = 120
 
     kind: Literal["pointwise"]
     length: int = Field(default=256, ge=16)
