@@ -105,6 +105,7 @@ def warn_of_merging(lm: "LanguageModel") -> None:
     left = {
         "its infilling adapter": lm.adapters.hash("infill") not in ("", lm.adapters.hash("encode")),
         "its scorer": lm.scorer is not None and lm.scorer.has_own_config,
+        "its reranker": lm.adapters.hash("rerank") not in ("", lm.adapters.hash("encode")),
     }
     names = [name for name, is_left in left.items() if is_left]
     if names:
@@ -138,7 +139,8 @@ def _outdated(source: "Source", lm: "LanguageModel") -> set[str]:
     settings = settings_folder(source)
     if settings is None:
         return set()
-    before, reports = Adapters(read_adapters(settings)), {"encode": "training.json", **_REPORTS}
+    before = Adapters(read_adapters(settings))
+    reports: dict[Job, str] = {"encode": "training.json", **_REPORTS, "rerank": "training-rerank.json"}
     gone = (job for job in before.folders if before.hash(job) != lm.adapters.hash(job))
     return {reports[job] for job in gone}
 
