@@ -137,7 +137,7 @@ def require_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> str:
     if not has_tools_in_template(tokenizer):
         raise ModelError(
             "this model's chat template knows no tools. To describe them in the system message, set "
-            "tool_prompt='generic' (--tool-prompt generic)"
+            "tool_prompt='generic' in Python, or start the command or server with --tool-prompt generic"
         )
     return _template_text(tokenizer)
 
