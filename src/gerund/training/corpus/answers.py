@@ -44,10 +44,10 @@ def read_texts(paths: Sequence[Path]) -> list[tuple[str, Answer | None]]:
                 row = json_row(line, where)
                 if "text" not in row:
                     raise DataError(f"{where}: no field 'text'; present are: {', '.join(row)}")
-                given = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
-                if not all(text.strip() for text in given):
+                fields = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
+                if not all(text.strip() for text in fields):
                     raise DataError(f"{where}: text and answer may not be empty; leave answer out for the model's own")
-                rows.append((given[0], Answer(given[1]) if len(given) > 1 else None))
+                rows.append((fields[0], Answer(fields[1]) if len(fields) > 1 else None))
     if not rows:
         raise DataError(f"{', '.join(map(str, paths))}: no texts in there")
     return rows

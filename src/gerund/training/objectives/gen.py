@@ -138,26 +138,26 @@ def _answered(
     """Let the model answer the texts that have no answer, and the teacher read all answers."""
     model, cache = context.model, context.source.cache
     asked = [text for text, answer in given if answer is None]
-    own: list[Answer] = []
+    written: list[Answer] = []
     if cache is None:  # a dry run, which generates nothing
-        own = [Answer("an answer " * (config.answer_length // 2))] * len(asked)
+        written = [Answer("an answer " * (config.answer_length // 2))] * len(asked)
     elif asked:
-        own = model_answers(model.model, model.tokenizer, asked, config.answer_length, cache / "answers", announce)
-    left = iter(own)
+        written = model_answers(model.model, model.tokenizer, asked, config.answer_length, cache / "answers", announce)
+    left = iter(written)
     rows = [(text, next(left) if answer is None else answer) for text, answer in given]
-    kept = [(text, answer) for text, answer in rows if answer.text]
-    if not kept:
+    answered = [(text, answer) for text, answer in rows if answer.text]
+    if not answered:
         raise DataError("gen: the model answers none of these texts with anything; give their answers as answer")
-    if len(kept) < len(rows):
-        announce(f"gen: {len(rows) - len(kept)} texts are left out, which the model answers with nothing")
-    texts, answers = [text for text, _ in kept], [answer for _, answer in kept]
+    if len(answered) < len(rows):
+        announce(f"gen: {len(rows) - len(answered)} texts are left out, which the model answers with nothing")
+    texts, answers = [text for text, _ in answered], [answer for _, answer in answered]
     if cache is None:
         return AnsweredTexts(texts, answers, RandomVectors(teacher.dimensions))
 
     def read(numbers: range) -> list[str]:
         return [answers[number].text for number in numbers]
 
-    return AnsweredTexts(texts, answers, teacher_vectors(teacher, read, len(kept), cache / "teacher", announce))
+    return AnsweredTexts(texts, answers, teacher_vectors(teacher, read, len(answered), cache / "teacher", announce))
 
 
 class GenBatches(Batches):

@@ -1,4 +1,4 @@
-"""What settings of objectives are made of: a part of a recipe, weights by step, and what objectives have in common."""
+"""Base classes of the training objectives' settings: recipe sections, loss weights by step, seeds and checks."""
 
 from collections.abc import Mapping
 from enum import StrEnum
