@@ -82,10 +82,13 @@ class Usage:
     Attributes:
         prompt_tokens: tokens of the prompt, special tokens included.
         completion_tokens: generated tokens, end token and the tokens of a stop string included.
+        cached_tokens: tokens at the prompt's start that an engine did not have to read, since an earlier prompt began
+            with them; not compared.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = field(default=0, compare=False)
 
     @property
     def total_tokens(self) -> int:

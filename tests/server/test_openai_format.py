@@ -103,7 +103,8 @@ def test_a_prompt_alone(live: Running, served_lm: Any) -> None:
     [choice] = found["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("the ant in", "length")
     assert choice["logprobs"]["tokens"][:2] == ["<s>", "t"] or len(choice["logprobs"]["tokens"]) == len(ids)
-    assert found["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+    counts = {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+    assert found["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
     assert all(len(top) == 1 for top in choice["logprobs"]["top_logprobs"][1:])
     chunks = events(live, COMPLETE, **body)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "the ant in"

@@ -350,6 +350,8 @@ class GenerationQueue:
             results = writers.prefill([job.request.ids for job in jobs])
             for prefill, (logits_V, reused) in zip(self._prefills, results, strict=True):
                 prefill.logits_V = logits_V
+                for row in prefill.job.request.rows:
+                    row.cached_tokens = reused
                 tokens = len(prefill.job.request.ids) - reused
                 self._count("tokens_read", tokens)
                 self._counts["tokens_reused"] += reused

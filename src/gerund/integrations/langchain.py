@@ -403,5 +403,8 @@ class GerundReranker(BaseDocumentCompressor):
 def _usage(written: Written) -> UsageMetadata:
     usage = written.usage
     return UsageMetadata(
-        input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens, total_tokens=usage.total_tokens
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details={"cache_read": usage.cached_tokens},
     )

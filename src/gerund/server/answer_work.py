@@ -203,4 +203,5 @@ def _completion(answer: Answer) -> Generation:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    return usage_of(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+    usage = answer.usage
+    return usage_of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

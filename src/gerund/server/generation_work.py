@@ -124,7 +124,8 @@ class GenerationWork:
                 nothing = Generation("", [], 0.0, False, logprobs=None if self.settings.logprobs is None else [])
                 completions = [[replace(nothing, usage=Usage(len(prompt)))] * self.settings.n for prompt in ids]
             completion_tokens = sum(item.usage.completion_tokens for items in completions for item in items)
-            usage = usage_of(sum(map(len, ids)), completion_tokens)
+            cached_tokens = sum(items[0].usage.cached_tokens for items in completions)
+            usage = usage_of(sum(map(len, ids)), completion_tokens, cached_tokens)
             if not self.body.ranks:
                 return form.whole([item for items in completions for item in items], usage)
             scores = await self._scores(context, completions)
@@ -158,6 +159,7 @@ class GenerationWork:
         self, form: AnswerForm, first: Piece | None, pieces: AsyncIterator[Piece], prompt_tokens: int
     ) -> AsyncIterator[Any]:
         loop, count, completion_tokens = asyncio.get_running_loop(), len(self.prompts) * self.body.choices, 0
+        cached_tokens: dict[int, int] = {}  # by prompt
         for chunk in form.first(count):
             yield chunk
         piece, last = first, loop.time()
@@ -167,13 +169,14 @@ class GenerationWork:
                 yield chunk
             if piece.result is not None:
                 completion_tokens += piece.result.usage.completion_tokens
+                cached_tokens[piece.index // self.settings.n] = piece.result.usage.cached_tokens
             piece = await anext(pieces, None)
             self.service.metrics.gaps.observe(loop.time() - last)
             last = loop.time()
         for index in range(0 if self.generates else count):
             for chunk in form.last(index, Generation("", [], 0.0, False)):
                 yield chunk
-        for chunk in form.end(usage_of(prompt_tokens, completion_tokens)):
+        for chunk in form.end(usage_of(prompt_tokens, completion_tokens, sum(cached_tokens.values()))):
             yield chunk
 
     def _chunks(self, form: AnswerForm, piece: Piece, reader: CallReader | None) -> Iterator[Any]:

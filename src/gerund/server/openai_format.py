@@ -214,12 +214,13 @@ class Form:
             return "bytes:" + repr(token.utf8)[2:-1]
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return OpenAI's ``usage`` object."""
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+    """Return OpenAI's ``usage`` object; ``cached_tokens`` of the prompt were kept from an earlier one."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

@@ -131,6 +131,7 @@ class SequenceState:
     ) -> None:
         self.request, self.draws, self.index = request, draws, index
         self.ids, self.room, self.is_done = ids, room, False
+        self.cached_tokens = 0  # of the prompt, which an earlier prompt left in the cache
         self._prompt, self._emit = ids if decodes_prompt else [], emit
         self._tokens: list[int] = []
         self._token_logprobs: list[float] = []
@@ -241,7 +242,7 @@ class SequenceState:
             self._finished,
             stop=stopped,
             logprobs=None if self.request.settings.logprobs is None else list(self._logprobs),
-            usage=Usage(len(self.ids), len(scores)),
+            usage=Usage(len(self.ids), len(scores), self.cached_tokens),
         )
 
 
