@@ -13,6 +13,9 @@ library's own, and the server's memory is read before and after.
 
 `llama-large`: the same with 292 million random parameters, fewer and shorter chats.
 
+`gguf`: chats with the same quantized file, beside llama.cpp's server; and the most memory that both held, where
+gerund's embeds and re-ranks too. Only with `--gguf FILE`.
+
 `embeddings`: requests of one text by 32 clients, beside sentence-transformers behind FastAPI.
 
 `mix`: 2 clients that chat while 6 embed, and each of them alone; tokens, texts and the gaps between two pieces of a
@@ -28,8 +31,9 @@ import asyncio
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +62,7 @@ from servers import (
     infinity,
     llama_cpp,
     ours,
+    ours_as_it_comes,
     plain_beside,
     run_fastapi,
     save_both,
@@ -155,6 +160,68 @@ def _beside_llama_cpp(options: Any, folder: Path, lm: Any, chats: int) -> tuple[
         return _streamed(options, lm, servers, LLAMA, chats)
 
 
+def same_files(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Stream chats from llama.cpp's server and ours of the same GGUF files, then let ours embed and re-rank."""
+    del folder, lm
+    rows: list[Row] = []
+    peaks: list[Row] = []
+    for file in options.gguf or ():
+        with ExitStack() as stack:
+            peer = stack.enter_context(llama_cpp(file, 8, 2048, LLAMA))
+            own = stack.enter_context(ours_as_it_comes(file))
+            rows += [{"file": file.name, **row} for row in _answers_of_files(options, [peer, own])]
+            held = [(LLAMA, "chat", peer.peak()), (OURS, "chat", own.peak())]
+            texts = demo_texts(40)
+            passages = [" ".join(texts[at : at + 3]) for at in range(len(texts) - 3)]
+            asyncio.run(_everything(own, texts[:16], passages, ("chat", "embed", "rerank"), options.tokens))
+            held.append((OURS, "chat, embed, rerank", own.peak()))
+        peaks += [{"file": file.name, "system": name, "jobs": jobs, "peak": peak} for name, jobs, peak in held]
+    if not rows:
+        return []
+    columns = [
+        Column("file", "file"),
+        *harness.time_columns(
+            LLAMA, Column("clients", "clients"),
+            Column("rate", "tokens a second of processor time", "", 0, "higher"),
+            Column("alike", "of the answers the same from their start", "%", 0),
+        ),
+    ]  # fmt: skip
+    caption = (
+        f"Streamed greedy chats of {options.tokens} tokens, whatever ends them before, each with a text of its own; "
+        "prompts included, processor time of the server's process. The two round activations differently, so their "
+        "texts part sooner or later."
+    )
+    memory_columns = [
+        Column("file", "file"), Column("system", "system"), Column("jobs", "asked to"),
+        Column("peak", "peak resident size", "MiB", 0, "lower"),
+    ]  # fmt: skip
+    memory_caption = "The most memory that these servers held, mapped files included."
+    return [Table("gguf", caption, columns, rows), Table("gguf-memory", memory_caption, memory_columns, peaks)]
+
+
+def _answers_of_files(options: Any, servers: list[Served]) -> Iterator[Row]:
+    """Load two servers of one file in turn with chats of equal lengths; yield what they spent."""
+    loads = {1: _CHATS // 2, 8: 2 * _CHATS}
+    texts = iter(demo_texts(options.rounds * sum(loads.values())))
+    for clients, count in loads.items():
+        asked = [list(islice(texts, count)) for _ in range(options.rounds)]
+
+        def ask(own: Served, number: int, clients: int = clients, asked: list[list[str]] = asked) -> Awaitable[Any]:
+            return in_turn(own, clients, _chats(own, asked[number], options.tokens, ignore_eos=True))
+
+        rounds, answers = _alternated(servers, options.rounds, ask)
+        pairs = zip(*([text for text, _ in answers[own.name]] for own in servers), strict=True)
+        alike = [_common(*pair) / max(map(len, pair)) for pair in pairs]
+        for row in rounds.rows(servers[0].name, clients=clients):
+            rate = median_of([count * options.tokens / each.cpu for each in rounds.spent[str(row["system"])]])
+            yield {**row, "rate": rate, "alike": 100 * float(np.mean(alike))}
+
+
+def _common(left: str, right: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
 def _streamed(
     options: Any, lm: Any, servers: list[Served], base: str, chats: int = _CHATS
 ) -> tuple[list[Row], list[str]]:
@@ -210,8 +277,8 @@ def _chat_table(
     return Table(id_, caption, columns, rows, checks=checks)
 
 
-def _chats(own: Served, texts: Sequence[str], tokens: int) -> list[Task]:
-    return [lambda client, text=text: chat(client, own.model, text, tokens) for text in texts]
+def _chats(own: Served, texts: Sequence[str], tokens: int, **fields: Any) -> list[Task]:
+    return [lambda client, text=text: chat(client, own.model, text, tokens, **fields) for text in texts]
 
 
 def _alternated(
@@ -403,7 +470,7 @@ async def _everything(
 
 TABLES = {
     "correct": correct, "latency": latency, "chat": chats, "llama": beside_llama_cpp,
-    "llama-large": larger_beside_llama_cpp, "embeddings": embeddings, "mix": mix, "memory": memory,
+    "llama-large": larger_beside_llama_cpp, "gguf": same_files, "embeddings": embeddings, "mix": mix, "memory": memory,
 }  # fmt: skip
 
 
@@ -418,6 +485,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--texts", type=int, default=256, help="of the table `embeddings`")
     parser.add_argument("--infinity", help="the program infinity_emb, for the table `embeddings`")
+    parser.add_argument("--gguf", type=Path, action="append", help="a GGUF file for the table `gguf`; may be repeated")
     parser.add_argument("--seconds", type=float, default=8, help="of a round of the table `mix`")
     quick = {"tables": "correct", "requests": 24, "clients": 8, "tokens": 8, "texts": 8, "seconds": 1}
     options = harness.parse(parser, argv, quick=quick)

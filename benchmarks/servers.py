@@ -103,11 +103,15 @@ def free_port() -> int:
 
 
 def ours(folder: Path, *options: object, name: str = OURS) -> Any:
-    """Return gerund's server."""
+    """Return gerund's server of a folder, read causally in float32."""
+    return ours_as_it_comes(folder, "--attention", "causal", "--dtype", "float32", *options, name=name)
+
+
+def ours_as_it_comes(model: Path, *options: object, name: str = OURS) -> Any:
+    """Return gerund's server of a folder or GGUF file."""
     port = free_port()
-    how = ["--log", "none", "--attention", "causal", "--dtype", "float32", "--queue-tokens", 10**6, "--timeout", 600]
-    command = [sys.executable, "-m", "gerund", "serve", folder, "--port", port, "--name", "model", *how, *options]
-    return serving(name, command, port, "model")
+    how = ["--port", port, "--name", "model", "--log", "none", "--queue-tokens", 10**6, "--timeout", 600]
+    return serving(name, [sys.executable, "-m", "gerund", "serve", model, *how, *options], port, "model")
 
 
 def transformers(folder: Path, *options: str, name: str) -> Any:
@@ -232,10 +236,10 @@ async def in_turn(own: Served, clients: int, tasks: Sequence[Task]) -> list[Any]
     return found
 
 
-async def chat(client: httpx.AsyncClient, model: str, text: str, tokens: int) -> tuple[str, list[float]]:
+async def chat(client: httpx.AsyncClient, model: str, text: str, tokens: int, **fields: Any) -> tuple[str, list[float]]:
     """Have an answer streamed; return it, and the seconds until each of its pieces since the one before."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True, "temperature": 0,
-            "max_tokens": tokens}  # fmt: skip
+            "max_tokens": tokens, **fields}  # fmt: skip
     parts, gaps, last = [], [], time.perf_counter()
     # A connection for each chat: one that a server has closed meanwhile would be an error of the next.
     headers = {"Connection": "close"}
