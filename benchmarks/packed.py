@@ -36,7 +36,7 @@ WORK = {
 }
 _BATCH = 16
 _ROWS = 8
-_COMPARED = 32  # tokens of each of the eight texts
+_COMPARED = 32  # tokens of each text
 
 
 def packed(case: Mapping[str, Any]) -> tuple[dict[str, Callable[[], object]], Callable[[], object]]:
@@ -76,13 +76,18 @@ def packed(case: Mapping[str, Any]) -> tuple[dict[str, Callable[[], object]], Ca
             vectors[places] = (states * real_BT[..., None]).sum(1) / real_BT.sum(1, keepdims=True)
         return vectors
 
+    def compared() -> list[list[int]]:
+        prompts = case["compared"]
+        parts = [prompts[start : start + _ROWS] for start in range(0, len(prompts), _ROWS)]
+        return [tokens for part in parts for tokens in write(part, _COMPARED)]
+
     return {
         "write, 1 text": lambda: write([case["prompt"]], case["tokens"]),
         "write, 8 texts": lambda: write(case["prompts"], case["tokens"]),
         "read a prompt": lambda: write([case["long_prompt"]], 1),
         "embed short texts": lambda: embed(case["short"]),
         "embed long texts": lambda: embed(case["long"]),
-    }, lambda: write(case["prompts"], _COMPARED)
+    }, compared
 
 
 def peer(case: Mapping[str, Any]) -> tuple[dict[str, Callable[[], object]], Callable[[], object]]:
@@ -119,7 +124,7 @@ def peer(case: Mapping[str, Any]) -> tuple[dict[str, Callable[[], object]], Call
         "read a prompt": lambda: write(case["long_prompt"], 1),
         "embed short texts": lambda: server.handle_embeddings({"input": case["short"], "model": "model"}),
         "embed long texts": lambda: server.handle_embeddings({"input": case["long"], "model": "model"}),
-    }, lambda: [tokens(prompt) for prompt in case["prompts"]]
+    }, lambda: [tokens(prompt) for prompt in case["compared"]]
 
 
 def child(case: Mapping[str, Any]) -> None:
@@ -158,6 +163,7 @@ def cases_of(path: Path, options: Any) -> dict[str, Any]:
         "tokens": options.tokens,
         "prompt": starts[0],
         "prompts": [prompts[number % len(prompts)] for number in range(_ROWS)],
+        "compared": [long[at : at + 12] for at in range(0, 8 * options.compared, 8)],
         "long_prompt": long[: options.length],
         "short": [ids(text, 100) for text in texts],
         "long": [long[start : start + options.length * 3 // 4] for start, _ in pairwise(edges)],
@@ -198,6 +204,7 @@ def measure(path: Path, options: Any) -> tuple[list[Row], list[Row]]:
             "writing": writing[name]["peak"],
             "first": median_of([one["first"] for one in found[name]]),
             "same": float(np.mean(same)),
+            "whole": sum(count == _COMPARED for count in same),
         }
         for name in systems
     ]
@@ -215,8 +222,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, action="append", help="a GGUF file; may be given more than once")
     parser.add_argument("--tokens", type=int, default=64, help="that are generated of each text")
     parser.add_argument("--texts", type=int, default=32, help="short texts")
+    parser.add_argument("--compared", type=int, default=200, help="texts whose tokens are compared")
     parser.add_argument("--length", type=int, default=512, help="of the prompt that is read, in tokens")
-    options = harness.parse(parser, argv, quick={"tokens": 8, "texts": 4, "length": 40})
+    options = harness.parse(parser, argv, quick={"tokens": 8, "texts": 4, "length": 40, "compared": 2})
     if options.child is not None:
         child(options.child)
     with tempfile.TemporaryDirectory() as work:
@@ -237,7 +245,8 @@ def main(argv: list[str] | None = None) -> None:
     of_memory = [
         Column("file", "file"), Column("system", "system"), Column("peak", "all the work, at most", "MiB", 0),
         Column("writing", "writing alone, at most", "MiB", 0), Column("first", "opening and the first text", "s", 2),
-        Column("same", f"equal tokens of the first {_COMPARED}", "", 1),
+        Column("same", f"equal tokens of the first {_COMPARED} of {options.compared} texts", "", 1),
+        Column("whole", f"texts with all {_COMPARED} equal", "", 0),
     ]  # fmt: skip
     tables = [
         Table("work", caption, columns, [row for rows, _ in found for row in rows]),
