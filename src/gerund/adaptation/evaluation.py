@@ -116,9 +116,9 @@ def measure(
             for mode in MODES:
                 _score(queries, index.search_all(texts, DEPTH, mode=mode), scores[mode])
             for name, by in stages.items():
-                found = index.search_all(texts, DEPTH, rerank=RERANKED, rerank_by=by)
-                _score(queries, found, scores[name])
-                seconds[by] += sum(hits.rerank.seconds for hits in found if hits.rerank is not None)
+                results = index.search_all(texts, DEPTH, rerank=RERANKED, rerank_by=by)
+                _score(queries, results, scores[name])
+                seconds[by] += sum(hits.rerank.seconds for hits in results if hits.rerank is not None)
             advance(len(queries))
     values = {mode: {name: tuple(scores) for name, scores in by.items()} for mode, by in scores.items()}
     each: dict[str, float] = {by: total / len(split.queries) for by, total in seconds.items()}

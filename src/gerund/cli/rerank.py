@@ -95,27 +95,30 @@ def command(
     text_io.refuse_existing(output, force=force)
     asked = text_io.one_or_file(query, documents or [], file, ("query", "documents"), "scores")
     if scores is not None:
-        asked = [(one, texts, where, _numbers(scores) if own is None else own) for one, texts, where, own in asked]
+        asked = [
+            (query_text, texts, where, _numbers(scores) if first is None else first)
+            for query_text, texts, where, first in asked
+        ]
     stage: dict[str, Any] = {"weight": weight, "depth": depth, "deadline": deadline}
-    for one, texts, where, own in asked:
-        _checked(where, lambda one=one, texts=texts: check_relevance(one, texts, top_k, by))
-        _checked(where, lambda texts=texts, own=own: check_first_stage(own, len(texts), *stage.values()))
+    for query_text, texts, where, first in asked:
+        _checked(where, lambda query_text=query_text, texts=texts: check_relevance(query_text, texts, top_k, by))
+        _checked(where, lambda texts=texts, first=first: check_first_stage(first, len(texts), *stage.values()))
     from gerund.entry import load
 
     # Measures of the base model need no plan but the causal one, which every architecture has.
     lm = load(ModelSpec.of(spec, attention="causal") if by in BASE_MEASURES else spec)
-    found = _ranked(lm, asked, {"top_k": top_k, "by": by, **stage})
-    if lm.reranker is None and any(own is None for *_, own in asked):
+    records = _ranked(lm, asked, {"top_k": top_k, "by": by, **stage})
+    if lm.reranker is None and any(first is None for *_, first in asked):
         text_io.tell(f"ranked by {by or lm.default_measure()} alone; with --scores of a first stage it ranks better")
     if file is None and output is None and not as_json:
         [(_, texts, _, _)] = asked
-        record = next(found)
+        record = next(records)
         for index, score in zip(record["indices"], record["scores"], strict=True):
             typer.echo(f"{score:10.4f}  {texts[index].strip()}")
         if record["seconds"] is not None:
             text_io.tell(str(RerankCost(record["by"], len(texts), record["read"], record["seconds"])))
         return
-    text_io.write(text_io.as_lines(found), output, len(asked), "ranking")
+    text_io.write(text_io.as_lines(records), output, len(asked), "ranking")
 
 
 def _numbers(text: str) -> list[float]:
@@ -133,13 +136,15 @@ def _checked(where: str, check: Any) -> Any:
 
 
 def _ranked(lm: "LanguageModel", asked: list[Asked], how: dict[str, Any]) -> "Iterator[dict[str, Any]]":
-    for query, texts, where, own in asked:
-        found = _checked(where, lambda query=query, texts=texts, own=own: lm.rerank(query, texts, scores=own, **how))
+    for query, texts, where, first in asked:
+        ranking = _checked(
+            where, lambda query=query, texts=texts, first=first: lm.rerank(query, texts, scores=first, **how)
+        )
         yield {
             "query": query,
-            "indices": found.indices,
-            "scores": [round(score, 6) for score in found.scores],
-            "by": found.by,
-            "read": found.read,
-            "seconds": None if found.seconds is None else round(found.seconds, 3),
+            "indices": ranking.indices,
+            "scores": [round(score, 6) for score in ranking.scores],
+            "by": ranking.by,
+            "read": ranking.read,
+            "seconds": None if ranking.seconds is None else round(ranking.seconds, 3),
         }

@@ -42,8 +42,8 @@ class Candidates:
         Gains are linear and the ideal order is that of all judged documents, as in trec_eval. Of equal scores BM25's
         first comes first.
         """
-        own, first = (standardized(np.asarray(self.scores[name])) for name in (by, BM25))
-        order = np.argsort(-(weight * own + (1 - weight) * first), kind="stable")[:_TOP]
+        scores, first = (standardized(np.asarray(self.scores[name])) for name in (by, BM25))
+        order = np.argsort(-(weight * scores + (1 - weight) * first), kind="stable")[:_TOP]
         return _gained(np.asarray(self.gains)[order]) / _gained(self.ideal)
 
 
@@ -63,12 +63,12 @@ class Offers:
 
     def top(self, query: str) -> tuple[list[str], list[float]]:
         """Return ids and scores of the first documents for a query; those without a word, and itself, are left out."""
-        found = [
+        ranked = [
             (self._ids[row], score) for row, score in self._index.top(self.collection.queries[query], self.count + 1)
         ]
         itself = query if query in self.collection.itself else None
-        kept = [(one, score) for one, score in found if self._texts[one] and one != itself][: self.count]
-        return [one for one, _ in kept], [score for _, score in kept]
+        kept = [(one, score) for one, score in ranked if self._texts[one] and one != itself][: self.count]
+        return [document for document, _ in kept], [score for _, score in kept]
 
     def text(self, document: str) -> str:
         """Return a document's title and text."""
@@ -82,7 +82,7 @@ class Offers:
         likelihoods = [by for by in measures if by in QUERY_MEASURES]
         if likelihoods:
             read = QueryLikelihood(lm.model, lm.tokenizer, asked, likelihoods[0], autocast=lm.runtime.autocast)
-            scores |= {by: own.tolist() for by, own in read.scores(texts, likelihoods).items()}
+            scores |= {by: values.tolist() for by, values in read.scores(texts, likelihoods).items()}
         for by in measures:
             if by not in scores:
                 ranking = lm.rerank(asked, texts, by=by)  # type: ignore[arg-type]
@@ -115,13 +115,13 @@ class ScoreFile:
         """Return what is known under a key."""
         return self._known.get(key)
 
-    def add(self, key: str, found: Candidates) -> None:
+    def add(self, key: str, candidates: Candidates) -> None:
         """Keep candidates."""
-        self._known[key] = found
+        self._known[key] = candidates
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([key, asdict(found)]) + "\n")
+                file.write(json.dumps([key, asdict(candidates)]) + "\n")
 
 
 @dataclass(frozen=True)
@@ -187,23 +187,25 @@ def tune_rerank(
     """
     require_retrieval_tasks(tasks)
     measures, known = measures_of(lm), ScoreFile(folder and folder / "scores" / "rerank.jsonl")
-    found: dict[str, list[Candidates]] = {}
+    scored: dict[str, list[Candidates]] = {}
     for task in tasks:
         assert isinstance(task, CollectionTask)
         offers = Offers(task.collection(config), candidates)
-        found[task.name] = []
+        scored[task.name] = []
         with progress(len(offers.queries), task.name, show=config.show_progress) as advance:
             for query in offers.queries:
                 ranker = [] if lm.reranker is None else [lm.reranker.fingerprint]
                 key = " ".join([lm.fingerprint(), *ranker, task.name, config.split, str(candidates), *measures, query])
-                own = known.find(key)
-                if own is None:
-                    own = offers.scored(lm, query, measures)
-                    known.add(key, own)
-                found[task.name].append(own)
+                each = known.find(key)
+                if each is None:
+                    each = offers.scored(lm, query, measures)
+                    known.add(key, each)
+                scored[task.name].append(each)
                 advance(1)
     trials = [
-        RerankTrial(by, weight, {task: fmean(one.ndcg(by, weight) for one in own) for task, own in found.items()})
+        RerankTrial(
+            by, weight, {task: fmean(one.ndcg(by, weight) for one in queries) for task, queries in scored.items()}
+        )
         for by in measures
         for weight in WEIGHTS
     ]

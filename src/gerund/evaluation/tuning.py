@@ -247,7 +247,7 @@ def tune(
     measurers = _measurers(lm, tasks, rungs, done, folder, reporter)
     search = _Search(measurers[0], configs, done)
     search.reserve(methods)
-    search.run(plans, own=None if lm.runtime.adapter is None else lm.encoder.with_defaults(lm.n_layers))
+    search.run(plans, trained=None if lm.runtime.adapter is None else lm.encoder.with_defaults(lm.n_layers))
     if done.refused and all(trial.plan.name in BASELINES for trial in done.trials):
         raise next(iter(done.refused.values()))
     search.try_methods(methods)
@@ -357,14 +357,14 @@ class _Search:
             configs += [made for trial in group[:_TRANSFORMED] for made in transforms_of(trial.config, dimensions)]
         return configs
 
-    def run(self, plans: Sequence[str], own: EncoderConfig | None = None) -> None:
-        """Find the best k of every plan; ``own`` is what the model's adapter was trained under."""
+    def run(self, plans: Sequence[str], trained: EncoderConfig | None = None) -> None:
+        """Find the best k of every plan; ``trained`` is what the model's adapter was trained under."""
         n = self.done.n_layers
         first = [AttentionPlan("causal"), *(AttentionPlan(name) for name in BASELINES[1:] if name in plans)]
         self._try(first[:1])
-        if own is not None and self._budget() > 1:
-            self._tried.add(own.attention)
-            self.done.trials += self._measure([own])
+        if trained is not None and self._budget() > 1:
+            self._tried.add(trained.attention)
+            self.done.trials += self._measure([trained])
         self._try(first[1:])
         one_k = [name for name in ONE_K if name in plans]
         if one_k:

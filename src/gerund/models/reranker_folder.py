@@ -85,10 +85,10 @@ def read_reranker(folder: Path | None, name: str, config: PreTrainedConfig, give
         return _family(str(given.reranker), config)
     if (trained := reranker_folder(given.reranker)) is not None:
         return read_trained(trained)
-    own = None if folder is None else _own(folder)
-    if own is not None and own.embeds:
+    saved = None if folder is None else _own(folder)
+    if saved is not None and saved.embeds:
         # Its adapter is the model's own, and goes with every plan; an adapter that is given replaces all of them.
-        return own if given.adapter in (None, AUTO_ADAPTER) else None
+        return saved if given.adapter in (None, AUTO_ADAPTER) else None
     if given.reranker is None and (given.attention is not None or given.pooling is not None):
         return None
     stored = _stored(folder, name, config)

@@ -256,9 +256,9 @@ def _read_late(folder: Path, modules: list[ListedModule]) -> ReadyMade:
     """Read the settings of a model of late interaction; the vector of a whole text is the mean of its states."""
     late = read_late_modules(folder)
     assert late is not None
-    own = ("query_length", "document_length", "query_expansion")
+    of_late_vectors = ("query_length", "document_length", "query_expansion")
     stored = ReadyMade({"conventions": ST_CONVENTIONS, "pooling": "mean", "normalize": True})
-    stored.settings.update(_text(folder, modules[0], without=own))
+    stored.settings.update(_text(folder, modules[0], without=of_late_vectors))
     stored.settings["prompts"] = {"query": late.config.query, "document": late.config.document}
     stored.settings["append_eos"] = _appends_eos(folder)
     stored.notes.append(

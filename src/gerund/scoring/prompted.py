@@ -69,7 +69,7 @@ def yes_no(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
     piece = text.replace(_DOCUMENT, "{document}").replace(_QUERY, "{query}")
     for yes, no in (("Yes", "No"), (" Yes", " No"), ("yes", "no")) if is_rendered else ((" Yes", " No"), ("Yes", "No")):
         ids = [text_ids(tokenizer, answer, specials=False) for answer in (yes, no)]
-        if [len(found) for found in ids] == [1, 1] and ids[0] != ids[1]:
+        if [len(tokens) for tokens in ids] == [1, 1] and ids[0] != ids[1]:
             (true,), (false,) = ids
             pieces = (piece,) if is_rendered else ("{bos}" + piece,)
             config = RerankerConfig("pieces", pieces, true=true, false=false, activation="Identity")
@@ -142,19 +142,19 @@ class Listwise:
         """Return the mean log-probability of each document's letter over both orders ``(N,)``."""
         count = len(texts)
         both = [self._ids(texts), self._ids(texts[::-1])]
-        found = np.zeros((2, count))
+        logprobs_2N = np.zeros((2, count))
         head = TokenHead(self._runtime.model)
 
         def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Tensor, begin: Tensor) -> None:
             last_B = begin + torch.tensor([len(text) - 1 for text in batch], device=begin.device)
             states_BD = hidden_BTD[torch.arange(len(batch), device=begin.device), last_B]
             logits_BN = head.logits(states_BD)[:, self._letters[:count]].float()
-            found[rows] = torch.log_softmax(logits_BN, dim=1).cpu().numpy()
+            logprobs_2N[rows] = torch.log_softmax(logits_BN, dim=1).cpu().numpy()
 
         in_batches(
             self._runtime, [Tokens(ids, 0, 0) for ids in both], self._runtime.states, keep, show=False, label="scoring"
         )
-        return np.asarray((found[0] + found[1, ::-1]) / 2)
+        return np.asarray((logprobs_2N[0] + logprobs_2N[1, ::-1]) / 2)
 
     def _ids(self, texts: Sequence[str]) -> list[int]:
         """Return the tokens of a window's prompt; control tokens in query and documents are plain text."""
@@ -169,14 +169,14 @@ class Listwise:
             if part in (_DOCUMENT, _QUERY):
                 literal.append((start, len(whole)))
         text: str = Rendered(whole, literal=literal) if self._is_rendered else whole
-        [found] = encode_texts(self._tokenizer, [text])
-        return found.ids
+        [encoded] = encode_texts(self._tokenizer, [text])
+        return encoded.ids
 
     def _letter_ids(self) -> list[int]:
         for before in ("", " ") if self._is_rendered else (" ", ""):
             ids = [text_ids(self._tokenizer, before + letter, specials=False) for letter in _LETTERS]
-            if all(len(found) == 1 for found in ids) and len({found[0] for found in ids}) == len(ids):
-                return [found[0] for found in ids]
+            if all(len(tokens) == 1 for tokens in ids) and len({tokens[0] for tokens in ids}) == len(ids):
+                return [tokens[0] for tokens in ids]
         raise ConfigError(
             'the tokenizer has no single tokens for letters, so the model can\'t rank by listwise. Use `by="lift"`.'
         )
@@ -225,20 +225,20 @@ class QueryAttention:
     def paid(self, document: str, query: str) -> float:
         """Return the attention of the query's tokens to all of the document: mean over tokens, heads and layers."""
         ids, inside_T, asked_T = self._sequence(document, query)
-        found: list[float] = []
+        weights: list[float] = []
 
         def note(layer: int, _: bool, weights_BHTT: Tensor) -> None:
             if layer in self._layers:
-                found.append(float(weights_BHTT[0][:, asked_T][:, :, inside_T].float().sum(-1).mean()))
+                weights.append(float(weights_BHTT[0][:, asked_T][:, :, inside_T].float().sum(-1).mean()))
 
         bound = BoundPlan(self._runtime.plan, record=note)
         with self._runtime.computing():
             self._runtime.model.base_model(
                 torch.tensor([ids], device=self._runtime.device), use_cache=False, attention_plan=bound
             )
-        if len(found) < len(self._layers):
+        if len(weights) < len(self._layers):
             raise ConfigError(f"this {self._runtime.model.config.model_type} model doesn't give its attention away")
-        return float(np.mean(found))
+        return float(np.mean(weights))
 
     def _sequence(self, document: str, query: str) -> tuple[list[int], list[int], list[int]]:
         """Return token ids, the places of the document's tokens, and those of the query's."""
@@ -247,13 +247,13 @@ class QueryAttention:
         start = len(self._prompt.head)
         if isinstance(before, Rendered):
             text = Rendered(text, literal=[*before.literal, (len(before), len(text))])
-        [found] = encode_texts(self._tokenizer, [text], offsets=True)
+        [encoded] = encode_texts(self._tokenizer, [text], offsets=True)
         spans = {"document": (start, start + len(document)), "query": (len(before), len(text))}
         places: dict[str, list[int]] = {
-            name: [at for at, (low, high) in enumerate(found.offsets) if high > first and low < last]
+            name: [at for at, (low, high) in enumerate(encoded.offsets) if high > first and low < last]
             for name, (first, last) in spans.items()
         }
-        return found.ids, places["document"], places["query"]
+        return encoded.ids, places["document"], places["query"]
 
 
 def scorer_of(lm: TextModel, query: str, by: str) -> Callable[[Sequence[str]], np.ndarray]:
@@ -268,11 +268,11 @@ def scorer_of(lm: TextModel, query: str, by: str) -> Callable[[Sequence[str]], n
 
 def prompt_measures_of(lm: TextModel) -> list[str]:
     """Return those of ``PROMPT_MEASURES`` that a language model has the tokens and the runtime for."""
-    found: list[str] = []
+    measures: list[str] = []
     for by in PROMPT_MEASURES:
         try:
             scorer_of(lm, "a", by)
         except GerundError:
             continue
-        found.append(by)
-    return found
+        measures.append(by)
+    return measures

@@ -155,12 +155,12 @@ class QueryLikelihood:
     def scores(self, documents: Sequence[str], measures: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the scores by several measures, which one pass gives."""
         passages = [self._passages(text) for text in documents]
-        logprobs = self._logprobs([one for own in passages for one in own]) if passages else []
-        found = {}
+        logprobs = self._logprobs([passage for texts in passages for passage in texts]) if passages else []
+        scores = {}
         for name in measures:
             values = (self._value(given, MEASURES[name]) for given in logprobs)
-            found[name] = np.array([max(next(values) for _ in own) for own in passages], dtype=np.float64)
-        return found
+            scores[name] = np.array([max(next(values) for _ in texts) for texts in passages], dtype=np.float64)
+        return scores
 
     def _value(self, given: np.ndarray, measure: Measure) -> float:
         # A tokenizer may join the first letters with what precedes them in one of the two prompts.
@@ -175,8 +175,8 @@ class QueryLikelihood:
 
     def _passages(self, text: str) -> list[str]:
         """Return the passages of a document to read."""
-        [found] = encode_texts(self._tokenizer, [text.strip()], specials=False, offsets=True)
-        places, text = found.offsets, text.strip()
+        [encoded] = encode_texts(self._tokenizer, [text.strip()], specials=False, offsets=True)
+        places, text = encoded.offsets, text.strip()
         if len(places) <= self._passage:
             return [text]
         step = max(1, self._passage - _OVERLAP)
@@ -213,18 +213,18 @@ class _Kept:
     def find(self, texts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], _Read]:
         """Return those of the texts that are kept."""
         with self._lock:
-            found = {text: self._texts[text] for text in texts if text in self._texts}
-            for text in found:
+            kept = {text: self._texts[text] for text in texts if text in self._texts}
+            for text in kept:
                 self._texts.move_to_end(text)
-        return found
+        return kept
 
     def add(self, read: Mapping[tuple[int, ...], _Read]) -> None:
         """Keep texts, and drop those that were not needed for longest."""
         with self._lock:
-            for text, own in read.items():
-                if text not in self._texts and own.n_bytes <= KEPT_BYTES:
-                    self._texts[text] = own
-                    self._bytes += own.n_bytes
+            for text, states in read.items():
+                if text not in self._texts and states.n_bytes <= KEPT_BYTES:
+                    self._texts[text] = states
+                    self._bytes += states.n_bytes
             while self._bytes > KEPT_BYTES:
                 _, dropped = self._texts.popitem(last=False)
                 self._bytes -= dropped.n_bytes
@@ -244,11 +244,11 @@ class _Reader:
         if not self._kept.works or any(self._is_long(ids) for ids, _ in sequences):
             model, tokenizer = self.runtime.model, self.runtime.tokenizer
             return sequence_logprobs(model, tokenizer, sequences, states=self.runtime.states, show=False)
-        found: list[np.ndarray] = []
+        logprobs: list[np.ndarray] = []
         for part in self._passes(sequences):
             befores = [tuple(ids[:first]) for ids, first in part]
-            found += self._behind(befores, [list(ids[first:]) for ids, first in part])
-        return found
+            logprobs += self._behind(befores, [list(ids[first:]) for ids, first in part])
+        return logprobs
 
     def _is_long(self, ids: Sequence[int]) -> bool:
         return self._limit is not None and len(ids) > self._limit
@@ -294,17 +294,17 @@ class _Reader:
 
     def _read(self, texts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], _Read]:
         """Return what was read of each text, reading those that are not kept."""
-        found = self._kept.find(texts)
-        missing = sorted({text for text in texts if text not in found}, key=len)
+        read = self._kept.find(texts)
+        missing = sorted({text for text in texts if text not in read}, key=len)
         head = self._head(missing)
         most = default_batch_tokens(self.runtime.device.type, self.runtime.state_width)
         while missing:
             rows = max(1, most // len(missing[-1]))
             batch, missing = missing[-rows:], missing[:-rows]
-            own = self._fresh(batch, head)
-            found |= own
-            self._kept.add(own)
-        return found
+            fresh = self._fresh(batch, head)
+            read |= fresh
+            self._kept.add(fresh)
+        return read
 
     def _head(self, texts: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], _Read] | None:
         """Return the beginning that all texts share, read; None where it is too short to be worth it."""
@@ -333,14 +333,14 @@ class _Reader:
         real_BT = torch.cat([torch.ones(len(texts), past, dtype=torch.bool), fresh_BS], dim=1)
         position_BS = past + torch.arange(width).expand(len(texts), -1)
         hidden_BSD, cache = self._run(ids_BS, position_BS, real_BT, before)
-        found = {}
+        read = {}
         for row, text in enumerate(texts):
             layers = [
                 (layer.keys[row, :, : len(text)].clone(), layer.values[row, :, : len(text)].clone())
                 for layer in cache.layers
             ]
-            found[text] = _Read(layers, hidden_BSD[row, len(rest[row]) - 1].clone())
-        return found
+            read[text] = _Read(layers, hidden_BSD[row, len(rest[row]) - 1].clone())
+        return read
 
     def _run(self, ids_BS: Tensor, position_BS: Tensor, real_BT: Tensor, cache: DynamicCache) -> tuple[Tensor, Any]:
         runtime = self.runtime
@@ -360,12 +360,12 @@ class _Reader:
         trial: list[Scored] = [(ids, len(ids) - 4) for ids in samples]
         try:
             befores = [tuple(ids[:first]) for ids, first in trial]
-            found = self._behind(befores, [list(ids[first:]) for ids, first in trial])
+            behind = self._behind(befores, [list(ids[first:]) for ids, first in trial])
             plain = sequence_logprobs(model, self.runtime.tokenizer, trial, states=self.runtime.states, show=False)
         except (GerundError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return False
         dtype = self.runtime.autocast or model.dtype
-        pairs = zip(found, plain, strict=True)
+        pairs = zip(behind, plain, strict=True)
         apart = max(float(np.abs(one - other).max()) for one, other in pairs)
         return apart <= _TOLERANCE.get(dtype, _TOLERANCE_HALF)
 

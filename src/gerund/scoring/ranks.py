@@ -125,8 +125,8 @@ class Ranks:
         reader = self.token_reader()
         tokens = reader.tokens(check_texts(texts), is_query=flag("is_query", is_query))
         show = flag_or_none("show_progress", show_progress)
-        found = reader.vectors(tokens, pool_factor=pool_factor, batch_tokens=batch_tokens, show=show)
-        vectors = [rounded(own_TE, precision) for own_TE in found]
+        parts = reader.vectors(tokens, pool_factor=pool_factor, batch_tokens=batch_tokens, show=show)
+        vectors = [rounded(own_TE, precision) for own_TE in parts]
         return vectors[0] if isinstance(texts, str) else vectors
 
     @property

@@ -87,22 +87,22 @@ def rank(
     order = np.arange(len(documents)) if first_N is None else np.argsort(-first_N, kind="stable")
     offered = order[: len(order) if first_N is None else depth]
     score = late or _scorer(lm, query, by, scorer)
-    own = _read(score, [documents[index] for index in offered], end)
+    score_N = _read(score, [documents[index] for index in offered], end)
     seconds = time.monotonic() - start
-    read, rest = offered[: len(own)], order[len(own) :]
+    read, rest = offered[: len(score_N)], order[len(score_N) :]
     value = None
     if first_N is not None:
         value = weight if weight is not None else lm.encoder.rerank_weight
         value = DEFAULT_WEIGHT if value is None else value
-        own = value * standardized(own) + (1 - value) * standardized(first_N[read])
-    best = np.argsort(-own, kind="stable")
+        score_N = value * standardized(score_N) + (1 - value) * standardized(first_N[read])
+    best = np.argsort(-score_N, kind="stable")
     # What was not read follows: its scores say its order, and nothing else.
-    low = float(own.min()) if len(own) else 0.0
-    found = [*((int(read[place]), float(own[place])) for place in best)]
-    found += [(int(index), low - number) for number, index in enumerate(rest, start=1)]
-    found = found[:top_k]
-    indices, relevance = [index for index, _ in found], [one for _, one in found]
-    return Ranking(indices, relevance, by, read=len(own), weight=value, seconds=seconds)
+    low = float(score_N.min()) if len(score_N) else 0.0
+    ranked = [*((int(read[place]), float(score_N[place])) for place in best)]
+    ranked += [(int(index), low - number) for number, index in enumerate(rest, start=1)]
+    ranked = ranked[:top_k]
+    indices, relevance = [index for index, _ in ranked], [points for _, points in ranked]
+    return Ranking(indices, relevance, by, read=len(score_N), weight=value, seconds=seconds)
 
 
 def standardized(scores_N: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ def _read(score: Callable[[], Score], texts: Sequence[str], end: float | None) -
     """Return the scores of as many texts, from the first on, as the time allows: ``(n,)``."""
     if end is None:
         return score()(texts) if len(texts) else np.zeros(0)
-    found: list[np.ndarray] = []
+    parts: list[np.ndarray] = []
     done, each = 0, 0.0
     reader = score() if time.monotonic() < end else None
     if isinstance(reader, ListScore):
@@ -135,10 +135,10 @@ def _read(score: Callable[[], Score], texts: Sequence[str], end: float | None) -
         if left <= each:
             break
         count = 1 if not done else max(1, min(_AT_ONCE, int(left / each)))
-        found.append(reader(texts[done : done + count]))
-        done += len(found[-1])
-        each = max(1e-6, (time.monotonic() - start) / len(found[-1]))
-    return np.concatenate(found) if found else np.zeros(0)
+        parts.append(reader(texts[done : done + count]))
+        done += len(parts[-1])
+        each = max(1e-6, (time.monotonic() - start) / len(parts[-1]))
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _scorer(lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | None) -> Callable[[], Score]:

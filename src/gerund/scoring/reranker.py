@@ -198,12 +198,14 @@ class Reranker:
         first = end = 0  # of the last text: its first token, and the one behind its last
         for piece in form.pieces:
             text, places = _filled(piece, texts)
-            [found] = encode_texts(self._tokenizer, [text], offsets=bool(places))
+            [encoded] = encode_texts(self._tokenizer, [text], offsets=bool(places))
             if places:
                 start, stop = places[-1]
-                first = len(ids) + next((at for at, (_, last) in enumerate(found.offsets) if last > start), 0)
-                end = len(ids) + next((at for at, (one, _) in enumerate(found.offsets) if one >= stop), len(found.ids))
-            ids += found.ids
+                first = len(ids) + next((at for at, (_, last) in enumerate(encoded.offsets) if last > start), 0)
+                end = len(ids) + next(
+                    (at for at, (one, _) in enumerate(encoded.offsets) if one >= stop), len(encoded.ids)
+                )
+            ids += encoded.ids
         excess = 0 if limit is None else max(0, len(ids) - limit)
         if excess >= max(1, end - first):
             error = TextError(
@@ -225,10 +227,10 @@ def _filled(piece: Sequence[str | Place], texts: dict[str, str]) -> tuple[Render
     """Return a piece with its texts, and where each of them stands."""
     whole, places = "", []
     for part in piece:
-        own = texts[part.name] if isinstance(part, Place) else part
+        text = texts[part.name] if isinstance(part, Place) else part
         if isinstance(part, Place):
-            places.append((len(whole), len(whole) + len(own)))
-        whole += own
+            places.append((len(whole), len(whole) + len(text)))
+        whole += text
     return Rendered(whole, literal=places), places
 
 

@@ -315,7 +315,7 @@ def load_recipe(
 def recipes_by_purpose() -> dict[str, dict[str, str]]:
     """Return the bundled recipes under what they are for, each with its sentence; the papers stand in brackets.
 
-    >>> [purpose for purpose, own in recipes_by_purpose().items() if "magnet-default" in own]
+    >>> [purpose for purpose, recipes in recipes_by_purpose().items() if "magnet-default" in recipes]
     ['Infill (MAGNET)']
     """
     recipes: dict[Purpose, dict[str, str]] = {purpose: {} for purpose in Purpose}

@@ -73,10 +73,10 @@ class TokenReader:
         runtime = self.runtime
         if length is not None and (runtime.max_length is None or length < runtime.max_length):
             runtime = replace(runtime, config=replace(runtime.config, max_length=length))
-        found = text_tokens(runtime, texts, marker, empty, overflow)
+        tokens = text_tokens(runtime, texts, marker, empty, overflow)
         if is_query or not self._skipped:
-            return found
-        return [None if text is None else _Document(**vars(text), skipped=frozenset(self._skipped)) for text in found]
+            return tokens
+        return [None if text is None else _Document(**vars(text), skipped=frozenset(self._skipped)) for text in tokens]
 
     def own_places(self, text: Tokens) -> list[int]:
         """Return where the tokens of a text stand that have vectors.

@@ -69,8 +69,8 @@ class PackedRuntime(Encodes):
         real_BT = np.arange(longest) < np.array([len(text) for text in texts])[:, None]
         rows = max(1, _TOKENS_AT_ONCE // longest)
         parts = [slice(first, first + rows) for first in range(0, len(texts), rows)]
-        found = [self._states(ids_BT[part], real_BT[part]) for part in parts]
-        return found[0] if len(found) == 1 else np.concatenate(found), np.zeros(len(texts), np.int64)
+        states = [self._states(ids_BT[part], real_BT[part]) for part in parts]
+        return states[0] if len(states) == 1 else np.concatenate(states), np.zeros(len(texts), np.int64)
 
     def _states(self, ids_BT: np.ndarray, real_BT: np.ndarray) -> np.ndarray:
         masks_PB1TT, mask_of_layer_L = masks_of(self.plan, self.network.shape.windows, real_BT)

@@ -346,11 +346,11 @@ def states_each(runtimes: Sequence[EncoderRuntime], texts: Sequence[Tokens]) -> 
         plan.beside = partial(_after_layer, mixings)
     last_BTD = runtime.run(batch, plan)
     name = runtime.model.config.model_type
-    found = {
+    states = {
         key: reader.mixed(name) if isinstance(reader, AttentionParts) else reader.mixed(last_BTD)
         for key, reader in readers.items()
     }
-    return [found.get((each.config.states, each.config.layers), last_BTD) for each in runtimes], batch.begin
+    return [states.get((each.config.states, each.config.layers), last_BTD) for each in runtimes], batch.begin
 
 
 def _reader(runtime: EncoderRuntime) -> AttentionParts | LayerMixing:

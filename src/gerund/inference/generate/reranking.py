@@ -321,7 +321,7 @@ class _Search:
         runtime, ids = causal_runtime(self.model, self.tokenizer), [prompt.ids for prompt in self.prompts]
         if self.rerank.width >= _WORTH_SHARING and can_branch(runtime):
             return BranchPass(runtime, ids)
-        return SpanPass(runtime, [Context(own) for own in ids], sees_right=False)
+        return SpanPass(runtime, [Context(prompt) for prompt in ids], sees_right=False)
 
     def rounds(self) -> Iterator[None]:
         """Generate until all beams are finished, pausing after each round."""
@@ -390,8 +390,8 @@ class _Search:
         scores_PV = logprobs_PV
         if self.sampling.has_penalties:
             texts = [written[place][index].tokens for place, index in growing]
-            own = zip(logprobs_PV, texts, strict=True)
-            scores_PV = torch.stack([penalised(self.sampling, one_V, counts_of(text, one_V)) for one_V, text in own])
+            pairs = zip(logprobs_PV, texts, strict=True)
+            scores_PV = torch.stack([penalised(self.sampling, one_V, counts_of(text, one_V)) for one_V, text in pairs])
         for filter_ in self.filters:
             scores_PV = filter_(scores_PV)
         draws = None
@@ -399,25 +399,25 @@ class _Search:
             draws = [written[place][index].draws for place, index in growing]
         token_P = chosen_tokens(scores_PV, draws)
         own_P = logprobs_PV.gather(1, token_P[:, None])[:, 0]
-        for (place, index), token, own in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
+        for (place, index), token, added in zip(growing, token_P.tolist(), own_P.tolist(), strict=True):
             before = written[place][index]
             self.prompts[place].n_tokens += 1
             ended = token in self.ends
             tokens = before.tokens if ended else (*before.tokens, token)
             full = not ended and len(tokens) >= self.prompts[place].room
-            own_draws, logprob = SPENT if ended or full else before.draws, before.logprob + own
+            own_draws, logprob = SPENT if ended or full else before.draws, before.logprob + added
             written[place][index] = Hypothesis(tokens, logprob, ended, full, own_draws)
 
     def _score(self, written: list[list[Hypothesis]]) -> None:
         """Give the new hypotheses their texts and scores, in place."""
         texts = [
-            [continuation_text(self.tokenizer, prompt.ids, list(one.tokens)) for one in own]
-            for prompt, own in zip(self.prompts, written, strict=True)
+            [continuation_text(self.tokenizer, prompt.ids, list(one.tokens)) for one in hypotheses]
+            for prompt, hypotheses in zip(self.prompts, written, strict=True)
         ]
-        places = [place for place, own in enumerate(texts) if own]
+        places = [place for place, listed in enumerate(texts) if listed]
         scores = self.judge([self.prompts[place].number for place in places], [texts[place] for place in places])
-        for place, own in zip(places, scores, strict=True):
-            for index, (text, score) in enumerate(zip(texts[place], own, strict=True)):
+        for place, given_scores in zip(places, scores, strict=True):
+            for index, (text, score) in enumerate(zip(texts[place], given_scores, strict=True)):
                 if math.isnan(score):
                     raise ModelError("the scorer gave a score that is not a number")
                 written[place][index] = replace(written[place][index], text=text, score=float(score))
@@ -426,26 +426,26 @@ class _Search:
         """Choose the beams of each prompt and select the unfinished ones in the cache; return their rows."""
         kept_rows: list[int] = []
         last: list[int] = []
-        found: list[list[int]] = []
-        for prompt, own, own_rows in zip(self.prompts, written, rows, strict=True):
-            if not own:  # all its beams are finished
-                found.append([])
+        going_rows: list[list[int]] = []
+        for prompt, new, new_rows in zip(self.prompts, written, rows, strict=True):
+            if not new:  # all its beams are finished
+                going_rows.append([])
                 continue
             ended = [(beam, None) for beam in prompt.beams if not beam.can_continue]
             unique: dict[tuple[tuple[int, ...], bool], tuple[Hypothesis, int | None]] = {}
-            for one, row in [*ended, *zip(own, own_rows, strict=True)]:
+            for one, row in [*ended, *zip(new, new_rows, strict=True)]:
                 unique.setdefault((one.tokens, one.ended), (one, row))
             ranked = sorted(unique.values(), key=lambda pair: -pair[0].score)
             prompt.history.append([one.as_candidate() for one, _ in ranked])
             best = ranked[: self.rerank.beams]
             prompt.beams = [one for one, _ in best]
             going = [(one, row) for one, row in best if row is not None]
-            found.append(list(range(len(kept_rows), len(kept_rows) + len(going))))
+            going_rows.append(list(range(len(kept_rows), len(kept_rows) + len(going))))
             kept_rows += [row for _, row in going]
             last += [one.tokens[-1] for one, _ in going]
         if kept_rows:
             self.cache.advance(kept_rows, last)
-        return found
+        return going_rows
 
 
 def _common_prefix(texts: Sequence[str]) -> str:

@@ -129,7 +129,7 @@ def chosen_tokens(scores_BV: Array, draws: Sequence[Draws] | None) -> Array:
     # Sums in float32 would lose unlikely tokens; MPS has no float64.
     exact = np.float32 if is_mps else np.float64
     summed_BV = library.cumsum(softmax(scores_BV), -1, dtype=getattr(library, exact.__name__))
-    number_B1 = as_like(np.array([[own.next()] for own in draws], exact), summed_BV)
+    number_B1 = as_like(np.array([[each.next()] for each in draws], exact), summed_BV)
     total_B1 = summed_BV[:, -1:]
     # A number that is rounded up to the total would select no token.
     place_B1 = library.minimum(number_B1 * total_B1, library.nextafter(total_B1, library.zeros_like(total_B1)))

@@ -264,8 +264,8 @@ def sequences_of(
     room = room_after(len(ids), settings.max_new_tokens, limit if decodes_prompt else None)
     draws = (Draws(sample_seed(seed, sample)) for sample in range(settings.n))
     return [
-        SequenceState(request, ids, room, own, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
-        for sample, own in enumerate(draws)
+        SequenceState(request, ids, room, each, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
+        for sample, each in enumerate(draws)
     ]
 
 

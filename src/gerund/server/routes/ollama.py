@@ -204,9 +204,9 @@ def _details(service: Service) -> dict[str, Any]:
 def _capabilities(service: Service) -> list[str]:
     """Return what the model can do, by Ollama's names."""
     tokenizer = service.lm.tokenizer
-    found = ["completion", "embedding"]
+    capabilities = ["completion", "embedding"]
     if not isinstance(service.lm, Seq2SeqModel):
-        found.append("insert")
+        capabilities.append("insert")
     if service.chats and (service.settings.tool_prompt is not None or has_tools_in_template(tokenizer)):
-        found.append("tools")
-    return found
+        capabilities.append("tools")
+    return capabilities
