@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.checks import read_sample
-from gerund.errors import ConfigError, DataError
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import Adapters
@@ -20,9 +20,11 @@ from gerund.models.heads import read_head
 from gerund.models.late_head import read_late
 from gerund.models.loading import LoadedModel, open_model
 from gerund.models.peft_folders import ADAPTER_FILES
+from gerund.models.same_weights import same_weights
 from gerund.models.saved_settings import read_adapters, read_saved
 from gerund.models.sentence_transformers_folder import is_ready_made
-from gerund.models.sources import find, find_spec
+from gerund.models.sources import Source, find, find_spec
+from gerund.models.weights import weight_files
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
@@ -173,8 +175,19 @@ def _demand_same_weights(lm: LanguageModel, other: str | Path) -> None:
     head = read_head(folder)
     actual = Adapters(read_adapters(folder)).hash("encode") + (head.fingerprint if head is not None else "")
     recorded = read_settings(folder / CONFIG_FILE, "encoder").get("fingerprint")
-    if fingerprint(lm.weights_hash, actual, encoder, lm.n_layers) != recorded:
+    if fingerprint(lm.weights_hash, actual, encoder, lm.n_layers) == recorded:
+        return
+    # The same weights may be stored otherwise, as in a quantized file.
+    if not _is_same_base(lm, find(other)):
         raise DataError(f"{other} was not trained from the weights of {lm.name} (or its {CONFIG_FILE} was changed)")
+
+
+def _is_same_base(lm: LanguageModel, other: Source) -> bool:
+    try:
+        files = weight_files(other)
+    except ModelError:  # a folder of adapters alone
+        return False
+    return same_weights(weight_files(find_spec(lm.spec)), files, lm.n_layers)
 
 
 def load_writer(spec: ModelSpec, *, only_writes: bool = False) -> LanguageModel:

@@ -18,6 +18,7 @@ from gerund.models import bundled
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
 from gerund.models.loading import read_config
+from gerund.models.same_weights import MOST_BEYOND
 from gerund.models.sources import find
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
@@ -168,15 +169,15 @@ def test_smollm2_is_recognized_in_all_its_forms(tmp_path: Path) -> None:
     assert own.fits_config(read_config(find(base)))
     assert own.fits_config(read_config(find(model)))
     lm = gerund.load(model, adapter=False, dtype="float32")
-    assert own.beyond([model / "model.safetensors"]) == 0
+    assert own.sample.beyond([model / "model.safetensors"]) == 0
     for kind in ("q8_0", "q4_0"):
         lm.export(tmp_path / kind, "gguf", type=kind)
         [exported] = (tmp_path / kind).glob("*.gguf")
-        assert own.beyond([exported]) < bundled.MOST_BEYOND / 2
+        assert own.sample.beyond([exported]) < MOST_BEYOND / 2
     tensors = load_file(model / "model.safetensors")
     for share, expected in ((0.0, False), (0.1, True)):
         for name, tensor in tensors.items():
             if "proj" in name:
                 tensors[name] = tensor + share * tensor.float().std() * torch.randn_like(tensor)
         save_file(tensors, tmp_path / "tuned.safetensors")
-        assert (own.beyond([tmp_path / "tuned.safetensors"]) > bundled.MOST_BEYOND) == expected
+        assert (own.sample.beyond([tmp_path / "tuned.safetensors"]) > MOST_BEYOND) == expected

@@ -111,6 +111,33 @@ def test_a_reranker_goes_with_the_model_that_it_was_trained_from(run, base, list
         gerund.load(base, reranker=str(base))
 
 
+@pytest.mark.parametrize(("runtime", "close"), [("torch", 1e-6), ("packed", 2e-3)])
+def test_a_reranker_goes_with_a_quantized_file_of_its_model(run, base, lists, tmp_path, runtime, close):
+    folder = run("out", "steps=1", "optimizer.learning_rate=0.02")
+    documents = ["the dog", "a cat runs under the house and", "river"]
+    plain = gerund.load(base, adapter="none", dtype="float32")
+    for name, lm in (("same", plain), ("other", further_trained(plain))):
+        lm.export(tmp_path / name, "gguf", type="q8_0")
+    file = tmp_path / "same" / "model.gguf"
+    # In torch the expected scores are those of the file's own weights.
+    gerund.load(file, runtime="torch", adapter="none", dtype="float32").save(tmp_path / "unpacked")
+    expected = gerund.load(tmp_path / "unpacked", reranker=folder, dtype="float32").rerank("the cat", documents)
+    lm = gerund.load(file, reranker=folder, runtime=runtime)
+    assert dict(lm.rerank("the cat", documents)) == pytest.approx(dict(expected), abs=close)
+    with pytest.raises(DataError, match="was not trained from the weights"):
+        gerund.load(tmp_path / "other" / "model.gguf", reranker=folder, runtime=runtime)
+
+
+def further_trained(lm):
+    """The model with other projections."""
+    lm = gerund.load(lm.spec)
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "proj" in name:
+                weight.add_(0.2 * weight.std() * torch.randn_like(weight))
+    return lm
+
+
 @pytest.mark.slow
 def test_a_reranker_learns_to_rank(run, lists):
     folder = run("out", "steps=60", "optimizer.learning_rate=0.01", "schedule={name: constant}")
