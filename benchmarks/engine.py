@@ -27,7 +27,7 @@ from typing import Any
 import gerund
 import harness
 from gerund import Engine, EngineConfig, LanguageModel, Sampling
-from gerund.inference.generate import batch_decoder, generation
+from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig
 from gerund.types import Generation
 from results import Column, Row, Table, median_of
@@ -212,11 +212,11 @@ def batches(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         lm = gerund.load(dtype=dtype)
 
         def run(worthwhile: int, lm: LanguageModel = lm) -> list[str]:
-            before, batch_decoder._WORTHWHILE = batch_decoder._WORTHWHILE, worthwhile
+            before, generation._WORTHWHILE = generation._WORTHWHILE, worthwhile
             try:
                 found = generation.generate(lm.model, lm.tokenizer, prompts, settings, batch_size=8)
             finally:
-                batch_decoder._WORTHWHILE = before
+                generation._WORTHWHILE = before
             return [one.text for one in found]
 
         systems = {BATCHES: lambda run=run: run(sys.maxsize), IN_TURN: lambda run=run: run(1)}

@@ -29,6 +29,7 @@ from gerund.inference.encode.texts import (
 )
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import NUCLEUS, GenerationConfig, GenerationKeywords
+from gerund.inference.generate.decoding import Decoding
 from gerund.inference.generate.prompts import (
     Prompt,
     plain_text,
@@ -41,7 +42,8 @@ from gerund.inference.generate.session import Session, encode_and_prefill, read_
 from gerund.inference.generate.vector_reading import is_one, sessions_of
 from gerund.inference.generate.writing import Writes
 from gerund.inference.infill import expansion, infilling
-from gerund.inference.infill.infilling import BLANK, InfillKeywords, Method, each, infill_sampling, untrained_to_fill
+from gerund.inference.infill.blanks import BLANK, untrained_to_fill
+from gerund.inference.infill.infilling import InfillKeywords, Method, each, infill_sampling
 from gerund.inference.likelihood import SpanMode, SpannedText, span_logprobs
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
@@ -247,6 +249,16 @@ class LanguageModel(Writes, Embeds, Ranks):
     def device(self) -> torch.device:
         """The device of the model's weights."""
         return self.runtime.device
+
+    @property
+    def full(self) -> Self:
+        """Itself; of a model that is computed without torch, what has all methods."""
+        return self
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """How sequences are decoded together; None for a model that does not write."""
+        return generation.decoding_of(self.model, self.tokenizer)
 
     @property
     def compute_dtype(self) -> torch.dtype:

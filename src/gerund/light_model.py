@@ -1,4 +1,4 @@
-"""``LightModel``: a GGUF file that generates and embeds by its packed network, without torch and transformers.
+"""``LightModel``: a GGUF file that generates, embeds and re-ranks without torch, by its packed network.
 
 What it does not do itself is done by the ``LanguageModel`` of the same file, which it loads when that is asked for.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from gerund.errors import MissingDependencyError
@@ -34,9 +34,10 @@ from gerund.models.light_runtime import ARITHMETIC
 from gerund.models.light_tokenizer import LightTokenizer
 from gerund.models.vectors import truncation
 from gerund.packed.network import PackedNetwork
+from gerund.progress import say_once
+from gerund.scoring.ranks import Ranks
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.ranking import TRAINED_FUSION, UNTRAINED_FUSION
 from gerund.settings.sampling import Rerank
 from gerund.types import Generation
 
@@ -60,8 +61,19 @@ class Reading:
     bundled: BundledAdapters | None = None
 
 
-class LightModel(PackedWriter, Embeds):
-    """A GGUF file that generates and embeds without torch; ``light_entry`` opens it.
+@dataclass(frozen=True)
+class LightAdapters:
+    """The adapters of a model that has one for encoding, or none."""
+
+    encodes: str
+
+    def hash(self, job: str) -> str:
+        """Return the hash of the adapter for a job; empty without one."""
+        return self.encodes if job == "encode" else ""
+
+
+class LightModel(PackedWriter, Embeds, Ranks):
+    """A GGUF file that generates, embeds and re-ranks without torch; ``light_entry`` opens it.
 
     Its texts and vectors are those of the ``LanguageModel`` of the same file, and so are its attributes: those that it
     lacks are that model's, which is then loaded.
@@ -73,6 +85,9 @@ class LightModel(PackedWriter, Embeds):
     load_again: Callable[[ModelSpec], Any]
     """Loads a model by its spec; set by ``light_entry``."""
     job = "encode"
+    scorer = reranker = late = None
+    """Where its settings have any, ``light_entry`` leaves the file to torch."""
+    was_trained_to_embed = False
     device_type = "cpu"
     compute_dtype = "float32"
 
@@ -83,6 +98,9 @@ class LightModel(PackedWriter, Embeds):
         self.path, self.encoder, self.n_layers = path, read.encoder, network.shape.n_layers
         self.spec = spec.with_encoder(read.encoder, self.n_layers)
         self._adapter_hash = adapter_hash(read.adapter)
+        self.adapters = LightAdapters(self._adapter_hash)
+        self._full: Any = None
+        self._loading = Lock()
         runtime = PackedRuntime(
             network,
             self.model,
@@ -118,18 +136,22 @@ class LightModel(PackedWriter, Embeds):
         """Pickle the spec, by which another process loads the model."""
         return self.load_again, (self.spec,)
 
-    @cached_property
+    @property
     def full(self) -> Any:
         """The ``LanguageModel`` of this file.
 
         Raises:
             MissingDependencyError: torch or transformers is not installed.
         """
-        try:
-            from gerund.entry import load
-        except ImportError as error:
-            raise MissingDependencyError(f"{self.name}: this needs {NEEDS_TORCH}") from error
-        return load(self.spec)
+        with self._loading:
+            if self._full is None:
+                try:
+                    from gerund.entry import load
+                except ImportError as error:
+                    raise MissingDependencyError(f"{self.name}: this needs {NEEDS_TORCH}") from error
+                say_once(f"{self.name}: this is done by torch, which loads the model a second time")
+                self._full = load(self.spec)
+            return self._full
 
     @property
     def head(self) -> LightHead | None:
@@ -159,14 +181,6 @@ class LightModel(PackedWriter, Embeds):
         """Hash of the encoder's adapter, projection head and transform; empty without any of them."""
         parts = (self.runtime.head, self.runtime.transform)
         return self._adapter_hash + "".join(part.fingerprint for part in parts if part is not None)
-
-    @property
-    def fusion_weight(self) -> float:
-        """What the vectors count beside words in hybrid search; see ``LanguageModel.fusion_weight``."""
-        if self.encoder.fusion is not None:
-            return float(self.encoder.fusion)
-        trained = self.encoder.conventions != "gerund" or self._adapter_hash or self.runtime.head is not None
-        return TRAINED_FUSION if trained else UNTRAINED_FUSION
 
     def _search(
         self, prompts: Sequence[Prompt], settings: GenerationConfig, rerank: Rerank, stop: Event

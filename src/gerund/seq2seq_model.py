@@ -102,6 +102,10 @@ class Seq2SeqModel(LanguageModel):
 class Seq2SeqEncoder(Seq2SeqModel):
     """The encoder of a T5 alone, with the projection head if there is one: it embeds, and doesn't generate."""
 
+    @property
+    def decoding(self) -> None:
+        """None: it does not write."""
+
 
 class _UnsupportedMethodError(UnsupportedModelError, AttributeError):
     """A method that this kind of model does not have."""

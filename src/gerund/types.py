@@ -495,6 +495,10 @@ class TextModel(Protocol):
         """Returns what reads texts for their token vectors."""
 
     @property
+    def full(self) -> Any:
+        """The model with torch: itself, unless it does without."""
+
+    @property
     def was_trained_to_embed(self) -> bool:
         """Whether the record of a training in its folder says so."""
 

@@ -13,7 +13,7 @@ import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.reproducibility import LEAST_READ
+from gerund.inference.generate.decoding import LEAST_READ
 from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.slots import DecodeLayer, Slots
 from gerund.language_model import LanguageModel

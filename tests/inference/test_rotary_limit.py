@@ -6,7 +6,7 @@ import torch
 
 from gerund import AttentionPlan, EncoderConfig, Rerank, Sampling
 from gerund.inference.encode.incremental import IncrementalEncoder
-from gerund.inference.generate import batch_decoder
+from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.reproducibility import check_batching
@@ -113,11 +113,11 @@ def test_searched_texts_are_those_of_texts_alone(lm) -> None:
 
 @pytest.mark.parametrize("longest", [12, 15])
 def test_texts_of_one_side_alone_are_written_in_slots(lm, longest, monkeypatch) -> None:
-    monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 1)
+    monkeypatch.setattr(generation, "_WORTHWHILE", 1)
     rooms = []
-    plain = batch_decoder._decode
+    plain = generation.decode_all
     monkeypatch.setattr(
-        batch_decoder, "_decode", lambda decoder, *rest: (rooms.append(decoder.slots.room), plain(decoder, *rest))
+        generation, "decode_all", lambda decoder, *rest: (rooms.append(decoder.slots.room), plain(decoder, *rest))
     )
     prompts = ["a" * 19, "q" * 10, "s" * 7, "zebu"]
     settings = GenerationConfig.of(longest, None, {})

@@ -18,7 +18,7 @@ from gerund.attention.probe import verify
 from gerund.engine.engine import Engine
 from gerund.entry import load_writer
 from gerund.errors import ConfigError, FingerprintError, ModelError
-from gerund.inference.generate import slots
+from gerund.inference.generate import packed_decoder
 from gerund.inference.inspection import attention_maps
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.models.test_gguf_files import write
@@ -186,7 +186,8 @@ def test_an_engine_gives_the_same_texts_under_any_load(packed: gerund.LanguageMo
 
 
 def test_slots_that_shrink_and_grow_again(packed: gerund.LanguageModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(slots, "_LEAST_WIDTH", 8)
+    for name in ("_SLOTS", "_SLOTS_MORE"):
+        monkeypatch.setattr(packed_decoder, name, 8)
     prompts = [
         "The old",
         "The old man looked at the sea, and then he",

@@ -118,17 +118,19 @@ def test_an_installation_without_torch_works(file: Path, tmp_path: Path):  # noq
     light.generate("the cat", 2)  # its graph and tokenizer are in the cache now, which transformers has made
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     index, ask = tmp_path / "my.index", ["ask", tmp_path / "my.index", "Where was the dog?", "--json"]
-    (written, embedded, _, found, quoted, generated, _), said = without_torch(
+    (written, embedded, _, found, quoted, generated, ranked, _), said = without_torch(
         ["generate", "the cat", "-m", file, "--max-new-tokens", 6],
         ["embed", tmp_path / "texts.txt", "-m", file, "-o", tmp_path / "out.npy", "--json"],
         ["index", tmp_path / "texts.txt", "-m", file, "-o", index, "--chunk-tokens", 32],
         ["search", index, "dog", "--json"],
         [*ask, "--extractive"],
         [*ask, "--generate", "--max-new-tokens", 4, "--no-fallback", "-k", 1],
-        ["search", index, "dog", "--rerank", 2],
+        ["search", index, "dog", "--rerank", 2, "--json"],
+        ["search", index, "dog", "--rerank", 2, "--rerank-by", "yesno"],
     )
     hits = [hit.to_dict() for hit in gerund.open_index(index).search("dog")]
     assert [json.loads(line)["text"] for line in found.splitlines()] == [hit["text"] for hit in hits]
+    assert {json.loads(line)["text"] for line in ranked.splitlines()} == {hit["text"] for hit in hits}
     assert json.loads(quoted)["method"] == "extractive"
     assert json.loads(quoted)["found"]
     assert json.loads(generated)["method"] == "generate"

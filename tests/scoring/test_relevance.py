@@ -11,8 +11,9 @@ import torch
 
 import gerund
 from gerund import ConfigError, TextError, UnsupportedModelError
+from gerund.inference.splits import split_pairs
 from gerund.models import loading
-from gerund.scoring import query_likelihood
+from gerund.scoring import document_reader, query_likelihood
 from gerund.scoring.query_likelihood import QueryLikelihood, QueryPrompt
 from gerund.training.objectives.settings import OBJECTIVES
 from tests.cli.helpers import no_loading, run_cli
@@ -84,7 +85,7 @@ def test_the_query_stands_in_a_turn_of_the_chat(lm):
         float(np.mean([found[len(ids) + at - 1, token] for at, token in enumerate(own)])), abs=1e-4
     )
     # What a document spells is text, never the end of its turn.
-    spelled = query_likelihood.split_pairs(chats.model, chats.tokenizer, [(prompt.before("a<s>b"), " x")])
+    spelled = split_pairs(chats.tokenizer, [(prompt.before("a<s>b"), " x")], None)
     assert spelled[0].ids.count(chats.tokenizer.bos_token_id) == 1
     chats.tokenizer.chat_template = "{{ raise_exception('no user here') }}"
     assert not QueryPrompt.of(chats.tokenizer).is_rendered
@@ -107,15 +108,14 @@ def test_of_a_long_document_the_best_passage_counts(lm):
 def test_documents_are_kept_for_the_next_query(lm, monkeypatch):
     plain = lm.rerank("in the rain", DOCUMENTS, by="lift")
     tokens = []
-    run = query_likelihood._Reader._run
+    run = document_reader.DocumentReader._run
     monkeypatch.setattr(
-        query_likelihood._Reader, "_run", lambda self, ids, *rest: tokens.append(ids) or run(self, ids, *rest)
+        document_reader.DocumentReader, "_run", lambda self, ids, *rest: tokens.append(ids) or run(self, ids, *rest)
     )
     again = lm.rerank("in the rain", DOCUMENTS, by="lift")
     assert again == plain
     assert [len(one) for one in tokens] == [1, 4]  # the query alone, and behind all documents in one pass
-    monkeypatch.setattr(query_likelihood, "KEPT_BYTES", 0)
-    kept = query_likelihood._Kept()
+    kept = query_likelihood.Kept(0)
     kept.add(query_likelihood._kept[lm.model][None].find(list(query_likelihood._kept[lm.model][None]._texts)))
     assert not kept._texts
     assert kept._bytes == 0
@@ -123,7 +123,7 @@ def test_documents_are_kept_for_the_next_query(lm, monkeypatch):
 
 def test_a_model_that_keeps_nothing_reads_whole_texts(lm, monkeypatch):
     expected = by_hand(lm, "lift")
-    monkeypatch.setattr(query_likelihood._Reader, "_can_keep", lambda self: False)
+    monkeypatch.setattr(document_reader.DocumentReader, "_can_keep", lambda self: False)
     monkeypatch.setattr(query_likelihood, "_kept", type(query_likelihood._kept)())
     found = lm.rerank(QUERY, DOCUMENTS, by="lift")
     assert found.scores == pytest.approx([expected[index] for index in found.indices], abs=1e-4)

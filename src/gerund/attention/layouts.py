@@ -6,8 +6,12 @@ layer calls ``layer.forward`` again with another mask type: no parameter is copi
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -119,6 +123,14 @@ def is_one_graph(model: PreTrainedModel) -> bool:
     return getattr(model, "one_graph", False)
 
 
+@contextmanager
+def _without_autocast(layer: nn.Module) -> Iterator[None]:
+    """Compute in the dtype of the weights until the block ends, on the device of a layer."""
+    weight = next(layer.parameters(), None)
+    with torch.autocast("cpu" if weight is None else weight.device.type, enabled=False):
+        yield
+
+
 def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
     """Give every decoder layer the inactive hook; return the handles that take it away again.
 
@@ -134,7 +146,8 @@ def attach_streams(layers: nn.ModuleList) -> list[RemovableHandle]:
         def hook(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int = index
         ) -> Any:
-            pause()
+            if not torch.compiler.is_compiling():
+                pause(partial(_without_autocast, layer))
             plan = kwargs.get("attention_plan")
             if plan is None:
                 return None

@@ -5,11 +5,9 @@ on its preemption points.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context
 from threading import local
-
-import torch
 
 
 class _Pausing(local):
@@ -36,16 +34,15 @@ def pausing(work: Callable[[], None]) -> Iterator[None]:
         _pausing.work = before
 
 
-def pause() -> None:
-    """Do what is to be done between two layers: nothing, mostly, and never in a layer that is compiled."""
-    if torch.compiler.is_compiling():
-        return
+def pause(alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    """Do what is to be done between two layers: nothing, mostly. What the pass set is undone meanwhile by ``alone``."""
     work = _pausing.work
     if work is None:
         return
     _pausing.work = None
     try:
         # Which adapter is active, and what a pass collects, are matters of the pass that is interrupted.
-        Context().run(work)
+        with alone():
+            Context().run(work)
     finally:
         _pausing.work = work

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gerund.attention.blocks import BLOCK, whole_blocks
 from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.masks import Chunk, Near, added_to_scores
 from gerund.errors import UnsupportedModelError
@@ -21,8 +22,6 @@ from gerund.settings.plan import AttentionPlan, ResolvedPlan
 
 # Keys of a call, rounded up: the widest vector of float32 in use, so that hidden keys fill whole ones.
 STEP = 16
-# Tokens of a prompt that are read, kept and found again together.
-BLOCK = 32
 # Numbers that a row has room for in all of its keys, up to which they are converted to float32 in each step: of eight
 # rows they are less than malloc takes from the system anew each time.
 _QUICKLY_CONVERTED = 3 * 2**18
@@ -185,11 +184,6 @@ class BlockPrefill(BoundPlan):
             own_BB = query.new_zeros((size, size)).masked_fill_(hidden_BB, float("-inf"))
             self._added = torch.cat([query.new_zeros((size, self.width - size)), own_BB], dim=1)
         return self._added[:, self.width - keys :]
-
-
-def whole_blocks(tokens: int) -> int:
-    """Return how many keys there are of so many tokens, the last block filled up."""
-    return -(-tokens // BLOCK) * BLOCK
 
 
 def _refuse_more(module: nn.Module, kwargs: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from gerund.entry import load
 from gerund.errors import GerundError
-from gerund.inference.infill.infilling import BLANK
+from gerund.inference.infill.blanks import BLANK
 from gerund.inference.inspection import EXAMPLE_TEXTS, AttentionInspection, inspect_attention
 from gerund.language_model import LanguageModel
 from gerund.models import loading

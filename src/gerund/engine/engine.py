@@ -6,31 +6,39 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
-from gerund.attention.layouts import is_one_graph
+from gerund.attention.blocks import whole_blocks
 from gerund.attention.preemption import pausing
-from gerund.attention.ragged_batch import whole_blocks
 from gerund.checks import check_dimensions, check_unicode, flag_or_none, is_listing, whole_number
-from gerund.engine.batching import Abandoned, EncodeJob, EncodingQueue, GenerateJob, GenerationQueue, Request
+from gerund.engine.batching import (
+    Abandoned,
+    EncodeJob,
+    EncodingQueue,
+    GenerateJob,
+    GenerationQueue,
+    Request,
+    writing_of,
+)
 from gerund.engine.config import EngineConfig, EngineFuture, EngineState
 from gerund.engine.scheduling import Admission, DecodeRatio, Job
 from gerund.errors import ClosedError, ConfigError, EngineError, TextError
+from gerund.inference.encode.embeds import Embeds
 from gerund.inference.encode.texts import template_tokens
 from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.decoding import LEAST_READ, Decoding, Reproducibility
 from gerund.inference.generate.prompts import Prompt, check_prompts
-from gerund.inference.generate.reproducibility import LEAST_READ, Reproducibility, check_batching
 from gerund.inference.generate.sequence import Emit
-from gerund.inference.generate.slots import unsupported_reason
+from gerund.inference.generate.writing import Writes
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
-from gerund.language_model import LanguageModel
-from gerund.seq2seq_model import Seq2SeqEncoder
 from gerund.types import EncodeResult, Generation, Guarantee
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from gerund.engine.batching import ServedModel
 
 T = TypeVar("T")
 
@@ -53,16 +61,16 @@ class _Prepared:
     context: int | None
 
 
-def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *, verify: bool) -> _Prepared:
+def _prepare(lm: "ServedModel", config: EngineConfig, counts: "Counter[str]", *, verify: bool) -> _Prepared:
     """Establish what the engine can guarantee, and allocate its slots."""
-    encoding = EncodingQueue(lm, counts)
-    if isinstance(lm, Seq2SeqEncoder):
+    encoding, decoding = EncodingQueue(lm, counts), lm.decoding
+    if decoding is None:
         queue = GenerationQueue(lm, None, config.slots, counts)
         return _Prepared(queue, encoding, "none", "this model does not generate", None)
     # A request that needs more than the rotary limit is decoded on its own, so that it changes none of the others.
     limits = (context_length(lm.model.config, lm.tokenizer), rotary_limit(lm.model.config))
     room = min([config.context or _CONTEXT, *(limit for limit in limits if limit is not None)])
-    batching = _reproducibility(lm, config, room, verify=verify)
+    batching = _reproducibility(decoding, config, room, verify=verify)
     if not batching.fits:
         return _Prepared(
             GenerationQueue(lm, None, config.slots, counts), encoding, batching.guarantee, batching.why, None
@@ -70,8 +78,8 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     if not config.reproducible:
         why = "each step has as many rows as there are texts (reproducible is off)"
         batching = Reproducibility(True, "none", why, recalls=batching.recalls)
-    # Reading in blocks would lose the bits of generate; a graph reads all prompts alike.
-    alike = is_one_graph(lm.model)
+    # Reading in blocks may lose the bits of generate.
+    alike = decoding.reads_alike
     costs_nothing = batching.recalls and (batching.guarantee != "bits of generate" or alike)
     tokens = config.prefix_tokens
     if tokens is None:
@@ -85,7 +93,7 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
             f"{batching.why}; parts of prompts are kept, for which prompts are read otherwise than generate reads them"
         )
         batching = replace(batching, guarantee="same text under any load", why=why)
-    slots = batching.slots(lm.model, config.slots, room, by_blocks=by_blocks)
+    slots = decoding.slots(batching, config.slots, room, by_blocks=by_blocks)
     # Decode steps run between two layers of a prefill, and a layer takes less time for fewer tokens.
     portion = whole_blocks(config.prefill_tokens) if by_blocks else None
     writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)
@@ -93,19 +101,19 @@ def _prepare(lm: LanguageModel, config: EngineConfig, counts: "Counter[str]", *,
     return _Prepared(queue, encoding, batching.guarantee, batching.why, room)
 
 
-def _reproducibility(lm: LanguageModel, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
-    alone = "each text is written alone, through transformers' own loop"
+def _reproducibility(decoding: Decoding, config: EngineConfig, room: int, *, verify: bool) -> Reproducibility:
+    alone = "each text is written alone, as generate writes it"
     if config.exact:
         return Reproducibility(False, "bits of generate", alone)
     if verify:
-        return check_batching(lm.model, lm.tokenizer, config.slots, room)
-    reason = unsupported_reason(lm.model)
+        return decoding.check(config.slots, room)
+    reason = decoding.why_no_slots
     if reason is None:
         return Reproducibility(True, "none", "nothing was verified at the start")
     return Reproducibility(False, "bits of generate", f"{reason}; {alone}")
 
 
-def text_of_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
+def text_of_ids(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str | None:
     """Return the text that token ids stand for; None if this tokenizer gives them for no text.
 
     Ids of another tokenizer are valid numbers as well, and would give meaningless vectors; this detects most of them.
@@ -155,13 +163,13 @@ class Engine:
 
     def __init__(
         self,
-        lm: LanguageModel,
+        lm: "ServedModel",
         config: EngineConfig | None = None,
         *,
         verify: bool = True,
         on_turn: Callable[[float], None] | None = None,
     ) -> None:
-        if not isinstance(lm, LanguageModel):
+        if not isinstance(lm, Writes) or not isinstance(lm, Embeds):
             raise ConfigError(f"an engine takes a model, as gerund.load returns it, not {type(lm).__name__}")
         self.lm, self.config = lm, config or EngineConfig()
         self._verify, self._on_turn = verify, on_turn
@@ -249,8 +257,7 @@ class Engine:
             TooLargeError: the request is larger than the whole queue.
             ClosedError: the engine takes no requests.
         """
-        if isinstance(self.lm, Seq2SeqEncoder):
-            raise ConfigError(f"{self.lm.name} does not write")
+        writing_of(self.lm)
         if not isinstance(settings, GenerationConfig):
             raise ConfigError(
                 f"settings is a GenerationConfig, such as gerund.GenerationConfig(max_new_tokens=64), not {settings!r}"
@@ -455,12 +462,10 @@ class Engine:
         if self._closes or is_call_over or parts.generation.is_abandoned or parts.encoding.is_abandoned:
             raise Abandoned
         self._count_reading()
-        # The other pass may run under autocast, which must not apply here.
-        with torch.autocast(self.lm.device.type, enabled=False):
-            if parts.generation.live and self._ratio.is_due:
-                self._step(parts)
-            if self._call is not None and self._ratio.is_due:
-                self._read_during_call(parts)
+        if parts.generation.live and self._ratio.is_due:
+            self._step(parts)
+        if self._call is not None and self._ratio.is_due:
+            self._read_during_call(parts)
         self._since = time.perf_counter()
 
     def _read_during_call(self, parts: _Prepared) -> None:

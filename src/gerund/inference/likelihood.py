@@ -23,12 +23,13 @@ from gerund.inference.encode.batches import in_batches
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import vocabulary_bytes
 from gerund.inference.lm_head import Read, TokenHead
+from gerund.inference.splits import split_pairs
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import demand_decoder_only
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
-from gerund.types import Rendered, TokenLogprob
+from gerund.types import TokenLogprob
 
 # Token ids, and the position of the first one that is scored.
 Scored = tuple[Sequence[int], int]
@@ -95,7 +96,7 @@ def continuation_logprobs(
     What is too long for the model's context loses tokens at the left end of its prefix, after the special tokens that
     begin a text, and only then at the end of its continuation.
     """
-    splits = split_pairs(model, tokenizer, pairs)
+    splits = split_pairs(tokenizer, pairs, causal_runtime(model, tokenizer).max_length)
     sequences = [(item.ids, item.text_from if with_prefix else item.split) for item in splits]
     scores = sequence_logprobs(model, tokenizer, sequences, states=states, batch_tokens=batch_tokens, show=show)
     results = []
@@ -119,7 +120,8 @@ def continuation_certainty(
     The divergence of the uniform distribution over the vocabulary from the model's prediction, in nats: 0 where all
     tokens are equally likely. The token itself does not matter.
     """
-    sequences = [(item.ids, item.split) for item in split_pairs(model, tokenizer, pairs)]
+    splits = split_pairs(tokenizer, pairs, causal_runtime(model, tokenizer).max_length)
+    sequences = [(item.ids, item.split) for item in splits]
     return sequence_logprobs(
         model, tokenizer, sequences, read=TokenHead.certainty, states=states, batch_tokens=batch_tokens, show=show
     )
@@ -170,16 +172,6 @@ def token_logprobs(
     return results
 
 
-@dataclass(frozen=True)
-class Split:
-    """Token ids, the position at which the text begins (1 or later), and that of its continuation."""
-
-    ids: list[int]
-    text_from: int
-    split: int
-    lost: int
-
-
 def _input(ids: Sequence[int], first: int, index: int, limit: int | None) -> Tokens | None:
     """Return a sequence without its last token, which is only predicted."""
     if first < 1:
@@ -187,49 +179,6 @@ def _input(ids: Sequence[int], first: int, index: int, limit: int | None) -> Tok
     if limit is not None and len(ids) - 1 > limit:
         raise TextError(f"sequence {index} has {len(ids)} tokens and the model's context ends at {limit}")
     return Tokens(list(ids[:-1]), 0, 0) if len(ids) > first else None
-
-
-def split_pairs(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]
-) -> list[Split]:
-    """Return the tokens of prefixes with their continuations, and where these begin; see ``continuation_logprobs``."""
-    for index, (_, continuation) in enumerate(pairs):
-        if not continuation.strip():
-            raise TextError(f"continuation {index} is empty")
-    limit = causal_runtime(model, tokenizer).max_length
-    texts = tokenize(tokenizer, [_joined(*pair) for pair in pairs], InputFormat(), offsets=True)
-    return [
-        _split(tokenizer, tokens, len(prefix), limit)
-        for (prefix, _), tokens in zip(pairs, texts, strict=True)
-        if tokens is not None
-    ]
-
-
-def _joined(prefix: str, continuation: str) -> str:
-    """Join both; after a rendered prefix the control tokens of the continuation are plain text."""
-    if not isinstance(prefix, Rendered):
-        return prefix + continuation
-    end = len(prefix) + len(continuation)
-    literal = [*prefix.literal, (len(prefix), end)]
-    return Rendered(prefix + continuation, literal=literal, with_specials=prefix.with_specials)
-
-
-def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> Split:
-    """Split a text at a character, and truncate it to the model's context."""
-    before = tokens.specials_before
-    ids = tokens.ids[: before + len(tokens.offsets)]  # some tokenizers close every text
-    place = next(i for i, (start, end) in enumerate(tokens.offsets) if start >= boundary or end > boundary)
-    split = before + place
-    if not boundary and not before and tokenizer.bos_token_id is not None:
-        ids, before, split = [tokenizer.bos_token_id, *ids], 1, 1
-    excess = 0 if limit is None else max(0, len(ids) - 1 - limit)
-    # Something has to precede the continuation.
-    dropped = min(excess, max(0, split - max(1, before)))
-    ids = ids[:before] + ids[before + dropped :]
-    split -= dropped
-    lost = excess - dropped
-    ids = ids[: len(ids) - lost]
-    return Split(ids, max(1, before), max(1, split), lost)
 
 
 SpanMode = Literal["infill", "causal"]

@@ -132,6 +132,8 @@ def state_width(config: PreTrainedConfig) -> int:
 class NoHead(nn.Module):
     """Replaces a missing output head: published embedding models are often saved without one."""
 
+    is_missing = True
+
     def __init__(self, name: str, why: str = "was saved without an output head", does: str = "encodes") -> None:
         super().__init__()
         self.name = name

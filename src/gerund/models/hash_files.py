@@ -1,4 +1,4 @@
-"""Files of the user's cache that say the hash of weights and which attention plans were verified; imports no torch.
+"""Files of the user's cache that say the hash of weights, and what was verified of a model; imports no torch.
 
 A hash belongs to files as the file system describes them: path, size, times of the last write and of the last change,
 which no program can set back. A file whose content was changed or replaced gets another description, regardless of its
@@ -50,23 +50,23 @@ def weights_key(description: str, *how: str) -> str | None:
 
 def cached_hash(key: str) -> str | None:
     """Return the hash of the weights with this key; None where none is cached."""
-    hashed = _read("weights", key)
+    hashed = cached_text("weights", key)
     return hashed if _HASH.fullmatch(hashed) else None
 
 
 def cache_hash(key: str, hashed: str) -> None:
     """Cache the hash of the weights with this key, where the cache can be written."""
-    _write("weights", key, hashed)
+    cache_text("weights", key, hashed)
 
 
 def probe_passed(key: str) -> bool:
     """Whether a probe with this key was passed before; an unreadable or foreign file counts as no."""
-    return _read("probes", key) == _PASSED
+    return cached_text("probes", key) == _PASSED
 
 
 def cache_passed_probe(key: str) -> None:
     """Record that a probe was passed, where the cache can be written."""
-    _write("probes", key, _PASSED)
+    cache_text("probes", key, _PASSED)
 
 
 def cache_key(*parts: str) -> str:
@@ -74,14 +74,16 @@ def cache_key(*parts: str) -> str:
     return hashlib.blake2b("\n".join(parts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def _read(kind: str, key: str) -> str:
+def cached_text(kind: str, key: str) -> str:
+    """Return a short text of the cache; empty where it has none."""
     try:
         return (user_cache(kind) / key).read_text(encoding="ascii")
     except (OSError, ValueError):
         return ""
 
 
-def _write(kind: str, key: str, text: str) -> None:
+def cache_text(kind: str, key: str, text: str) -> None:
+    """Keep a short text in the cache, where that can be written."""
     with suppress(OSError, GerundError):
         path = user_cache(kind) / key
         path.parent.mkdir(parents=True, exist_ok=True)

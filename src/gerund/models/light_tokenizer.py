@@ -86,7 +86,7 @@ class LightTokenizer:
             "offset_mapping": [item.offsets for item in encoded] if return_offsets_mapping else [],
         }
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False, **_unused: Any) -> str:
         """Return the text of token ids."""
         return str(self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 

@@ -7,7 +7,7 @@ layer goes in as masks, and what is wanted of each layer, its attention or its s
 Shapes: B texts, T tokens, S keys, D width, V vocabulary, L layers, P different masks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache as once
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import attach
 from gerund.attention.preemption import pause
-from gerund.attention.ragged_batch import BlockPrefill, Branches
+from gerund.attention.ragged_batch import Branches
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.models.adapters import active_name
 from gerund.models.light_runtime import not_packed
@@ -36,11 +36,10 @@ _HIDDEN = torch.finfo(torch.float32).min
 class WritesInPlace(Protocol):
     """A layer of a cache whose memory a graph writes new keys and values into."""
 
-    def reserve(self, like: Tensor, text: int, begin: int) -> tuple[Tensor, Tensor, int | Sequence[int]]:
+    def reserve(self, like: Tensor) -> tuple[Tensor, Tensor, int]:
         """Make room for new keys ``like`` ``(B, key heads, T, head_dim)``.
 
-        Where it holds several texts they are those of ``text``, from its token ``begin`` on. Returns the memory of keys
-        and of values ``(B, key heads, S or more, head_dim)``, and where those of all rows, or of each, begin.
+        Returns the memory of keys and of values ``(B, key heads, S or more, head_dim)``, and where the new ones begin.
         """
 
 
@@ -188,9 +187,7 @@ class PackedBody(PreTrainedModel):
         if cache is None and use_cache:
             cache = DynamicCache()
         one = _Pass(self.network, attention_plan, attention_mask, cache, adapted=self._is_adapted())
-        if isinstance(attention_plan, BlockPrefill):
-            states = one.parts(input_ids, attention_plan)
-        elif cache is None:
+        if cache is None:
             states = one.texts(input_ids, position_ids, inputs_embeds)
         else:
             states = one.continued(input_ids, position_ids, inputs_embeds)
@@ -292,22 +289,6 @@ class _Pass:
         memory.done()
         return states
 
-    def parts(self, ids_1T: Tensor | None, plan: BlockPrefill) -> Tensor:
-        """Return the states ``(1, T, D)`` of several prompts, one after the other, each into memory of its own."""
-        assert ids_1T is not None
-        assert self.cache is not None
-        found, first = [], 0
-        for text, (start, length) in enumerate(plan.parts):
-            for begin in range(start, start + length, _TOKENS_AT_ONCE):
-                end = min(begin + _TOKENS_AT_ONCE, start + length)
-                own_1T = ids_1T[:, first + begin - start : first + end - start]
-                pause()
-                memory = _Memory.of(self.cache, self.network, 1, end - begin, text, begin)
-                found.append(self._run(own_1T, _positions(None, begin, 1, end - begin), None, None, None, memory))
-            first += length
-        plan.asked.update(range(self.network.shape.n_layers))
-        return torch.cat(found, dim=1)
-
     def _run(
         self,
         ids_BT: Tensor | None,
@@ -397,7 +378,7 @@ class _Memory:
         self.both, self.begin_B, self.done = both, begin_B, done
 
     @classmethod
-    def of(cls, cache: Cache, network: PackedNetwork, B: int, T: int, text: int = 0, begin: int = 0) -> "_Memory":
+    def of(cls, cache: Cache, network: PackedNetwork, B: int, T: int) -> "_Memory":
         """Return the memory of a cache with room for ``T`` more tokens."""
         shape = network.shape
         while len(cache.layers) < shape.n_layers:
@@ -405,7 +386,7 @@ class _Memory:
         like = torch.empty(()).expand(B, shape.n_kv_heads, T, shape.head_dim)
         if not all(hasattr(layer, "reserve") for layer in cache.layers):
             return cls._copied(cache, network, like)
-        reserved = [layer.reserve(like, text, begin) for layer in cache.layers]
+        reserved = [layer.reserve(like) for layer in cache.layers]
         keys, values, begins = zip(*reserved, strict=True)
         # The same memory as in the last step is not bound again.
         place = (keys[0].data_ptr(), keys[0].shape)
@@ -414,8 +395,7 @@ class _Memory:
             both = ([one.numpy() for one in keys], [one.numpy() for one in values])
             known = place, KeyValues.over(shape, *both)
             cache.gerund_memory = known
-        first = begins[0]
-        return cls(known[1], np.full(B, first) if isinstance(first, int) else np.array(first), lambda: None)
+        return cls(known[1], np.full(B, begins[0]), lambda: None)
 
     @classmethod
     def _copied(cls, cache: Cache, network: PackedNetwork, like: Tensor) -> "_Memory":

@@ -56,7 +56,7 @@ def open_session(
     """
     store = DiskCache(folder, MOST_BYTES)
     try:
-        key = content_key(sources, folder, variant, _code(), ort.__version__, _processor())
+        key = content_key(sources, folder, variant, _code(), ort.__version__, processor())
         for _ in range(2):
             entry = store.get(key)
             if entry is not None and _intact(entry):
@@ -74,6 +74,8 @@ def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
+    # An arena keeps the memory of the largest run for good, and runs without it are as fast.
+    options.enable_cpu_mem_arena = False
     if built:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
@@ -175,7 +177,7 @@ def _code() -> str:
 
 
 @cache
-def _processor() -> str:
+def processor() -> str:
     """Describe the processor: the layout of weights depends on its instructions."""
     described = f"{platform.system()} {platform.machine()} {platform.processor()}"
     with suppress(OSError):

@@ -21,7 +21,7 @@ from gerund.packed.adapter import Adapter, read_adapter
 from gerund.packed.folder_shape import read_folder_shape
 from gerund.packed.folder_weights import FolderWeights, Precision
 from gerund.packed.gguf_weights import GgufWeights
-from gerund.packed.graph_cache import open_session
+from gerund.packed.graph_cache import open_session, processor
 from gerund.packed.shape import NetworkShape, read_shape
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ class PackedNetwork:
 
     Attributes:
         shape: its sizes.
+        sources: the files of its weights.
         adapter: the adapter that it was opened with.
     """
 
@@ -163,7 +164,7 @@ class PackedNetwork:
         accuracy: int,
     ) -> None:
         self.shape, self.adapter = shape, adapter
-        self._weights, self._sources, self._variant = weights, sources, variant
+        self._weights, self.sources, self._variant = weights, sources, variant
         self._threads, self._accuracy = threads, accuracy
         self._cache = user_cache("packed") if cache is None else cache
         self._factors: dict[bool, dict[str, Any]] = {
@@ -217,6 +218,11 @@ class PackedNetwork:
             shape, source, files, variant=variant, threads=threads, cache=cache, adapter=factors, accuracy=accuracy
         )
 
+    @property
+    def arithmetic(self) -> str:
+        """What decides, beside the files, which bits a run gives."""
+        return f"{self._variant}, {self._threads} threads, ONNX Runtime {ort.__version__}, {processor()}"
+
     def _open_session(self, part: str, depth: int | None = None) -> ort.InferenceSession:
         adapted = () if self.adapter is None else self.adapter.places
 
@@ -232,7 +238,7 @@ class PackedNetwork:
         variant = f"{self._variant}, {part}"
         kinds = ["hidden", "new_keys", "new_values", *(["attention"] if part == "body with attention" else [])]
         ends = None if depth is None else [f"{kind}_{layer}" for kind in kinds for layer in range(depth)]
-        return open_session(self._sources, variant, built, self._threads, self._cache, ends)
+        return open_session(self.sources, variant, built, self._threads, self._cache, ends)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.models.architectures import NoHead
-from gerund.models.kinds import is_encoder_decoder
+from gerund.models.kinds import has_head, is_encoder_decoder
 from gerund.models.vectors import compared
 from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, PROMPT_MEASURES, QUERY_MEASURES, RelevanceMeasure
 from gerund.types import Ranking, Scorer, TextModel
@@ -52,7 +51,7 @@ def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = F
 
 def writes(lm: TextModel) -> bool:
     """Whether a model has a head that predicts tokens, and no encoder of its own."""
-    return not is_encoder_decoder(lm.model) and not isinstance(lm.model.get_output_embeddings(), NoHead | None)
+    return not is_encoder_decoder(lm.model) and has_head(lm.model)
 
 
 def is_trained_to_embed(lm: TextModel) -> bool:
@@ -152,9 +151,10 @@ def _scorer(lm: TextModel, query: str, by: RelevanceMeasure, scorer: Scorer | No
 
         return lambda: QueryLikelihood(lm.model, lm.tokenizer, query, by, autocast=lm.runtime.autocast)
     if by in PROMPT_MEASURES:
+        full = lm.full  # whose error says what is missing
         from gerund.scoring.prompted import scorer_of
 
-        return lambda: scorer_of(lm, query, by)
+        return lambda: scorer_of(full, query, by)
     if by == "vectors":
         return lambda: _by_vectors(lm, query)
     if scorer is None:

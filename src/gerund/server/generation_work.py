@@ -24,15 +24,12 @@ from gerund.inference.generate.prompts import (
 from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.tool_reading import CallReader, Event
 from gerund.inference.generate.tools import ToolUse
-from gerund.inference.likelihood import prompt_logprobs
-from gerund.scoring.likelihood import LikelihoodScorer
-from gerund.scoring.registry import find_scorer, score_samples
 from gerund.server.errors import ApiError, api_error, blamed, errors_about
 from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
 from gerund.server.schemas.generation import ChatRequest, CompletionRequest, GenerationBody
 from gerund.server.service import RequestContext, Service
 from gerund.settings.sampling import Sampling
-from gerund.types import Generation, Usage
+from gerund.types import Generation, TokenLogprob, Usage
 
 
 def chat_work(service: Service, body: ChatRequest, param: str = "messages") -> "GenerationWork":
@@ -255,13 +252,16 @@ class GenerationWork:
                 for prompt, ids in zip(self.prompts, prompts, strict=True)
             ]
 
+        def logprobs_of_prompts(top: int) -> list[list[TokenLogprob]]:
+            from gerund.inference.likelihood import prompt_logprobs  # which imports torch
+
+            return prompt_logprobs(lm.full.model, lm.full.tokenizer, prompts, top=top)
+
         with errors_about("echo"):
             texts = await context.run(texts_of_prompts)
             if top is None:
                 return [Echo(text) for text in texts]
-            logprobs = await context.call(
-                lambda: prompt_logprobs(lm.model, lm.tokenizer, prompts, top=top), tokens=sum(map(len, prompts))
-            )
+            logprobs = await context.call(lambda: logprobs_of_prompts(top), tokens=sum(map(len, prompts)))
         return [Echo(text, items) for text, items in zip(texts, logprobs, strict=True)]
 
     async def _scores(self, context: RequestContext, completions: Sequence[Sequence[Generation]]) -> list[list[float]]:
@@ -269,7 +269,10 @@ class GenerationWork:
         lm, seed = self.service.lm, self.settings.sampling.seed
 
         def score() -> list[list[float]]:
-            scorer = find_scorer(self.body.scorer, lm, seed=seed if isinstance(seed, int) else 0)
+            from gerund.scoring.likelihood import LikelihoodScorer  # which imports torch
+            from gerund.scoring.registry import find_scorer, score_samples
+
+            scorer = find_scorer(self.body.scorer, lm.full, seed=seed if isinstance(seed, int) else 0)
             # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
             if isinstance(scorer, LikelihoodScorer):
                 prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]

@@ -18,6 +18,7 @@ from gerund.server.connections import KEEP_ALIVE, Protocol
 from gerund.server.logs import note
 from gerund.server.service import Service, name_of
 from gerund.settings.model_spec import ModelSpec
+from gerund.worker_model import use_threads, used_threads
 
 # Seconds in which a connection that was just accepted may send its request.
 _ACCEPTED_GRACE = 0.3
@@ -161,10 +162,8 @@ def serve(
 
 def set_threads(settings: ServerConfig) -> None:
     """Let a process compute in as many threads as it was given; several divide the cores."""
-    import torch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+        use_threads(settings.threads)
     elif settings.workers > 1:
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // settings.workers)))
+        use_threads(max(1, min(used_threads(), cores // settings.workers)))

@@ -18,9 +18,7 @@ from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.inference.tokens import context_length
-from gerund.language_model import LanguageModel
-from gerund.models.architectures import NoHead
-from gerund.models.kinds import is_encoder_decoder
+from gerund.models.kinds import has_head, is_encoder_decoder
 from gerund.retrieval.question_answering import PendingAnswer, Question
 from gerund.server.config import ServerConfig
 from gerund.server.encoder_queue import EncoderQueue
@@ -31,6 +29,7 @@ from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Generation
 
 if TYPE_CHECKING:
+    from gerund.engine.batching import ServedModel
     from gerund.retrieval.index import Index
 
 T = TypeVar("T")
@@ -202,8 +201,8 @@ class Service:
     """The index that is searched; None if none is served."""
 
     def __post_init__(self) -> None:
-        self._lm: LanguageModel | None = None
-        self._encoder: LanguageModel | SentenceEncoder | None = None
+        self._lm: ServedModel | None = None
+        self._encoder: ServedModel | SentenceEncoder | None = None
         self._encoding: Engine | EncoderQueue | None = None
         self._engine: Engine | None = None
         self._fingerprints: dict[int | None, str] = {}
@@ -212,7 +211,7 @@ class Service:
         self.workers: dict[str, Any] = {"expected": self.settings.workers, "ready": 1, "last_error": None}
 
     @property
-    def lm(self) -> LanguageModel:
+    def lm(self) -> "ServedModel":
         """The model; while it is being loaded, an ``ApiError``."""
         self.require_ready()
         assert self._lm is not None
@@ -226,7 +225,7 @@ class Service:
         return self._engine
 
     @property
-    def encoder(self) -> "LanguageModel | SentenceEncoder":
+    def encoder(self) -> "ServedModel | SentenceEncoder":
         """The model of the vectors: the served one, unless there is another."""
         return self._encoder or self.lm
 
@@ -263,7 +262,7 @@ class Service:
 
     def load(self, spec: ModelSpec) -> None:
         """Load the model and start the engine; blocks."""
-        from gerund.entry import load
+        from gerund.light_entry import load
 
         if self.settings.encoder is None:
             self.start(load(spec))
@@ -272,22 +271,22 @@ class Service:
 
         self.start(load(spec), load_encoder(self.settings.encoder))
 
-    def start(self, lm: LanguageModel, encoder: "LanguageModel | SentenceEncoder | None" = None) -> None:
+    def start(self, lm: "ServedModel", encoder: "ServedModel | SentenceEncoder | None" = None) -> None:
         """Start an engine for a model in memory, and warm it up by one request of each kind; blocks."""
         if self.settings.index is not None:
             self.index = _open_index(self.settings.index, lm, encoder)
         if encoder is not None:
             self._encoder = encoder
-            if isinstance(encoder, LanguageModel):
+            if isinstance(encoder, SentenceEncoder):
+                self._encoding = EncoderQueue(encoder, self.settings.queue_tokens)
+            else:
                 self._encoding = Engine(encoder, self.settings.engine)
                 self._encoding.start()
-            else:
-                self._encoding = EncoderQueue(encoder, self.settings.queue_tokens)
         engine = Engine(lm, self.settings.engine, on_turn=self.metrics.waits.observe)
         engine.start()
         if encoder is not None or not lm.runtime.why_no_vectors:
             (self._encoding or engine).submit_encode(["A text to begin with."]).result()
-        if not isinstance(lm.model.get_output_embeddings(), NoHead):
+        if has_head(lm.model):
             engine.submit_generate("A text", GenerationConfig(max_new_tokens=2)).result()
         if lm.reranker is not None:
             engine.submit_call(lambda: lm.rerank("A text", ["to begin with"]), tokens=1).result()
@@ -407,12 +406,11 @@ def _guarantee(state: EngineState) -> dict[str, str]:
     return {"guarantee": state.guarantee, "promise": state.guarantee, "why": state.why}
 
 
-def _open_index(where: str, lm: LanguageModel, encoder: "LanguageModel | SentenceEncoder | None" = None) -> "Index":
+def _open_index(where: str, lm: Any, encoder: Any = None) -> "Index":
     """Open an existing index under this model, which answers; another one may encode."""
     from gerund.retrieval.index import demand_index, open_index
-    from gerund.seq2seq_model import Seq2SeqModel
 
-    if isinstance(lm, Seq2SeqModel):
+    if is_encoder_decoder(lm.model):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
     demand_index(where)
     index = open_index(where, lm) if encoder is None else open_index(where, encoder, answer_with=lm)

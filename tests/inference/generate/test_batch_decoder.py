@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gerund import Sampling
-from gerund.inference.generate import batch_decoder
+from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.inference.generate.reproducibility import check_batching
@@ -21,14 +21,14 @@ SEEDS = Sampling(temperature=1.0, seed=list(range(8)))
 
 @pytest.fixture(autouse=True)
 def _anything_is_worthwhile(monkeypatch):
-    monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 1)
+    monkeypatch.setattr(generation, "_WORTHWHILE", 1)
 
 
 @pytest.fixture
 def steps(monkeypatch):
     """How many rows each step of slots had, without the check's."""
     seen: list[int] = []
-    plain, write = Slots.step, batch_decoder._decode
+    plain, write = Slots.step, generation.decode_all
 
     def noted(self, tokens):
         seen.append(len(tokens))
@@ -39,7 +39,7 @@ def steps(monkeypatch):
             noting.setattr(Slots, "step", noted)
             write(*args)
 
-    monkeypatch.setattr(batch_decoder, "_decode", writing)
+    monkeypatch.setattr(generation, "decode_all", writing)
     return seen
 
 
@@ -115,6 +115,6 @@ def test_models_of_which_nothing_is_promised_write_in_batches(kind, steps) -> No
 def test_few_prompts_and_short_texts_are_not_worth_a_proof(steps, monkeypatch) -> None:
     lm = lm_of()
     generate(lm.model, lm.tokenizer, PROMPTS[:3], GenerationConfig.of(9, None, {}), batch_size=2)
-    monkeypatch.setattr(batch_decoder, "_WORTHWHILE", 8192)
+    monkeypatch.setattr(generation, "_WORTHWHILE", 8192)
     generate(lm.model, lm.tokenizer, PROMPTS, GenerationConfig.of(9, None, {}), batch_size=2)
     assert not steps

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gerund.attention.blocks import BLOCK
 from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import RaggedBatch
 from gerund.inference.generate import reproducibility
-from gerund.inference.generate.batch_decoder import BLOCK, PrefixCache
-from gerund.inference.generate.reproducibility import check_batching
+from gerund.inference.generate.batch_decoder import PrefixCache
+from gerund.inference.generate.decoding import LEAST_READ
+from gerund.inference.generate.reproducibility import check_batching, slots_of
 from gerund.inference.generate.slots import Slots, unsupported_reason, without_hooks
 from gerund.language_model import LanguageModel
 from tests.tiny import byte_tokenizer, tiny
@@ -90,10 +92,10 @@ def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bu
     found = check_batching(bundled.model, bundled.tokenizer, 2, room)
     if not found.recalls:
         pytest.skip(found.why)
-    slots = found.slots(bundled.model, 2, room, by_blocks=True)
+    slots = slots_of(found, bundled.model, 2, room, by_blocks=True)
     ids = [5 + 17 * place % 8000 for place in range(max(lengths))]
     for first in lengths:
-        kept = PrefixCache(room, reproducibility.LEAST_READ)
+        kept = PrefixCache(room, LEAST_READ)
         slots.prefill(ids[:first])
         kept.store(slots, ids[:first])
         for second in lengths:
@@ -135,7 +137,7 @@ def test_what_is_promised_holds(dtype) -> None:
         pytest.skip(found.why)
     logits = []
     for beside in ([], [[7, 8, 9] * 9], [[3], [4, 5] * 12, [6] * 30]):
-        slots = found.slots(model, 4, 64)
+        slots = slots_of(found, model, 4, 64)
         logits_V = slots.prefill([5, 6, 7, 8])
         slots.join(4)
         for ids in beside:

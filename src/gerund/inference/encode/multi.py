@@ -4,27 +4,29 @@ Pooling takes the mean of neighboring tokens (Clavié et al. 2024, "Reducing the
 with Minimal Performance Impact via Token Pooling", sequential pooling). In 8 bits each vector is divided by its
 largest number: its direction is all that counts.
 
-Shapes: T tokens, D dimensions of a state, E of a token vector.
+Shapes: T tokens, D dimensions of a state, E of a token vector. Imports no torch.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from gerund.attention.layouts import is_one_graph
-from gerund.inference.encode.batches import demand_own_states, in_batches
-from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.arrays import Array, as_float32, as_numpy
+from gerund.inference.encode.batches import Encodes, demand_own_states, in_batches
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Empty, Overflow, Tokens
-from gerund.models.late_head import LateHead
+from gerund.models.kinds import packed_network
 from gerund.models.vectors import unit
 from gerund.settings.encoder import METHODS
 from gerund.settings.late import LateConfig, TokenPrecision
 from gerund.settings.templates import LAST_LAYER, PromptText
+
+if TYPE_CHECKING:
+    from gerund.models.late_head import LateHead
 
 _STEPS = 127
 # Methods without training that tokens are read with too.
@@ -40,11 +42,12 @@ class TokenReader:
         head: the projection; None leaves states as they are.
     """
 
-    def __init__(self, runtime: EncoderRuntime, config: LateConfig, head: LateHead | None = None) -> None:
+    def __init__(self, runtime: Encodes, config: LateConfig, head: "LateHead | None" = None) -> None:
         once = {name: usual for name, usual in METHODS.items() if name not in _KEPT}
-        layers = LAST_LAYER if is_one_graph(runtime.model) else config.layers
+        layers = config.layers if packed_network(runtime.model) is None else LAST_LAYER
         late_config = replace(runtime.config, **{**once, "layers": layers})  # type: ignore[arg-type]
-        self.runtime = replace(runtime, config=late_config, head=None, transform=None)
+        plain: Any = runtime
+        self.runtime = replace(plain, config=late_config, head=None, transform=None)
         if layers != LAST_LAYER:
             self.runtime = replace(self.runtime, sends_plan=True)
         self.config, self._head = config, head
@@ -104,10 +107,10 @@ class TokenReader:
         demand_own_states(self.runtime)
         vectors = [np.zeros((0, self.dimensions), dtype=np.float32) for _ in texts]
 
-        def keep(rows: list[int], batch: list[Tokens], hidden_BTD: torch.Tensor, begin: torch.Tensor) -> None:
+        def keep(rows: list[int], batch: list[Tokens], hidden_BTD: Array, begin: Array) -> None:
             for row, text, hidden_TD, start in zip(rows, batch, hidden_BTD, begin.tolist(), strict=True):
                 places = [start + place for place in self.own_places(text)]
-                vectors[row] = self._projected(hidden_TD[places].float().cpu().numpy(), pool_factor)
+                vectors[row] = self._projected(as_numpy(as_float32(hidden_TD[places])), pool_factor)
 
         in_batches(self.runtime, texts, self.runtime.states, keep, batch_tokens=batch_tokens, show=show)
         return vectors

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gerund.attention.masks import visible
+from gerund.attention.preemption import pause
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode.batches import Encodes
 from gerund.inference.tokens import Tokens
@@ -22,7 +23,7 @@ from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import ResolvedPlan
 
 # Tokens of a pass: products are no faster with more, and memory grows.
-_TOKENS_AT_ONCE = 512
+_TOKENS_AT_ONCE = 256
 # Tokens of the text that the layers are looked at with.
 _PROBE_LENGTH = 3
 # A smaller movement, as a part of a disturbed token's own, is rounding.
@@ -47,6 +48,12 @@ class PackedRuntime(Encodes):
     transform: Transform | None = None
     why_no_vectors: str = ""
     device_type: str = "cpu"
+    autocast: None = None
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return self.network.shape.n_layers
 
     @property
     def state_width(self) -> int:
@@ -69,7 +76,10 @@ class PackedRuntime(Encodes):
         real_BT = np.arange(longest) < np.array([len(text) for text in texts])[:, None]
         rows = max(1, _TOKENS_AT_ONCE // longest)
         parts = [slice(first, first + rows) for first in range(0, len(texts), rows)]
-        states = [self._states(ids_BT[part], real_BT[part]) for part in parts]
+        states = []
+        for part in parts:
+            pause()
+            states.append(self._states(ids_BT[part], real_BT[part]))
         return states[0] if len(states) == 1 else np.concatenate(states), np.zeros(len(texts), np.int64)
 
     def _states(self, ids_BT: np.ndarray, real_BT: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Continuous batching: decode one token per sequence per step; a finished sequence makes room for the next prompt.
 
 A static batch computes as many tokens for each sequence as for the longest. Here nothing waits, and nothing is
-padded. It is used where a check has shown that a sequence does not depend on the rest of its batch, and
-where there is enough to generate for the check to pay off.
+padded. Who computes keeps the slots, in tensors or arrays (``decoding.SlotTable``); imports no torch.
 """
 
 from array import array
@@ -11,23 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from gerund.attention.ragged_batch import BLOCK
-from gerund.inference.generate.reproducibility import LEAST_READ, check_batching
+from gerund.arrays import Array, library_of
+from gerund.attention.blocks import BLOCK
+from gerund.inference.generate.decoding import LEAST_READ, KeyValues, SlotTable
 from gerund.inference.generate.sequence import CancelFlag, Cancelled, Fail, SequenceState, advance
-from gerund.inference.generate.slots import KeyValues, Slots, unsupported_reason
-from gerund.inference.tokens import context_length, rotary_limit
-
-HALF = (torch.bfloat16, torch.float16)
-# Tokens to generate at most, above which the reproducibility check pays off.
-_WORTHWHILE = 8192
-# Sequences per slot; with fewer, hardly any waits for a slot.
-_ROUNDS = 2
-# Least size of a slot in tokens. Sizes are powers of 2, so that one check serves many calls.
-_LEAST_ROOM = 64
 
 
 class PrefixCache:
@@ -45,7 +31,7 @@ class PrefixCache:
         """Return how many tokens are cached."""
         return BLOCK * len(self._blocks)
 
-    def restore(self, slots: Slots, ids: Sequence[int], reader: int = 0) -> int:
+    def restore(self, slots: SlotTable, ids: Sequence[int], reader: int = 0) -> int:
         """Copy the cached prefix of a prompt into the slot that will read it; return its number of tokens."""
         hits = []
         for key in _block_keys(ids[: max(0, len(ids) - self._least)]):
@@ -58,10 +44,11 @@ class PrefixCache:
             self._blocks.move_to_end(key)
         if hits:
             layers = [tuple(zip(*layer, strict=True)) for layer in zip(*(block for _, block in hits), strict=True)]
-            slots.copy_in([(torch.cat(keys, dim=1), torch.cat(values, dim=1)) for keys, values in layers], 0, reader)
+            join = library_of(layers[0][0][0]).concatenate
+            slots.copy_in([(join(keys, axis=1), join(values, axis=1)) for keys, values in layers], 0, reader)
         return BLOCK * len(hits)
 
-    def store(self, slots: Slots, ids: Sequence[int], reader: int = 0) -> None:
+    def store(self, slots: SlotTable, ids: Sequence[int], reader: int = 0) -> None:
         """Cache the blocks of the prompt that was read last."""
         keys = list(_block_keys(ids))[: self._most]
         for number, key in enumerate(keys):
@@ -86,7 +73,7 @@ class BatchDecoder:
     While sequences are being decoded, prompts are read ``portion`` tokens at a time; None reads them in one pass.
     """
 
-    def __init__(self, slots: Slots, prefixes: PrefixCache | None = None, portion: int | None = None) -> None:
+    def __init__(self, slots: SlotTable, prefixes: PrefixCache | None = None, portion: int | None = None) -> None:
         self.slots, self.prefixes, self.portion = slots, prefixes, portion
         self.sequences: list[SequenceState] = []
         self._last: list[int] = []  # the token of each sequence that the model has not read yet
@@ -109,7 +96,7 @@ class BatchDecoder:
                 break
         return count
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Tensor, int]]:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Array, int]]:
         """Read ``prefill_count`` prompts; return the logits ``(V,)`` of each, and how many tokens were cached."""
         cached = [0] * len(prompts)
         if self.prefixes is not None:
@@ -123,13 +110,13 @@ class BatchDecoder:
                 self.prefixes.store(self.slots, ids, reader)
         return list(zip(logits_PV, cached, strict=True))
 
-    def _prefill_in_portions(self, ids: Sequence[int], start: int) -> Tensor:
+    def _prefill_in_portions(self, ids: Sequence[int], start: int) -> Array:
         while self.portion and self.sequences and len(ids) - start >= self.portion + LEAST_READ:
             self.slots.prefill(ids[: start + self.portion], start)
             start += self.portion
         return self.slots.prefill(ids, start)
 
-    def begin(self, sequence: SequenceState, logits_V: Tensor, fail: Fail | None = None, *, reader: int = 0) -> None:
+    def begin(self, sequence: SequenceState, logits_V: Array, fail: Fail | None = None, *, reader: int = 0) -> None:
         """Generate the first token after a prompt that was read last; the sequence joins unless it is done."""
         tokens, failed = self._advance([sequence], logits_V[None], fail)
         if not sequence.is_done and not failed:
@@ -156,7 +143,7 @@ class BatchDecoder:
             self.sequences[row], self._last[row] = last, token
 
     def _advance(
-        self, sequences: Sequence[SequenceState], logits_BV: Tensor, fail: Fail | None
+        self, sequences: Sequence[SequenceState], logits_BV: Array, fail: Fail | None
     ) -> tuple[list[int], set[int]]:
         """Return the next tokens, and the ids of the sequences that failed."""
         failed: set[int] = set()
@@ -170,40 +157,11 @@ class BatchDecoder:
         return advance(sequences, logits_BV, report), failed
 
 
-def decode_continuously(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sequences: Sequence[SequenceState],
-    batch_size: int,
-    cancelled: CancelFlag | None = None,
-) -> bool:
-    """Generate sequences to their ends, ``batch_size`` at a time, those of one prompt next to each other.
-
-    Returns False without doing anything where it is not worthwhile, or not verified to be reproducible.
-    """
-    tokens = sum(sequence.room for sequence in sequences)
-    if len(sequences) < _ROUNDS * batch_size or tokens < _WORTHWHILE or batch_size < 2:
-        return False
-    if unsupported_reason(model) is not None:
-        return False
-    longest = max(len(sequence.ids) + sequence.room for sequence in sequences)
-    limits = (context_length(model.config, tokenizer), rotary_limit(model.config))
-    power_of_2 = max(_LEAST_ROOM, 1 << (longest - 1).bit_length())
-    room = max(longest, min([power_of_2, *(limit for limit in limits if limit is not None)]))
-    check = check_batching(model, tokenizer, batch_size, room, recalling=False)
-    # In half precision the two most likely tokens are often equally likely to the last bit, so only equal bits will do.
-    good_enough = ("bits of generate",) if model.dtype in HALF else ("bits of generate", "same text under any load")
-    if not check.fits or check.guarantee not in good_enough:
-        return False
-    _decode(BatchDecoder(check.slots(model, batch_size, room)), sequences, cancelled)
-    return True
-
-
-@torch.no_grad()
-def _decode(decoder: BatchDecoder, sequences: Sequence[SequenceState], cancelled: CancelFlag | None) -> None:
+def decode_all(decoder: BatchDecoder, sequences: Sequence[SequenceState], cancelled: CancelFlag | None) -> None:
+    """Generate sequences to their ends, those of one prompt next to each other."""
     waiting = deque(sequences)
     read: list[int] | None = None
-    logits_V: Tensor | None = None
+    logits_V: Array | None = None
     while waiting or decoder.sequences:
         while waiting and decoder.free:
             sequence = waiting.popleft()

@@ -6,7 +6,7 @@ would share, and the defaults of the model's folder; here each ``Sequence`` choo
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -16,12 +16,14 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.attention.layouts import is_one_graph
-from gerund.attention.preemption import pause
 from gerund.checks import whole_number
 from gerund.errors import ConfigError
-from gerund.inference.generate.batch_decoder import decode_continuously
+from gerund.inference.generate.batch_decoder import BatchDecoder, decode_all
 from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.decoding import Decoding, Reproducibility
+from gerund.inference.generate.packed_decoder import PackedDecoding
 from gerund.inference.generate.prompts import Prompt, prompt_ids
+from gerund.inference.generate.reproducibility import check_batching, slots_of
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import (
     CancelFlag,
@@ -33,6 +35,7 @@ from gerund.inference.generate.sequence import (
     advance,
     sequences_of,
 )
+from gerund.inference.generate.slots import Slots, unsupported_reason
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.text_ids import end_ids, text_ids
 from gerund.inference.tokens import context_length, keep_end, rotary_limit, rotary_side
@@ -41,6 +44,14 @@ from gerund.settings.sampling import Sampling
 from gerund.types import Generation
 
 T = TypeVar("T")
+
+_HALF = (torch.bfloat16, torch.float16)
+# Tokens to generate at most, above which the reproducibility check pays off.
+_WORTHWHILE = 8192
+# Sequences per slot; with fewer, hardly any waits for a slot.
+_ROUNDS = 2
+# Least size of a slot in tokens. Sizes are powers of 2, so that one check serves many calls.
+_LEAST_ROOM = 64
 
 
 def generate(
@@ -61,41 +72,106 @@ def generate(
     if whole_number("batch_size", batch_size) < 1:
         raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
-    request = request_settings(model, tokenizer, settings)
+    decoding = decoding_of(model, tokenizer)
+    request = decoding.request_settings(settings)
     sequences: list[SequenceState] = []
     for prompt, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
-        sequences += new_sequences(model, request, prompt, seed, index=len(sequences), emit=emit)
+        sequences += decoding.new_sequences(request, prompt, seed, index=len(sequences), emit=emit)
     # A packed network's decoder is continuous in any case.
-    if is_one_graph(model) or not decode_continuously(model, tokenizer, sequences, batch_size, cancelled):
-        decode_in_batches(model, tokenizer, sequences, batch_size=batch_size, cancelled=cancelled)
+    if is_one_graph(model) or not _decode_continuously(model, tokenizer, sequences, batch_size, cancelled):
+        decoding.decode(sequences, batch_size=batch_size, cancelled=cancelled)
     return [sequence.result() for sequence in sequences]
 
 
-def decode_in_batches(
+def _decode_continuously(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sequences: Sequence[SequenceState],
-    *,
-    batch_size: int = 16,
+    batch_size: int,
     cancelled: CancelFlag | None = None,
-) -> None:
-    """Generate sequences to their ends: a packed model by its own loop, others through transformers'.
+) -> bool:
+    """Generate sequences to their ends, ``batch_size`` at a time, those of one prompt next to each other.
 
-    There those of similar length share a batch.
+    Returns False without doing anything where it is not worthwhile, or not verified to be reproducible.
     """
-    if is_one_graph(model):
-        from gerund.inference.generate.packed_decoder import write
+    tokens = sum(sequence.room for sequence in sequences)
+    if len(sequences) < _ROUNDS * batch_size or tokens < _WORTHWHILE or batch_size < 2:
+        return False
+    if unsupported_reason(model) is not None:
+        return False
+    longest = max(len(sequence.ids) + sequence.room for sequence in sequences)
+    limits = (context_length(model.config, tokenizer), rotary_limit(model.config))
+    power_of_2 = max(_LEAST_ROOM, 1 << (longest - 1).bit_length())
+    room = max(longest, min([power_of_2, *(limit for limit in limits if limit is not None)]))
+    way = check_batching(model, tokenizer, batch_size, room, recalling=False)
+    # In half precision the two most likely tokens are often equally likely to the last bit, so only equal bits will do.
+    good_enough = ("bits of generate",) if model.dtype in _HALF else ("bits of generate", "same text under any load")
+    if not way.fits or way.guarantee not in good_enough:
+        return False
+    with torch.no_grad():
+        decode_all(BatchDecoder(slots_of(way, model, batch_size, room)), sequences, cancelled)
+    return True
 
-        write(model.base_model.network, sequences, batch_size, cancelled or threading.Event(), pause)
-        return
-    limit = rotary_limit(model.config)
-    order = sorted(sequences, key=lambda sequence: len(sequence.ids))
-    # A prompt near the end of the context, or beyond the rotary limit, would change others: it runs in another batch.
-    for _, alike in groupby(
-        order, key=lambda request: (request.room, rotary_side(len(request.ids), request.room, limit))
-    ):
-        for batch in _chunks(list(alike), batch_size):
-            _decode(model, tokenizer, batch, cancelled)
+
+@dataclass(frozen=True)
+class TransformersDecoding:
+    """Decodes the sequences of a model of transformers; see ``decoding.Decoding``."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    reads_alike: bool = False
+
+    @property
+    def why_no_slots(self) -> str | None:
+        """Why slots cannot hold the model's cache; None where nothing is known against it."""
+        return unsupported_reason(self.model)
+
+    def request_settings(self, settings: GenerationConfig) -> RequestSettings:
+        """Resolve settings for the model."""
+        head = self.model.get_output_embeddings()
+        # A model without a head raises its error later, at its first token.
+        size = int((head if hasattr(head, "weight") else self.model.get_input_embeddings()).weight.shape[0])
+        ends = tuple(end_ids(self.model, self.tokenizer))
+        return RequestSettings(Vocabulary(self.tokenizer, size, ends), settings)
+
+    def new_sequences(
+        self, request: RequestSettings, ids: list[int], seed: int, *, index: int = 0, emit: Emit | None = None
+    ) -> list[SequenceState]:
+        """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
+        limit = context_length(self.model.config, self.tokenizer)
+        # A decoder with an encoder begins with a token of its own instead of the prompt.
+        decodes_prompt = not is_encoder_decoder(self.model)
+        return sequences_of(request, ids, seed, limit, decodes_prompt=decodes_prompt, index=index, emit=emit)
+
+    def check(self, count: int, room: int) -> Reproducibility:
+        """Try how slots decode, and what that guarantees; see ``check_batching``."""
+        return check_batching(self.model, self.tokenizer, count, room)
+
+    def slots(self, way: Reproducibility, count: int, room: int, *, by_blocks: bool) -> Slots:
+        """Return slots that decode in this way."""
+        return slots_of(way, self.model, count, room, by_blocks=by_blocks)
+
+    def decode(
+        self, sequences: Sequence[SequenceState], *, batch_size: int = 16, cancelled: CancelFlag | None = None
+    ) -> None:
+        """Generate sequences to their ends through transformers' own loop; those of similar length share a batch."""
+        limit = rotary_limit(self.model.config)
+        order = sorted(sequences, key=lambda sequence: len(sequence.ids))
+        # A prompt near the end of the context, or beyond the rotary limit, would change others: it runs in another
+        # batch.
+        for _, alike in groupby(
+            order, key=lambda request: (request.room, rotary_side(len(request.ids), request.room, limit))
+        ):
+            for batch in _chunks(list(alike), batch_size):
+                _decode(self.model, self.tokenizer, batch, cancelled)
+
+
+def decoding_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Decoding:
+    """Return how a model decodes: by its packed network where it has one."""
+    if not is_one_graph(model):
+        return TransformersDecoding(model, tokenizer)
+    ends, limit = tuple(end_ids(model, tokenizer)), context_length(model.config, tokenizer)
+    return PackedDecoding(model.base_model.network, tokenizer, ends, limit)
 
 
 def continue_from_cache(
@@ -113,35 +189,10 @@ def continue_from_cache(
     ``decode`` replaces transformers' own loop (``custom_generate``), which would read the prompt again.
     """
     [seed] = request_seeds(settings.sampling, 1)
-    [sequence] = new_sequences(model, request_settings(model, tokenizer, settings), ids, seed, emit=emit)
+    decoding = TransformersDecoding(model, tokenizer)
+    [sequence] = decoding.new_sequences(decoding.request_settings(settings), ids, seed, emit=emit)
     _decode(model, tokenizer, [sequence], cancelled, decode)
     return sequence.result()
-
-
-def request_settings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: GenerationConfig
-) -> RequestSettings:
-    """Resolve settings for a model."""
-    head = model.get_output_embeddings()
-    # A model without a head raises its error later, at its first token.
-    size = int((head if hasattr(head, "weight") else model.get_input_embeddings()).weight.shape[0])
-    return RequestSettings(Vocabulary(tokenizer, size, tuple(end_ids(model, tokenizer))), settings)
-
-
-def new_sequences(
-    model: PreTrainedModel,
-    request: RequestSettings,
-    ids: list[int],
-    seed: int,
-    *,
-    index: int = 0,
-    emit: Emit | None = None,
-) -> list[SequenceState]:
-    """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
-    limit = context_length(model.config, request.vocabulary.tokenizer)
-    # A decoder with an encoder begins with a token of its own instead of the prompt.
-    decodes_prompt = not is_encoder_decoder(model)
-    return sequences_of(request, ids, seed, limit, decodes_prompt=decodes_prompt, index=index, emit=emit)
 
 
 def _chunks(items: list[T], size: int) -> Iterator[list[T]]:

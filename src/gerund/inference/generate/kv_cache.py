@@ -77,9 +77,8 @@ class PreallocatedLayer(DynamicLayer):
             tensor[..., start : self._length, :] = new
         return self.keys, self.values
 
-    def reserve(self, like: Tensor, text: int = 0, begin: int = 0) -> tuple[Tensor, Tensor, int]:
+    def reserve(self, like: Tensor) -> tuple[Tensor, Tensor, int]:
         """Append keys and values that the caller writes; see ``models.packed_model.WritesInPlace``."""
-        del text, begin
         return self._with_more(like, like)
 
     def _with_more(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -1,157 +1,186 @@
-"""Continuous batching over a packed network: a finished sequence makes room for the next prompt.
+"""Decode the sequences of a packed network together, in arrays of numpy; imports no torch.
 
 What a row computes does not depend on the others, nor on the size of the cache: MatMulNBits rounds and multiplies each
 row by itself, and slots that a token does not see add nothing. But some processors (with AVX2 and nothing newer) have
 another kernel for a single row of weights in 4 bits, which rounds otherwise.
 
-Shapes: B rows, V vocabulary.
+Shapes: B rows, H heads of keys and values, T tokens, D size of a head, V vocabulary.
 """
 
-from collections import deque
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gerund.inference.generate.sequence import CancelFlag, Cancelled, SequenceState, advance
+from gerund.attention.preemption import pause
+from gerund.inference.generate import decoding, slot_trials
+from gerund.inference.generate.batch_decoder import BatchDecoder, decode_all
+from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.decoding import Reproducibility
+from gerund.inference.generate.sequence import (
+    CancelFlag,
+    Cancelled,
+    Emit,
+    RequestSettings,
+    SequenceState,
+    Vocabulary,
+    sequences_of,
+)
+from gerund.inference.generate.slot_trials import is_steady, recalls
+from gerund.jobs.disk_cache import sha256_of
+from gerund.models.hash_files import cache_key, cache_text, cached_text, describe_files
 from gerund.packed.network import KeyValues, PackedNetwork
+from gerund.types import Guarantee
 
 # Tokens of a part of a prompt: products are no faster with more, and memory grows.
 _TOKENS_AT_ONCE = 512
 # Slots of a cache come in multiples of this, and there are so many more at most than are filled.
 _SLOTS, _SLOTS_MORE = 64, 256
+# Tokens of the sequences that are tried, at most: a graph computes with all slots that there are.
+_LONGEST_TRIED = 256
+_BITS = "verified at the start: a row's logits are bit-identical to those of a text that is generated alone"
+_STEADY = "verified at the start: a row's logits are bit-identical whatever the other rows are"
+_UNSTEADY = "what a row computes depends, in its last bits, on the other rows on this machine"
 
 
-def write(
-    network: PackedNetwork,
-    sequences: Sequence[SequenceState],
-    rows: int,
-    stop: CancelFlag,
-    pause: Callable[[], None] = lambda: None,
-) -> None:
-    """Generate sequences to their ends, so many at a time; who is done makes room for the next.
+class PackedSlots:
+    """Keys and values of sequences in the rows of one cache, and of the prompt that was read last.
 
-    ``pause`` is called between two runs of the network.
-
-    Raises:
-        Cancelled: ``stop`` was set.
+    A step has ``at_least`` so many rows, empty ones included. ``between`` is called before each run of the network.
     """
-    waiting = deque(sequences)
-    # Beyond some length all positions of such a run are turned otherwise, so each text has runs of its own.
-    if any(rope.long_divisors for rope in network.shape.ropes):
-        rows = 1
-    table = _Rows(network, min(rows, len(sequences)))
-    read: list[int] | None = None
-    while waiting or table.sequences:
-        while waiting and len(table.sequences) < table.count:
-            sequence = waiting.popleft()
-            if sequence.ids is not read:  # sequences of one prompt share it
-                table.read(sequence.ids, stop, pause)
-                read = sequence.ids
-            table.begin(sequence)
-            if stop.is_set():
-                raise Cancelled
-        pause()
-        table.step()
-        if stop.is_set():
-            raise Cancelled
 
+    readers = 1
+    by_blocks = True
 
-class _Rows:
-    """The sequences that are being written, each in a row of one cache; those that are done have left."""
-
-    def __init__(self, network: PackedNetwork, count: int) -> None:
-        self.network, self.count = network, count
-        self.sequences: list[SequenceState] = []
-        self._last: list[int] = []  # the token of each that the network has not read yet
-        self._lengths: list[int] = []  # how many tokens of each it has read
+    def __init__(
+        self,
+        network: PackedNetwork,
+        count: int,
+        room: int,
+        *,
+        at_least: int = 1,
+        between: Callable[[], None] = pause,
+    ) -> None:
+        self.network, self.count, self.room = network, count, room
+        self.at_least, self._between = at_least, between
+        self.lengths: list[int] = []
         self._prompt: KeyValues | None = None
-        self._logits_V = np.empty(0, np.float32)  # of the prompt that was read last
-        self._cache: KeyValues | None = None
+        self._rows: KeyValues | None = None
         self._views: dict[int, KeyValues] = {}
 
-    def read(self, ids: Sequence[int], stop: CancelFlag, pause: Callable[[], None]) -> None:
-        """Read a prompt."""
-        self._prompt = None
-        self._prompt = KeyValues(self.network.shape, 1, _slots(len(ids)))
-        for begin in range(0, len(ids), _TOKENS_AT_ONCE):
-            pause()
-            part = np.array([ids[begin : begin + _TOKENS_AT_ONCE]])
-            is_last = begin + _TOKENS_AT_ONCE >= len(ids)
-            outputs = self.network.run(
-                part,
-                cache=self._prompt,
-                write_B=np.array([begin]),
-                logits_at=np.array([[-1]]),
-                outputs=["logits"] if is_last else ["states"],
-            )
-            if stop.is_set():
-                raise Cancelled
-        assert outputs.logits is not None
-        self._logits_V = outputs.logits[0, 0]
+    def prefill(self, ids: Sequence[int], cached: int = 0) -> np.ndarray:
+        """Read a prompt, ``cached`` tokens of which are there already; return its logits ``(V,)``."""
+        if not self.lengths and self._rows is not None and self._rows.capacity > _SLOTS_MORE:
+            self._keep(None)  # what grew for a long sequence costs short ones time
+        if not cached:
+            self._prompt = None
+        self._prompt = self._with_room(self._prompt, 1, len(ids) - 1)
+        for begin in range(cached, len(ids), _TOKENS_AT_ONCE):
+            part = ids[begin : begin + _TOKENS_AT_ONCE]
+            is_last = begin + len(part) == len(ids)
+            logits_11V = self._run([part], self._prompt, [begin], logits=is_last, logits_at=np.array([[-1]]))
+        return logits_11V[0, 0]
 
-    def begin(self, sequence: SequenceState) -> None:
-        """Generate the first token after the prompt that was read last; the sequence joins unless it is done."""
-        tokens = advance([sequence], self._logits_V[None])
-        if sequence.is_done:
-            return
-        length, row = len(sequence.ids), len(self.sequences)
+    def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> np.ndarray:
+        """Read the one prompt; return its logits ``(1, V)``."""
+        [ids], [start] = prompts, cached
+        return self.prefill(ids, start)[None]
+
+    def join(self, length: int, reader: int = 0) -> int:
+        """Copy the prompt of the last prefill into a row; return its number."""
+        del reader
+        row = len(self.lengths)
         assert self._prompt is not None
         if self.count == 1:
-            self._cache = self._prompt
-            self._views.clear()
+            self._keep(self._prompt)
         else:
-            self._demand(length)
-            for mine, other in zip(_memory(self._all()), _memory(self._prompt), strict=True):
-                mine[row, :, :length] = other[0, :, :length]
-        self.sequences.append(sequence)
-        self._last += tokens
-        self._lengths.append(length)
+            rows = self._demand(length)
+            for target, source in zip(_memory(rows), _memory(self._prompt), strict=True):
+                target[row, :, :length] = source[0, :, :length]
+        self.lengths.append(length)
+        return row
 
-    def step(self) -> None:
-        """Generate a token for each sequence."""
-        if not self.sequences:
-            return
-        self._demand(max(self._lengths))
-        rows = len(self.sequences)
+    def leave(self, row: int) -> None:
+        """Free a row. The last row takes its number."""
+        last = len(self.lengths) - 1
+        length = self.lengths[last]
+        if row != last:
+            assert self._rows is not None
+            for array in _memory(self._rows):
+                array[row, :, :length] = array[last, :, :length]
+            self.lengths[row] = length
+        del self.lengths[last]
+
+    def step(self, tokens: Sequence[int]) -> np.ndarray:
+        """Append one token per row; return the logits of the next tokens ``(B, V)``."""
+        live = len(self.lengths)
+        empty = [0] * max(0, self.at_least - live)
+        rows = live + len(empty)
+        cache = self._demand(max(self.lengths))
         if rows not in self._views:
-            keys, values = ([array[:rows] for array in kind] for kind in (self._all().keys, self._all().values))
+            keys, values = ([array[:rows] for array in kind] for kind in (cache.keys, cache.values))
             self._views[rows] = KeyValues.over(self.network.shape, keys, values)
+        ids = [[token] for token in (*tokens, *empty)]
+        logits_B1V = self._run(ids, self._views[rows], [*self.lengths, *empty])
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits_B1V[:live, 0]
+
+    def copy_out(self, first: int, end: int, reader: int = 0) -> decoding.KeyValues:
+        """Return copies ``(H, T, D)`` of the keys and values of some tokens of the prompt of the last prefill."""
+        del reader
+        assert self._prompt is not None
+        both = zip(self._prompt.keys, self._prompt.values, strict=True)
+        return [(keys[0, :, first:end].copy(), values[0, :, first:end].copy()) for keys, values in both]
+
+    def copy_in(self, layers: decoding.KeyValues, first: int, reader: int = 0) -> None:
+        """Copy keys and values ``(H, T, D)`` for the next prefill, from token ``first`` on."""
+        del reader
+        end = first + layers[0][0].shape[1]
+        self._prompt = self._with_room(self._prompt if first else None, 1, end - 1)
+        new = [keys for keys, _ in layers] + [values for _, values in layers]
+        for array, copied in zip(_memory(self._prompt), new, strict=True):
+            array[0, :, first:end] = copied
+
+    def fill(self, lengths: Sequence[int], seed: int) -> None:
+        """Fill rows of these lengths with random keys and values, for trials."""
+        self.lengths = list(lengths)
+        generator = np.random.default_rng(seed)
+        for array in _memory(self._demand(max(lengths))):
+            array[: len(lengths)] = generator.standard_normal(array[: len(lengths)].shape, np.float32)
+
+    def _run(
+        self, ids: Sequence[Sequence[int]], cache: KeyValues, begin: Sequence[int], *, logits: bool = True, **more: Any
+    ) -> np.ndarray:
+        """Run the network; return the logits, or where they are not wanted nothing."""
+        self._between()
         outputs = self.network.run(
-            np.array(self._last)[:, None],
-            cache=self._views[rows],
-            write_B=np.array(self._lengths),
-            outputs=["logits"],
+            np.array(ids),
+            cache=cache,
+            write_B=np.array(begin),
+            outputs=["logits"] if logits else ["states"],
+            **more,
         )
-        assert outputs.logits is not None
-        self._lengths = [length + 1 for length in self._lengths]
-        self._last = advance(self.sequences, outputs.logits[:, 0])
-        for row in reversed(range(rows)):
-            if self.sequences[row].is_done:
-                self._leave(row)
+        return np.empty(0, np.float32) if outputs.logits is None else outputs.logits
 
-    def _leave(self, row: int) -> None:
-        """Remove a row; the last one takes its place."""
-        last = len(self.sequences) - 1
-        if row < last:
-            for array in _memory(self._all()):
-                array[row, :, : self._lengths[last]] = array[last, :, : self._lengths[last]]
-        columns: tuple[list[Any], ...] = (self.sequences, self._last, self._lengths)
-        for column in columns:
-            column[row] = column[last]
-            del column[last]
+    def _demand(self, length: int) -> KeyValues:
+        """Return the rows, with room for one token more in one of ``length`` tokens."""
+        rows = self._with_room(self._rows, self.count, length)
+        if rows is not self._rows:
+            self._keep(rows)
+        return rows
 
-    def _all(self) -> KeyValues:
-        assert self._cache is not None
-        return self._cache
+    def _with_room(self, cache: KeyValues | None, rows: int, length: int) -> KeyValues:
+        if cache is None:
+            return KeyValues(self.network.shape, rows, _slots(length))
+        return cache if length < cache.capacity else cache.grown(_slots(length))
 
-    def _demand(self, length: int) -> None:
-        """Have room for one token more in a row of ``length`` tokens."""
-        if self._cache is None:
-            self._cache = KeyValues(self.network.shape, self.count, _slots(length))
-        elif length >= self._cache.capacity:
-            self._cache = self._cache.grown(_slots(length))
-            self._views.clear()
+    def _keep(self, rows: KeyValues | None) -> None:
+        self._rows = rows
+        self._views.clear()
 
 
 def _slots(length: int) -> int:
@@ -162,3 +191,104 @@ def _slots(length: int) -> int:
 
 def _memory(cache: KeyValues) -> list[np.ndarray]:
     return [*cache.keys, *cache.values]
+
+
+@dataclass(frozen=True)
+class PackedDecoding:
+    """Decodes the sequences of a packed network; see ``decoding.Decoding``.
+
+    Attributes:
+        network: the network.
+        tokenizer: its tokenizer.
+        ends: the tokens that end a text.
+        limit: the length of the model's context; None without one.
+    """
+
+    network: PackedNetwork
+    tokenizer: Any
+    ends: tuple[int, ...]
+    limit: int | None
+    reads_alike: bool = True
+    why_no_slots: str | None = None
+
+    def request_settings(self, settings: GenerationConfig) -> RequestSettings:
+        """Resolve settings for the model."""
+        return RequestSettings(Vocabulary(self.tokenizer, self.network.shape.vocabulary, self.ends), settings)
+
+    def new_sequences(
+        self, request: RequestSettings, ids: list[int], seed: int, *, index: int = 0, emit: Emit | None = None
+    ) -> list[SequenceState]:
+        """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
+        return sequences_of(request, ids, seed, self.limit, index=index, emit=emit)
+
+    def slots(self, way: Reproducibility, count: int, room: int, *, by_blocks: bool = True) -> PackedSlots:
+        """Return slots that decode in this way; they always read by blocks."""
+        del by_blocks
+        return PackedSlots(self.network, count, room, at_least=way.at_least)
+
+    def decode(
+        self, sequences: Sequence[SequenceState], *, batch_size: int = 16, cancelled: CancelFlag | None = None
+    ) -> None:
+        """Generate sequences to their ends, so many at a time; who is done makes room for the next.
+
+        Raises:
+            Cancelled: ``cancelled`` was set.
+        """
+        stop = cancelled or threading.Event()
+
+        def between() -> None:
+            pause()
+            if stop.is_set():
+                raise Cancelled
+
+        # Beyond some length all positions of such a run are turned otherwise, so each text has runs of its own.
+        is_alone = any(rope.long_divisors for rope in self.network.shape.ropes)
+        rows = 1 if is_alone else min(batch_size, len(sequences))
+        room = max((len(sequence.ids) + sequence.room for sequence in sequences), default=0)
+        if rows:
+            decode_all(BatchDecoder(PackedSlots(self.network, rows, room, between=between)), sequences, stop)
+
+    def check(self, count: int, room: int) -> Reproducibility:
+        """Try how ``count`` slots of ``room`` tokens decode, and what that guarantees; done once per machine."""
+        tried = _tried.setdefault(self.network, {})
+        if (count, room) not in tried:
+            key = self._key(count, room)
+            way = None if key is None else _read(cached_text("batching", key))
+            if way is None:
+                way = self._try(count, room)
+                if key is not None and way.guarantee != "none":
+                    cache_text("batching", key, f"{way.guarantee}|{way.at_least}|{way.recalls}")
+            tried[count, room] = way
+        return tried[count, room]
+
+    def _key(self, count: int, room: int) -> str | None:
+        """Return what a trial depends on; None where the files are small, and it takes no time."""
+        files = describe_files(self.network.sources)
+        code = (sha256_of(Path(module)) for module in (__file__, slot_trials.__file__))
+        return cache_key(files, self.network.arithmetic, str((count, room)), *code) if files else None
+
+    def _try(self, count: int, room: int) -> Reproducibility:
+        size, slots = self.network.shape.vocabulary, PackedSlots(self.network, count, room)
+        reads = recalls(slots, size)
+        for slots.at_least in (1, min(2, count)):
+            if is_steady(slots, size, min(room, _LONGEST_TRIED)):
+                guarantee: Guarantee = "bits of generate" if slots.at_least == 1 else "same text under any load"
+                return _way(guarantee, slots.at_least, reads)
+        return _way("none", 1, reads)
+
+
+_tried: WeakKeyDictionary[PackedNetwork, dict[tuple[int, int], Reproducibility]] = WeakKeyDictionary()
+
+
+def _way(guarantee: Guarantee, at_least: int, reads: bool) -> Reproducibility:
+    why = {"bits of generate": _BITS, "same text under any load": _STEADY}.get(guarantee, _UNSTEADY)
+    return Reproducibility(True, guarantee, why, at_least=at_least, recalls=reads)
+
+
+def _read(text: str) -> Reproducibility | None:
+    """Return what a file of the cache says of a trial; None where it says nothing that can be read."""
+    known: dict[str, Guarantee] = {name: name for name in get_args(Guarantee)}
+    match text.split("|"):
+        case [name, ("1" | "2") as at_least, ("True" | "False") as reads] if name in known:
+            return _way(known[name], int(at_least), reads == "True")
+    return None

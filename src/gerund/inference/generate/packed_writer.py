@@ -12,16 +12,10 @@ from typing import Any, Self
 from gerund.checks import whole_number
 from gerund.errors import ConfigError
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.packed_decoder import write
+from gerund.inference.generate.packed_decoder import PackedDecoding
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.sequence import (
-    Emit,
-    RequestSettings,
-    SequenceState,
-    Vocabulary,
-    sequences_of,
-)
+from gerund.inference.generate.sequence import Emit, SequenceState
 from gerund.inference.generate.writing import Writes
 from gerund.inference.tokens import context_length
 from gerund.models.light_tokenizer import LightTokenizer, read_light_tokenizer
@@ -51,10 +45,25 @@ class Described:
         """The length of the context."""
         return self.network.shape.context
 
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        """From where on a long text is turned otherwise, as ``tokens.rotary_limit`` reads it."""
+        limits = [rope.long_from for rope in self.network.shape.ropes if rope.long_divisors is not None]
+        return {"rope_type": "longrope", "original_max_position_embeddings": min(limits)} if limits else {}
+
     def get_input_embeddings(self) -> Self:
         """Return itself: embeddings have a weight."""
         return self
 
+    def get_output_embeddings(self) -> Self:
+        """Return itself: a packed network has a head."""
+        return self
+
+    def get_memory_footprint(self) -> int:
+        """Return the bytes of its files."""
+        return sum(path.stat().st_size for path in self.network.sources)
+
+    dtype = "packed"
     weight = property(lambda self: self)
     shape = property(lambda self: (self.network.shape.vocabulary, self.network.shape.width))
 
@@ -96,14 +105,21 @@ class PackedWriter(Writes):
             raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
         tokenizer: Any = self.tokenizer
         ids = [prompt_ids(self.model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
-        ends = [*tokenizer.settings.ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
-        vocabulary = Vocabulary(tokenizer, self.network.shape.vocabulary, tuple(dict.fromkeys(ends)))
-        request, limit = RequestSettings(vocabulary, settings), context_length(self.model, tokenizer)
+        decoding = self.decoding
+        request = decoding.request_settings(settings)
         sequences: list[SequenceState] = []
         for prompt, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
-            sequences += sequences_of(request, prompt, seed, limit, index=len(sequences), emit=emit)
-        write(self.network, sequences, batch_size, stop)
+            sequences += decoding.new_sequences(request, prompt, seed, index=len(sequences), emit=emit)
+        decoding.decode(sequences, batch_size=batch_size, cancelled=stop)
         return [sequence.result() for sequence in sequences]
+
+    @property
+    def decoding(self) -> PackedDecoding:
+        """How sequences are decoded together."""
+        tokenizer: Any = self.tokenizer
+        ends = [*tokenizer.settings.ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
+        limit = context_length(self.model, tokenizer)
+        return PackedDecoding(self.network, tokenizer, tuple(dict.fromkeys(ends)), limit)
 
     def _search(self, *_: Any) -> Any:
         raise ConfigError("continuations are ranked by runtime torch alone")

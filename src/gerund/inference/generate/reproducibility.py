@@ -6,7 +6,6 @@ the number of threads.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,60 +13,29 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
-from gerund.attention.layouts import is_one_graph
-from gerund.attention.ragged_batch import BLOCK
 from gerund.errors import GerundError
+from gerund.inference.generate.decoding import Reproducibility
+from gerund.inference.generate.slot_trials import is_steady, recalls, tried_tokens
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unsupported_reason
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.tokens import rotary_limit
-from gerund.types import Guarantee
 
-# Least number of tokens that are read where the rest of a prompt is cached: fewer take other kernels.
-LEAST_READ = 16
-# Least number of rows of a step, in dtypes in which few rows take other kernels; and in a graph, where one row may.
-_FEW, _FEW_IN_A_GRAPH = 4, 2
+# Least number of rows of a step, in dtypes in which few rows take other kernels.
+_FEW = 4
 _ALL_ALIKE = ((_FEW, _FEW), (MOST_ROWS_MORE, MOST_ROWS_MORE))
 # Lengths of the prompts that are compared with transformers' own loop, and the number of tokens generated after each.
 _PROMPTS = (3, 18, 45, 130)
 _GENERATED = 6
-# A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes.
-_LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
-# Longest sequences that are tried in a graph, which computes with all keys that there is room for.
-_MOST_IN_A_GRAPH = 256
 # Rows tried per weight: as many as make so many output values, within these limits.
 _TRIED_VALUES, _LEAST_TRIED_ROWS, _MOST_TRIED_ROWS = 1 << 17, 16, 512
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
 
 
-@dataclass(frozen=True)
-class Reproducibility:
-    """How sequences are decoded in a batch, and what that guarantees."""
-
-    fits: bool  # whether slots can hold the model's cache; if not, each sequence is generated alone
-
-    guarantee: Guarantee
-
-    why: str  # how the guarantee was verified, or why there is none
-
-    alone: bool = False  # each row attends in a call of its own
-
-    at_least: int = 1  # a step has so many rows at least
-
-    multiple: int = 1  # the rows of a step are a multiple of this
-
-    recalls: bool = False
-    """Read by blocks, a token of a prompt is bit-identical however long the prompt is, however much of its prefix is
-    cached, and whatever prompts are read with it."""
-
-    def slots(self, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False) -> Slots:
-        """Return slots that decode this way."""
-        return Slots(
-            *(model, count, room),
-            alone=self.alone,
-            at_least=self.at_least,
-            multiple=self.multiple,
-            by_blocks=by_blocks,
-        )
+def slots_of(way: Reproducibility, model: PreTrainedModel, count: int, room: int, *, by_blocks: bool = False) -> Slots:
+    """Return slots that decode in this way."""
+    return Slots(
+        *(model, count, room), alone=way.alone, at_least=way.at_least, multiple=way.multiple, by_blocks=by_blocks
+    )
 
 
 _checked: WeakKeyDictionary[PreTrainedModel, dict[object, Reproducibility]] = WeakKeyDictionary()
@@ -112,14 +80,12 @@ def _try(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int, room: int, recalling: bool
 ) -> Reproducibility:
     size = int(model.get_input_embeddings().weight.shape[0])
-    prompts = [_tokens(length, size) for length in _PROMPTS[:count] if length + _GENERATED < room] or [[size // 2]]
-    tokens = _tokens(_GENERATED, size)
+    prompts = [tried_tokens(length, size) for length in _PROMPTS[:count] if length + _GENERATED < room]
+    prompts, tokens = prompts or [[size // 2]], tried_tokens(_GENERATED, size)
     expected = [_logits_of_loop(model, tokenizer, ids, tokens) for ids in prompts]
-    slots, graph = Slots(model, count, room, alone=True), is_one_graph(model)
+    slots = Slots(model, count, room, alone=True)
     actual = _logits_of_slots(slots, prompts, tokens)
     alike = all(map(torch.equal, expected, actual))
-    if graph and not alike:  # a product of one row with weights in 4 bits may round its activations another way
-        expected = [_logits_of_loop(model, tokenizer, ids, tokens, rows=_FEW_IN_A_GRAPH) for ids in prompts]
     spread = max(1.0, float(expected[0].std(dim=-1).max()))
     deviation = max(float((first - second).abs().max()) for first, second in zip(expected, actual, strict=True))
     if not deviation < spread * (1e-3 if model.dtype == torch.float32 else 0.15):
@@ -128,20 +94,19 @@ def _try(
         return Reproducibility(True, "none", "which experts compute together depends on the rest of the batch")
     trial = Slots(model, count, room, alone=True, shared=slots.are_alike)
     trial.prefill(prompts[0])
-    if alike and _products_agree(model, range(1, count + 1)) and _is_steady(trial, size):
+    if alike and _products_agree(model, range(1, count + 1)) and is_steady(trial, size, room):
         why = "verified at the start: each row attends alone, with logits bit-identical to transformers' own loop"
         return Reproducibility(True, "bits of generate", why, alone=True, recalls=recalling and _recalls(slots, size))
-    few = min(_FEW_IN_A_GRAPH if graph else _FEW, count) if model.dtype == torch.float32 else 1
+    few = min(_FEW, count) if model.dtype == torch.float32 else 1
     for trial.at_least, trial.multiple in ((few, 1), *_ALL_ALIKE):
         padded = (-(-live // trial.multiple) * trial.multiple for live in range(1, count + 1))
         if not _products_agree(model, {max(trial.at_least, rows) for rows in padded}):
             continue
         for trial.alone in (False, True):
-            if _is_steady(trial, size):
+            if is_steady(trial, size, room):
                 why = "verified at the start: a row's logits are bit-identical whatever the other rows are"
-                recalls = recalling and _recalls(slots, size)
-                way = trial.alone, trial.at_least, trial.multiple
-                return Reproducibility(True, "same text under any load", why, *way, recalls)
+                way = trial.alone, trial.at_least, trial.multiple, recalling and _recalls(slots, size)
+                return Reproducibility(True, "same text under any load", why, *way)
     why = "what a row computes depends, in its last bits, on the other rows on this machine"
     return Reproducibility(True, "none", why)
 
@@ -152,16 +117,12 @@ def _has_experts(model: PreTrainedModel) -> bool:
     return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
 
 
-def _tokens(count: int, size: int) -> list[int]:
-    return [(17 * position + 5) % size for position in range(count)]
-
-
 def _logits_of_loop(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], tokens: Sequence[int], rows: int = 1
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], tokens: Sequence[int]
 ) -> Tensor:
-    """Return the logits ``(tokens, V)`` of transformers' own loop while it generates these tokens, in equal rows."""
+    """Return the logits ``(tokens, V)`` of transformers' own loop while it generates these tokens."""
     forced = _Forced(tokens)
-    transformers_loop(model, tokenizer, [ids] * rows, forced, _Never(), room=len(tokens))
+    transformers_loop(model, tokenizer, [ids], forced, _Never(), room=len(tokens))
     return torch.stack(forced.seen)
 
 
@@ -230,85 +191,13 @@ def _by_matmul(rows_NI: Tensor, weight_OI: Tensor, count: int) -> Tensor:
     return torch.cat([linear(part, weight_OI) for part in padded.split(count)])[: len(rows_NI)]
 
 
-def _is_steady(slots: Slots, size: int) -> bool:
-    """Whether a row's logits are bit-identical whatever the other rows are and whatever its number is."""
-    try:
-        return _same_rows(slots, size)
-    finally:
-        slots.lengths = []
-
-
-def _same_rows(slots: Slots, size: int) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    most, count = min(slots.room, _MOST_IN_A_GRAPH if is_one_graph(slots.model) else slots.room) - 2, slots.count
-    if most < 1:
-        return False
-    tokens = _tokens(count, size)
-    for trial in range(2):
-        lengths = torch.randint(1, most + 1, (count,), generator=generator).tolist()
-        lengths[0], lengths[-1] = min(most, 20), most
-        slots.fill(lengths, trial)
-        all_BV = slots.step(tokens)
-        # Every number of rows that may occur, and with it every place in a product.
-        for rows in range(count - 1, 0, -1) if trial == 0 else sorted({1, 2, count - 1} - {0, count}, reverse=True):
-            slots.lengths = lengths[:rows]
-            if not torch.equal(slots.step(tokens[:rows]), all_BV[:rows]):
-                return False
-        slots.fill(lengths, trial)
-        order = list(range(count))
-        while len(order) > 1:  # rows leave, and the last one takes their place
-            slots.leave(0)
-            order = [order[-1], *order[1:-1]]
-            if len(order) in (1, 2, count - 1):
-                before = list(slots.lengths)
-                if not torch.equal(slots.step([tokens[row] for row in order]), all_BV[order]):
-                    return False
-                slots.lengths = before
-    return True
-
-
 def _recalls(slots: Slots, size: int) -> bool:
-    """Whether keys, values and logits of block-wise prefill are bit-identical in each way that a prompt may be read."""
-    slots.lengths, slots.by_blocks = [], True
-    most = min(_LENGTH, slots.room - 1)
+    """Whether block-wise prefill gives the same bits however a prompt is read."""
+    slots.by_blocks = True
     try:
-        return most > BLOCK + LEAST_READ and _try_recalling(slots, _tokens(most, size))
-    except (GerundError, RuntimeError, TypeError, ValueError):
-        return False
+        return recalls(slots, size)
     finally:
         slots.by_blocks = False
-
-
-def _try_recalling(slots: Slots, ids: list[int]) -> bool:
-    full_V = slots.prefill(ids)
-    full = slots.copy_out(0, len(ids))
-
-    def same(length: int, reader: int = 0) -> bool:
-        layers = zip(full, slots.copy_out(0, length, reader), strict=True)
-        return all(
-            torch.equal(tensor[:, :length], other) for layer in layers for tensor, other in zip(*layer, strict=True)
-        )
-
-    logits = {len(ids): full_V}
-    for end in (end for end in _ENDS if end < len(ids)):
-        logits[end] = slots.prefill(ids[:end])
-        if not same(end):
-            return False
-    for cached in (cached for cached in _CACHED if cached + LEAST_READ <= len(ids)):
-        slots.prefill(ids[::-1])  # overwrites the slot
-        slots.copy_in([(keys[:, :cached], values[:, :cached]) for keys, values in full], 0)
-        if not (torch.equal(slots.prefill(ids, cached), full_V) and same(len(ids))):
-            return False
-    if slots.readers == 1:
-        return True
-    for order in (sorted(logits), sorted(logits, reverse=True)):
-        ends = order[: slots.readers]
-        together = slots.prefill_together([ids[:end] for end in ends], [0] * len(ends))
-        if not torch.equal(together, torch.stack([logits[end] for end in ends])):
-            return False
-        if not all(same(end, reader) for reader, end in enumerate(ends)):
-            return False
-    return True
 
 
 @contextmanager

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from gerund.attention.blocks import whole_blocks
 from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import ADDITIVE, FUSED
-from gerund.attention.layouts import decoder_layers, is_one_graph, is_stream_hook
+from gerund.attention.layouts import decoder_layers, is_stream_hook
 from gerund.attention.masked import has_indexer, way_of
-from gerund.attention.ragged_batch import BlockPrefill, RaggedBatch, whole_blocks
+from gerund.attention.ragged_batch import BlockPrefill, RaggedBatch
 from gerund.attention.shared_layer_state import hands_on
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
+from gerund.inference.generate.decoding import KeyValues
 from gerund.inference.generate.kv_cache import plain_layers
 from gerund.models.adapters import own_module
 from gerund.models.kinds import is_encoder_decoder
@@ -34,10 +36,6 @@ MOST_ROWS_MORE = 8
 MOST_READ = 4
 # Least number of tokens of a pass whose logits are computed: few rows take other kernels.
 _LEAST_LOGITS = 4
-# Tokens that a slot has room for at first, where it grows.
-_LEAST_WIDTH = 128
-# Keys and values ``(key heads, T, head_dim)`` of some tokens, by layer.
-KeyValues = list[tuple[Tensor, Tensor]]
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -63,31 +61,11 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 class SlotLayer:
-    """Keys and values of one layer in all slots, ``(slots, key heads, width, head_dim)``.
+    """Keys and values of one layer in all slots, ``(slots, key heads, room, head_dim)``."""
 
-    The width is the room of a slot. One that ``grows`` begins small and is as wide as the longest sequence asks for: a
-    graph computes with all of its memory.
-    """
-
-    def __init__(self, slots: int, room: int, *, grows: bool = False) -> None:
-        self.slots, self.room, self.grows = slots, room, grows
-        self.width = min(room, _LEAST_WIDTH) if grows else room
+    def __init__(self, slots: int, room: int) -> None:
+        self.slots, self.room = slots, room
         self._both: tuple[Tensor, Tensor] | None = None
-
-    def demand(self, length: int) -> None:
-        """Make slots wide enough for a sequence of ``length`` tokens."""
-        if length <= self.width:
-            return
-        before, self.width = self._both, min(self.room, max(2 * self.width, length))
-        if before is not None:
-            self._both = None
-            for tensor, old in zip(self.allocated(*before), before, strict=True):
-                tensor[:, :, : old.shape[2]] = old
-
-    def forget(self) -> None:
-        """Make slots small again; what is in them is lost."""
-        if self.grows and self.width > _LEAST_WIDTH:
-            self.width, self._both = _LEAST_WIDTH, None
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
@@ -107,7 +85,7 @@ class SlotLayer:
 
     def _zeros(self, like: Tensor) -> Tensor:
         # Zeros: masked values are multiplied by 0, which must not be 0 times infinity.
-        shape = (self.slots, like.shape[1], self.width, like.shape[3])
+        shape = (self.slots, like.shape[1], self.room, like.shape[3])
         if like.device.type != "cpu":
             return like.new_zeros(shape)
         # The system allocates this memory when it is written to: most sequences are shorter than their room.
@@ -133,7 +111,6 @@ class SlotLayer:
     @torch.inference_mode()
     def copy_in(self, slot: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Copy keys and values ``(H, T, D)`` into a slot, from token ``first`` on."""
-        self.demand(first + keys.shape[1])
         for tensor, new in zip(self.allocated(keys[None], values[None]), (keys, values), strict=True):
             tensor[slot, :, first : first + new.shape[1]] = new
 
@@ -182,13 +159,6 @@ class PrefillLayer(_CacheLayer):
         keys, values = (tensor[self.first : self.first + len(self.parts), :, :width] for tensor in both)
         return keys, values
 
-    def reserve(self, like: Tensor, text: int, begin: int) -> tuple[Tensor, Tensor, int]:
-        """Return the memory of a text's slot; see ``models.packed_model.WritesInPlace``."""
-        self.layer.demand(begin + like.shape[2])
-        slot = self.first + text
-        keys, values = (tensor[slot : slot + 1] for tensor in self.layer.allocated(like, like))
-        return keys, values, begin
-
     def get_seq_length(self) -> int:
         """Return how many tokens of the first prompt were cached."""
         return self.parts[0][0]
@@ -209,7 +179,6 @@ class DecodeLayer(_CacheLayer):
     def expect(self, row_B: Tensor, position_B: Tensor, real_B11W: Tensor) -> None:
         """Set the rows of a step: the position of each one's next token, and the keys it sees."""
         self.row_B, self.position_B, self.real_B11W = row_B, position_B, real_B11W
-        self.layer.demand(min(self.layer.room, real_B11W.shape[-1]))
         keys, values = (tensor[: len(position_B)] for tensor in self.layer.both)
         self.rows = keys, values
 
@@ -219,11 +188,6 @@ class DecodeLayer(_CacheLayer):
             tensor[self.row_B, :, self.position_B] = new[:, :, 0]
         keys, values = (tensor[:, :, : self.real_B11W.shape[-1]] for tensor in self.rows)
         return keys, values
-
-    def reserve(self, like: Tensor, text: int, begin: int) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the memory of the rows, and where each one's next token is; see ``WritesInPlace``."""
-        del like, text, begin
-        return *self.rows, self.position_B.tolist()
 
     def get_seq_length(self) -> int:
         """Return how many tokens the longest row has."""
@@ -264,13 +228,11 @@ class Slots:
         # Prompts are read into the last slots; a step is padded with the empty rows before them.
         self._first_reader = -(-count // MOST_ROWS_MORE) * MOST_ROWS_MORE
         self._device = model.get_input_embeddings().weight.device
-        # A CPU allocates memory only when it is written to. Without fused attention one prompt is read at a time, as in
-        # a graph, which would read several one after the other.
-        grows = is_one_graph(model)
-        fused = model.config.get_text_config(decoder=True)._attn_implementation == FUSED and not grows
+        # A CPU allocates memory only when it is written to. Without fused attention one prompt is read at a time.
+        fused = model.config.get_text_config(decoder=True)._attn_implementation == FUSED
         self.readers = MOST_READ if self._device.type == "cpu" and fused else 1
         count = self._first_reader + self.readers
-        layers = [SlotLayer(count, width, grows=grows) for _ in decoder_layers(model)]
+        layers = [SlotLayer(count, width) for _ in decoder_layers(model)]
         self._layers = layers[:1] * len(layers) if shared else layers
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._decode_cache = Cache(layers=[DecodeLayer(layer) for layer in self._layers])
@@ -316,9 +278,6 @@ class Slots:
         return self._prefill(inputs, parts)[0, : len(parts)].clone()
 
     def _prefill(self, inputs: dict[str, Any], parts: Sequence[tuple[int, int]]) -> Tensor:
-        if not self.live and not any(start for start, _ in parts):
-            for layer in self._layers:
-                layer.forget()
         cache = Cache(layers=[PrefillLayer(layer, self._first_reader, parts, self.by_blocks) for layer in self._layers])
         with torch.autocast(self._device.type, enabled=False):
             logits: Tensor = self.model(**inputs, **{CACHE: cache}, use_cache=True).logits
@@ -379,8 +338,6 @@ class Slots:
         """Fill rows of these lengths with random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
-        for layer in self._layers:
-            layer.demand(min(layer.room, max(lengths) + 1))
         for layer in dict.fromkeys(self._layers):
             layer.fill(len(self.lengths), generator)
 

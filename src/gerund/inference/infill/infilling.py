@@ -19,6 +19,7 @@ from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.prompts import prompt_ids
+from gerund.inference.infill.blanks import BLANK
 from gerund.inference.infill.span_search import Context, Path, beamed, ended, sampled, write
 from gerund.inference.likelihood import causal_runtime, sequence_logprobs, verified_hybrid
 from gerund.inference.text_ids import end_ids, ids_inside
@@ -108,20 +109,11 @@ def continuing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 Method = InfillMethod
 _SEARCHED = ("infill", "left-only")
 
-BLANK = "[blank]"
 # MAGNET, appendix F: long blanks are better filled 32 tokens at a time.
 CHUNK = 32
 # Tokens after a blank that are scored with its span.
 FOLLOWING = 16
 _SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-
-def untrained_to_fill(name: str) -> str:
-    """Return the warning for a model that is not known to be trained to infill."""
-    return (
-        f"{name} is not known to be trained to infill, so its spans may make no sense; use a model or an "
-        "adapter that is, or the method line-by-line"
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Header, Request, Response
@@ -16,14 +16,13 @@ from gerund.checks import check_dimensions
 from gerund.engine.config import EngineFuture
 from gerund.engine.engine import text_of_ids
 from gerund.errors import ConfigError, FingerprintError, TextError
-from gerund.inference.inspection import AttentionInspection, inspect_attention, sink_fraction, token_labels
+from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.inference.text_ids import beginnings, encode_texts
 from gerund.inference.tokens import Overflow, check_unicode
-from gerund.language_model import LanguageModel
+from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import compared, unit
 from gerund.retrieval.documents import Chunking
 from gerund.scoring.names import check_first_stage, check_relevance
-from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.config import FINGERPRINT_HEADER
 from gerund.server.errors import MISMATCH, ApiError, api_error, blamed, errors_about
 from gerund.server.schemas.embeddings import (
@@ -38,6 +37,10 @@ from gerund.server.service import RequestContext, Served, Service
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.ranking import RerankKeywords
 from gerund.types import EncodeResult, RerankCost
+
+if TYPE_CHECKING:
+    from gerund.inference.inspection import AttentionInspection
+    from gerund.language_model import LanguageModel
 
 router = APIRouter(tags=["representation"])
 
@@ -205,12 +208,13 @@ async def attention(body: AttentionRequest, request: Request, service: Served) -
     A row is a query token, a column a key token; rows add up to one.
     """
     service.require_model(body.model)
-    lm = service.lm
-    if isinstance(lm, Seq2SeqModel):
+    if is_encoder_decoder(service.lm.model):
         raise ApiError("no attention plan applies to a model with an encoder of its own", code="not_with_this_model")
     async with service.context(request) as context:
         with errors_about(lambda error: "text" if "token" in str(error) else "plan"):
-            encoder = await context.run(lambda: _with_plan(lm, body))
+            encoder = await context.run(lambda: _with_plan(service.lm.full, body))
+            from gerund.inference.inspection import inspect_attention  # which imports torch
+
             inspection = await context.call(
                 lambda: inspect_attention(encoder.runtime, [body.text], longest=_MAP_TOKENS), tokens=2 * _MAP_TOKENS
             )
@@ -235,7 +239,7 @@ async def _token_vectors(
         raise ApiError(
             f"multi returns lists of numbers for texts, whole and without a prompt of yours: {named}", param=named
         )
-    if not isinstance(lm, LanguageModel):
+    if isinstance(lm, SentenceEncoder):
         raise ApiError("multi: this encoder gives one vector for a whole text", param="multi", code="not_supported")
     asked = "query" in (prompt_name, body.prompt_name) or (body.input_type or body.task) in _KINDS[0]
     with errors_about("input"):
@@ -463,7 +467,7 @@ def _count(service: Service, texts: Sequence[str]) -> int:
 # -------------------------------------------------------------------------------------------------------- attention
 
 
-def _with_plan(lm: LanguageModel, body: AttentionRequest) -> LanguageModel:
+def _with_plan(lm: "LanguageModel", body: AttentionRequest) -> "LanguageModel":
     given = {name: value for name in _PLAN_SETTINGS if (value := getattr(body, name)) is not None}
     if body.plan is None:
         if given:
@@ -473,7 +477,9 @@ def _with_plan(lm: LanguageModel, body: AttentionRequest) -> LanguageModel:
     return lm.with_encoder(replace(lm.encoder, attention=AttentionPlan(body.plan, **given)))
 
 
-def _attention(encoder: LanguageModel, inspection: AttentionInspection) -> dict[str, Any]:
+def _attention(encoder: "LanguageModel", inspection: "AttentionInspection") -> dict[str, Any]:
+    from gerund.inference.inspection import sink_fraction, token_labels  # which imports torch
+
     plan = encoder.encoder.with_defaults(encoder.n_layers).attention
     defaults = AttentionPlan(plan.name)
     settings = [

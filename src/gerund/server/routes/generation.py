@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gerund.inference.generate.prompts import prompt_ids
-from gerund.inference.infill.infilling import BLANK, untrained_to_fill
+from gerund.inference.infill.blanks import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.answer_work import any_chat_work

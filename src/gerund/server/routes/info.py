@@ -6,8 +6,8 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from gerund.models.kinds import is_encoder_decoder
 from gerund.scoring.names import DEFAULT, MODEL, SCORER_NAMES
-from gerund.seq2seq_model import Seq2SeqModel
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
@@ -84,7 +84,7 @@ async def about(service: Served) -> dict[str, Any]:
     """Return what the page can offer: plans, scorers, whether there are chats and an index."""
     service.require_ready()
     lm = service.lm
-    is_decoder = not isinstance(lm, Seq2SeqModel)
+    is_decoder = not is_encoder_decoder(lm.model)
     plan = lm.encoder.with_defaults(lm.n_layers).attention.name if is_decoder else ""
     trained = [MODEL] if lm.scorer is not None else []
     return {

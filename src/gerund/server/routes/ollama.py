@@ -7,8 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from gerund.inference.generate.prompts import has_tools_in_template
-from gerund.models.adapters import count_parameters
-from gerund.seq2seq_model import Seq2SeqModel
+from gerund.models.kinds import is_encoder_decoder
 from gerund.server.answer_work import AnswerWork, answer_work
 from gerund.server.errors import ERRORS
 from gerund.server.generation_work import GenerationWork, chat_work, text_work
@@ -133,7 +132,7 @@ async def show(body: ShowRequest, service: Served) -> dict[str, Any]:
     template = lm.tokenizer.chat_template
     info = {
         "general.architecture": kind,
-        "general.parameter_count": count_parameters(lm.model),
+        "general.parameter_count": lm.n_parameters,
         f"{kind}.context_length": service.limit,
         f"{kind}.embedding_length": service.encoder.dimensions,
     }
@@ -196,7 +195,7 @@ def _details(service: Service) -> dict[str, Any]:
         "format": "gguf" if service.lm.name.endswith(".gguf") else "safetensors",
         "family": kind,
         "families": [kind],
-        "parameter_size": f"{count_parameters(model) / 1e6:.0f}M",
+        "parameter_size": f"{service.lm.n_parameters / 1e6:.0f}M",
         "quantization_level": str(model.dtype).removeprefix("torch."),
     }
 
@@ -205,7 +204,7 @@ def _capabilities(service: Service) -> list[str]:
     """Return what the model can do, by Ollama's names."""
     tokenizer = service.lm.tokenizer
     capabilities = ["completion", "embedding"]
-    if not isinstance(service.lm, Seq2SeqModel):
+    if not is_encoder_decoder(service.lm.model):
         capabilities.append("insert")
     if service.chats and (service.settings.tool_prompt is not None or has_tools_in_template(tokenizer)):
         capabilities.append("tools")

@@ -16,7 +16,7 @@ import numpy as np
 
 from gerund.entry import load
 from gerund.errors import ConfigError, TextError
-from gerund.inference.infill.infilling import BLANK
+from gerund.inference.infill.blanks import BLANK
 from gerund.inference.tokens import Tokens
 from gerund.settings.sampling import Sampling
 from gerund.training.corpus.formatting import InputFormatter

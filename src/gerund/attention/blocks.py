@@ -1,0 +1,9 @@
+"""The blocks of tokens in which prompts are read, kept and found again; imports no torch."""
+
+BLOCK = 32
+"""Tokens of a prompt that are read, kept and found again together."""
+
+
+def whole_blocks(tokens: int) -> int:
+    """Return how many keys there are of so many tokens, the last block filled up."""
+    return -(-tokens // BLOCK) * BLOCK

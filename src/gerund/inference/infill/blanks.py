@@ -1,0 +1,11 @@
+"""What stands for a gap in a text, and what to know before one is filled; imports no torch."""
+
+BLANK = "[blank]"
+
+
+def untrained_to_fill(name: str) -> str:
+    """Return the warning for a model that is not known to be trained to infill."""
+    return (
+        f"{name} is not known to be trained to infill, so its spans may make no sense; use a model or an "
+        "adapter that is, or the method line-by-line"
+    )
