@@ -272,15 +272,17 @@ def test_scripts_import_what_is_there_and_explain_themselves(path: Path, capsys:
     assert not {option for option in named if not re.search(rf"(?<![\w-]){option}(?![\w-])", said)}
 
 
-def starts_processes(path: Path) -> bool:
-    """Whether a script starts a process for each system and round, which takes more than a minute."""
-    return re.search(r"alternate_children|in_child\(", path.read_text(encoding="utf-8")) is not None
+def takes_long(path: Path) -> bool:
+    """Whether a script takes a minute or more: it answers questions, or starts a process for each system and round."""
+    return (
+        path.stem == "ask" or re.search(r"alternate_children|in_child\(", path.read_text(encoding="utf-8")) is not None
+    )
 
 
-@pytest.mark.sweep(quick=0, check=2)
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(path.stem, marks=[pytest.mark.full] * starts_processes(path)) for path in SCRIPTS],
+    [pytest.param(path.stem, marks=[pytest.mark.full] * takes_long(path)) for path in SCRIPTS],
 )
 def test_scripts_run_to_their_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     arguments = ["--quick", "--output", str(tmp_path / "result.json")]

@@ -32,7 +32,7 @@ def plain_logits(folder: Path) -> torch.Tensor:
     return AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
 
 
-@pytest.mark.sweep(quick=5, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("name", [name for name in PLAN_NAMES if name != "hybrid"])
 def test_every_plan(tiny_folder: Path, tmp_path: Path, name: str) -> None:
     lm = load(tiny_folder, attention=name)

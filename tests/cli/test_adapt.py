@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.adaptation import running
+from gerund.adaptation import hyperparameters, running
 from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from tests.adaptation.made_up import documents, write
@@ -20,6 +20,13 @@ from tests.tiny import save_tiny_t5
 @pytest.fixture
 def texts(tmp_path):
     return write(tmp_path / "texts.jsonl", documents(70))
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Let a step read 8 pairs, an eighth of what is right for a small model: what is tried here is not their number."""
+    shape = hyperparameters.shape_of
+    monkeypatch.setattr(hyperparameters, "shape_of", lambda *given: shape(*given) | {"batch": 8, "micro": 8})
 
 
 def mistake(*arguments):
@@ -115,6 +122,7 @@ def stop(*_arguments, **_settings):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_batches")
 def test_an_interrupted_run_says_what_is_kept_and_ends_as_if_it_had_not_been(tmp_path, texts, tiny_folder, monkeypatch):
     settings = {"steps": 4, "show_progress": False}
     tiny_folder = gerund.ModelSpec(model=str(tiny_folder), pooling="last")
@@ -146,6 +154,7 @@ def test_an_interrupted_run_says_what_is_kept_and_ends_as_if_it_had_not_been(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_batches")
 def test_from_documents_to_a_model_and_a_report(tmp_path, monkeypatch, bundled):
     monkeypatch.chdir(tmp_path)
     notes = Path("notes")
@@ -196,6 +205,7 @@ def test_from_documents_to_a_model_and_a_report(tmp_path, monkeypatch, bundled):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_batches")
 def test_a_reranker_is_trained_after_the_encoder_and_measured(tmp_path, texts, tiny_folder):
     done = gerund.adapt(tiny_folder, texts, tmp_path / "out", steps=2, reranker=True, show_progress=False)
     lm, plain = gerund.load(done.encoder), gerund.load(tiny_folder)

@@ -204,7 +204,7 @@ class TestMistakes:
         assert there.read_text() == "precious"
 
 
-@pytest.mark.sweep(quick=3)
+@pytest.mark.sweep(quick=3, check=6)
 @pytest.mark.parametrize("ending", ["parquet", "npy"])
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_vectors_in_fewer_bits(source, tiny_folder, tmp_path, ending, precision):

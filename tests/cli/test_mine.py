@@ -78,7 +78,7 @@ def test_other_methods(corpus, tmp_path, options):
 
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(10_000))
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(4_000))
     out, whole = tmp_path / "out.parquet", tmp_path / "whole.parquet"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _SMALL_PARTS, "mine", str(corpus), "-o", str(out), "-j", "2"]

@@ -169,7 +169,7 @@ def test_samples_grow_as_long_as_they_save_texts():
 def test_methods_are_tried_whatever_the_models_own_plan_takes(lm, name):
     own = lm.with_encoder(EncoderConfig(attention=AttentionPlan(name)))
     methods = [method for method in METHODS if method != "transforms"]
-    found = tune(own, [TOY], EvaluationConfig(split="validation"), plans=["inplace-back"], methods=methods, budget=30)
+    found = tune(own, [TOY], EvaluationConfig(split="validation"), plans=["inplace-back"], methods=methods, budget=14)
     assert any(trial.plan.skips for trial in found.trials)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, LanguageModel
@@ -16,6 +18,8 @@ from gerund.errors import ConfigError, MissingDependencyError, ModelError, Outpu
 from gerund.exporting import onnx as exporting
 from gerund.exporting.onnx import Prepared
 from gerund.exporting.shared import plain_tokenizer
+from gerund.models.head_settings import HeadConfig
+from gerund.models.heads import ProjectionHead, WordVectors
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
@@ -42,8 +46,8 @@ needs_onnx = pytest.mark.skipif(
 
 @needs_onnx
 @pytest.mark.slow
-def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = gerund.load(tiny_folder, attention="inter-bidir", k=2, dtype="float32")
+def test_vectors(two_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = gerund.load(two_layers, attention="inter-bidir", k=1, dtype="float32")
     done = lm.export(tmp_path / "out", "onnx")
     assert done.load == f"onnxruntime.InferenceSession({str(tmp_path / 'out' / 'model.onnx')!r})"
     found = readme_vectors(tmp_path / "out", TEXTS, monkeypatch)
@@ -61,7 +65,7 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert 0.98 < cosines.min() < 0.9999999
     assert (eight / "model.onnx").stat().st_size < 0.8 * (tmp_path / "out" / "model.onnx").stat().st_size
     # Beside a model that is read otherwise, the same graph is found to be wrong.
-    other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
+    other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
     prepared = Prepared(other, plain_tokenizer(other), {"": 0})
     with pytest.raises(ModelError, match="onnxruntime computes other vectors than gerund"):
         exporting.check(prepared, tmp_path / "out" / "model.onnx")
@@ -74,12 +78,14 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @needs_onnx
 @pytest.mark.slow
-def test_prompts_skips_and_a_sliding_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_skips_a_sliding_window_and_a_head_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph finds words by a search of its own."""
     lm = gerund.load(save_tiny(tmp_path / "base", "mistral"), dtype="float32")
     plan = AttentionPlan("mask0-bidir", k=2, skips=3)
     config = EncoderConfig(plan, prompts={"query": "Q:"}, append_eos=True, max_length=20)
-    without = LanguageModel(lm.model, lm.tokenizer, replace(config, attention=replace(plan, skips=None)))
-    lm = LanguageModel(lm.model, lm.tokenizer, config)
+    head = head_with_words(lm.tokenizer, TEXTS[:3])
+    without = LanguageModel(lm.model, lm.tokenizer, replace(config, attention=replace(plan, skips=None)), head=head)
+    lm = LanguageModel(lm.model, lm.tokenizer, config, head=head)
     lm.export(tmp_path / "out", "onnx")
     settings = json.loads((tmp_path / "out" / "onnx.json").read_text())
     assert settings["prompts"] == {"query": "Q:"}
@@ -88,6 +94,7 @@ def test_prompts_skips_and_a_sliding_window(tmp_path: Path, monkeypatch: pytest.
         found = readme_vectors(tmp_path / "out", [prompt + text for text in TEXTS], monkeypatch, begin)
         with pytest.warns(UserWarning, match="were cut"):
             vectors, other_vectors = (own.encode(TEXTS, prompt=prompt) for own in (lm, without))
+        assert vectors.shape == (len(TEXTS), 16)
         np.testing.assert_allclose(found, vectors, atol=1e-5)
         assert not np.allclose(found, other_vectors, atol=1e-3)
 
@@ -128,11 +135,27 @@ def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: p
 
 
 @needs_onnx
-@pytest.mark.slow
-def test_a_head_with_vectors_of_words(bundled: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bundled model's; the graph finds words by a search of its own."""
+@pytest.mark.full  # torch takes a minute for a model of this size; random vectors of words are tried above
+def test_the_bundled_model(bundled: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled.export(tmp_path / "out", "onnx")
     texts = ["The Cameron Hawkes flew over words; the end.", "NAIVE cafe 3.5 times, don't", "unbelievably"]
     found = readme_vectors(tmp_path / "out", texts, monkeypatch)
     assert found.shape == (3, bundled.dimensions)
     np.testing.assert_allclose(found, bundled.encode(texts), atol=5e-3)  # bfloat16 beside float32
+
+
+def head_with_words(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> ProjectionHead:
+    """Return a head that has random vectors of tokens, and of the words of some texts."""
+    every = WordVectors(len(tokenizer), 1, 1)
+    every.read_tokens(tokenizer)
+    rows = [tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids for text in texts]
+    keys = torch.cat([every.words(ids, torch.ones_like(ids, dtype=torch.bool))[1] for ids in rows]).unique()
+    head = ProjectionHead(HeadConfig(32, 16, "linear", vocabulary=len(tokenizer), words=len(keys)))
+    assert head.tokens is not None
+    assert head.words is not None
+    head.tokens.weight.data.normal_(generator=torch.Generator().manual_seed(1))
+    head.words.read_tokens(tokenizer)
+    head.words.keys_W.copy_(keys)
+    head.words.values_WE.random_(-127, 128, generator=torch.Generator().manual_seed(2))
+    head.words.scales_W.fill_(0.02)
+    return head

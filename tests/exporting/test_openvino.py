@@ -25,8 +25,8 @@ needs_openvino = pytest.mark.skipif(
 
 @needs_openvino
 @pytest.mark.slow
-def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = gerund.load(tiny_folder, attention="inter-bidir", k=2, dtype="float32")
+def test_vectors(two_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = gerund.load(two_layers, attention="inter-bidir", k=1, dtype="float32")
     lm = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Q:"}))
     done = lm.export(tmp_path / "out", "openvino")
     assert done.load == f"openvino.Core().compile_model({str(tmp_path / 'out' / 'openvino_model.xml')!r}, 'CPU')"
@@ -40,7 +40,7 @@ def test_vectors(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             found = readme_vectors(tmp_path / "out", [prompt + text for text in texts], monkeypatch, begin)
             np.testing.assert_allclose(found, lm.encode(texts, prompt=prompt), atol=1e-5)
     # Beside a model that is read otherwise, the same graph is found to be wrong.
-    other = gerund.load(tiny_folder, attention="bidir", dtype="float32").runtime
+    other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
     prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
     with pytest.raises(ModelError, match="OpenVINO computes other vectors than gerund"):
         exporting.check(prepared, tmp_path / "out" / "openvino_model.xml")

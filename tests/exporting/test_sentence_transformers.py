@@ -84,7 +84,7 @@ def test_the_folder_says_in_which_type_it_was_checked(tiny_folder: Path, tmp_pat
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").dtype == getattr(torch, dtype)
 
 
-@pytest.mark.sweep(quick=5, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")  # echo has room for half a text
 @pytest.mark.parametrize("name", [name for name in PLAN_NAMES if name not in ("causal", "bidir", "hybrid")])
 def test_plans_with_our_own_class(tiny_folder: Path, tmp_path: Path, name: str) -> None:
@@ -113,7 +113,7 @@ def test_a_plan_that_comes_to_bidir(tiny_folder: Path, tmp_path: Path) -> None:
     assert_same(lm, plain(lm, tmp_path / "out"))
 
 
-@pytest.mark.sweep(quick=6, check=9)
+@pytest.mark.sweep(quick=5, check=5)
 @pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
 @pytest.mark.parametrize("append_eos", [True, False])
 @pytest.mark.parametrize("bos", [True, False])
@@ -179,7 +179,7 @@ def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None
     assert_same(lm, custom(lm, tmp_path / "out", "weights of a weighted mean"), (None, ""))
 
 
-@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning", "ignore:The explicitly set RoPE")
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture(tmp_path: Path, architecture: str) -> None:

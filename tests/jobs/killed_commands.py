@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import mteb  # noqa: F401  (once here rather than in every child)
 import torch
 
 from gerund.cli.main import run
@@ -20,6 +21,7 @@ from gerund.inference.encode import batches, sweep
 from gerund.inference.encode.runtime import Batch, EncoderRuntime
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.settings.model_spec import ModelSpec
+from tests.tiny import save_tiny
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 N_TEXTS = 200
@@ -120,18 +122,18 @@ def check(
     print(len(undisturbed), "passes")
 
 
-def embed_command(source: Path) -> Callable[[Path], list[object]]:
+def embed_command(source: Path, model: Path) -> Callable[[Path], list[object]]:
     def command(target: Path) -> list[object]:
         target.mkdir(exist_ok=True)
-        return ["embed", source, "-o", target / "out.parquet"]
+        return ["embed", source, "-m", model, "-o", target / "out.parquet"]
 
     return command
 
 
-def eval_command(data: Path) -> Callable[[Path], list[object]]:
+def eval_command(data: Path, model: Path) -> Callable[[Path], list[object]]:
     def command(target: Path) -> list[object]:
         plans = ["--plan", "causal", "--plan", "mask0-bidir:k=2"]
-        return ["eval", "--tasks", "sts", "--data", data, "-o", target, "--no-pictures", *plans]
+        return ["eval", model, "--tasks", "sts", "--data", data, "-o", target, "--no-pictures", *plans]
 
     return command
 
@@ -145,7 +147,7 @@ def cached(report: Path) -> dict[str, bytes]:
 def write(folder: Path) -> tuple[Path, Path]:
     rng = random.Random(3)
     texts = [
-        " ".join(rng.choices(["a", "cat", "house", "rain", "snow", "the"], k=rng.randint(1, 40)))
+        " ".join(rng.choices(["a", "cat", "house", "rain", "snow", "the"], k=rng.randint(1, 12)))
         for _ in range(N_TEXTS)
     ]
     source = folder / "in.txt"
@@ -159,16 +161,17 @@ def write(folder: Path) -> tuple[Path, Path]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    load(ModelSpec()).encode("imports everything once")
     place = Path(sys.argv[1])
+    tiny = save_tiny(place / "model")
+    load(ModelSpec(model=str(tiny))).encode("imports everything once")
     text_file, data_folder = write(place)
     (place / "embed").mkdir()
     (place / "eval").mkdir()
     check(
         place / "embed",
-        embed_command(text_file),
+        embed_command(text_file, tiny),
         lambda target: (target / "out.parquet").read_bytes(),
         f"of {N_TEXTS} rows are kept in ",
         (AT_ONCE, NEVER),
     )
-    check(place / "eval", eval_command(data_folder), cached, "run the same command again to continue", (AT_ONCE,))
+    check(place / "eval", eval_command(data_folder, tiny), cached, "run the same command again to continue", (AT_ONCE,))

@@ -230,12 +230,12 @@ def main(folder: Path, names: list[str]) -> None:
     options = (
         {} if address != "local" else {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 * 2**20}
     )
-    for attempt in range(3):
+    for attempt in range(2):
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error", **options)
             break
         except Exception as error:
-            if attempt == 2 or "timed out during startup" not in str(error):
+            if attempt == 1 or "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
     print(json.dumps({"check": "started", "seconds": round(time.process_time(), 1)}), flush=True)

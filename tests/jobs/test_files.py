@@ -253,9 +253,9 @@ def killed_after(operations: int, action) -> bool:
     return code == KILLED
 
 
-def kills(action, check) -> int:
+def kills(action, check, every: int = 1) -> int:
     """Kill ``action`` before its first, second, ... operation and check what is left; return how many there are."""
-    for operation in range(1000):
+    for operation in range(0, 1000, every):
         died = killed_after(operation, action)
         check(died)
         if not died:
@@ -322,8 +322,8 @@ def test_what_a_killed_one_has_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == bystanders | {"out"}
 
 
-@pytest.mark.slow
-def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize("every", [pytest.param(7, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.full)])
+def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Path, every: int) -> None:
     lm = gerund.load(tiny_folder, k=1, dtype="float32")
     lm.fingerprint()  # threads do not survive a fork
     other = gerund.load(tiny_folder, k=2, dtype="float32")
@@ -339,7 +339,7 @@ def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Pat
         seen.append(contents(target) == new)
         assert seen[-1] or contents(target) == old
 
-    assert kills(lambda: lm.save(target, overwrite=True), check) > 20
+    assert kills(lambda: lm.save(target, overwrite=True), check, every) > 20
     assert seen[0] is False
     assert seen[-1] is True
 

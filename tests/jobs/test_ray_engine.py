@@ -16,15 +16,16 @@ from gerund.jobs.engine import make_engine
 from tests.jobs import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
-# Work that other tests spread over local processes, in the same way.
-AS_LOCALLY = (
-    ray_session.mined_to_the_byte,
-    ray_session.negatives_made_to_the_byte,
-    ray_session.indexed_as_by_this_process,
-    ray_session.encoded_for_an_evaluation_as_by_this_process,
+# Of what Ray does, `make check` looks at these; every other one needs workers of its own, which take long to start.
+IN_SHORT = (
+    ray_session.every_shard_once,
+    ray_session.a_refusal_is_one_sentence,
+    ray_session.a_killed_worker_is_replaced,
+    ray_session.another_gerund_is_refused,
+    ray_session.by_name,
 )
 NAMES = [
-    pytest.param(check.__name__, marks=pytest.mark.full if check in AS_LOCALLY else pytest.mark.slow)
+    pytest.param(check.__name__, marks=pytest.mark.slow if check in IN_SHORT else pytest.mark.full)
     for check in ray_session.CHECKS
 ]
 # Under a minute on a quiet machine, of which starting processes is most; many times as long beside other work.

@@ -164,10 +164,12 @@ class TestPutOff:
         assert heard == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.full)],
+)
 def test_a_command_says_what_is_kept(tmp_path, number):
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(6_000))
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", articles(4_000))
     parts = tmp_path / "out.jsonl.parts"
     with started(SMALL_PARTS, "mine", corpus, "-o", tmp_path / "out.jsonl", "-j", 2) as process:
         deadline = time.monotonic() + SECONDS

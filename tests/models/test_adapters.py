@@ -75,7 +75,7 @@ def logits(lm: gerund.LanguageModel) -> torch.Tensor:
     return lm.model(IDS).logits
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=6)
 def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = adapted
     plain, lm = load(base, attention="causal"), load(base, adapter, attention="causal")
@@ -103,7 +103,7 @@ def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=6)
 def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     lm = load(*adapted, k=2)
     before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
@@ -321,7 +321,7 @@ def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 SPAN = ("the old man", " looked at", " the sea")
 SAMPLED = Sampling(temperature=1.0, top_p=0.9, seed=3)
-ROUNDS = 12
+ROUNDS = 6
 LAYERS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "gemma2": "all-linear"}
 
 

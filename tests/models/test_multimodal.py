@@ -58,6 +58,7 @@ def towers(model):
     return [part for name, part in model.named_modules() if name.split(".")[-1] in ("vision_tower", "visual")]
 
 
+@pytest.mark.sweep(quick=1, check=3)
 def test_the_text_half_is_exact_and_the_towers_stand_still(saved, tmp_path):
     kind, folder = saved
     plan = AttentionPlan("mask0-bidir", k=3)

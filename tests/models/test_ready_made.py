@@ -157,7 +157,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sweep(quick=1, check=17)
+@pytest.mark.sweep(quick=1, check=9)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_vectors_of_sentence_transformers(tmp_path: Path, name: str) -> None:
     settings = dict(LAYOUTS[name])

@@ -9,6 +9,7 @@ from gerund.retrieval import embedding
 from gerund.retrieval.embedding import embedded_by, embedding_pool, shards_of
 from gerund.retrieval.indexing import migrate_index
 from gerund.worker_model import WorkerModel
+from tests.jobs.pickled import PickledEngine
 
 DOCUMENTS = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5), f"Cat {i}") for i in range(20)]
 
@@ -34,11 +35,19 @@ def similarities(index, mode="hybrid"):
     return {(hit.source, hit.start): hit.similarity for hit in index.search("cat 7", k=1000, mode=mode)}
 
 
-@pytest.mark.parametrize(("workers", "late"), [(1, False), (1, True), pytest.param(2, False, marks=pytest.mark.slow)])
-def test_the_same_hits(lm, small_shards, workers, late):
+@pytest.mark.parametrize(
+    ("engine", "late"),
+    [
+        (LocalEngine(1), False),
+        (PickledEngine(2), True),
+        pytest.param(LocalEngine(2), False, marks=pytest.mark.full),
+    ],
+    ids=["here", "pickled", "processes"],
+)
+def test_the_same_hits(lm, small_shards, engine, late):
     alone = indexed(lm, tokens=40, late=late)
     spread = gerund.open_index(None, lm, chunking=alone.chunking)
-    with embedded_by(LocalEngine(workers), spread):
+    with embedded_by(engine, spread):
         spread.add_documents(DOCUMENTS[:12])
         spread.add_documents(DOCUMENTS[12:])
     assert spread.elsewhere is None

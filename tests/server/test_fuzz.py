@@ -40,7 +40,7 @@ def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path, examples: int) 
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(5, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
+    "examples", [pytest.param(2, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
 )
 def test_chats_with_tools(with_tools: Running, tmp_path: Path, examples: int) -> None:
     routes = ("/api/chat", "/v1/responses", "/v1/chat/completions")
@@ -51,7 +51,7 @@ def test_chats_with_tools(with_tools: Running, tmp_path: Path, examples: int) ->
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(60, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
+    "examples", [pytest.param(30, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
 )
 def test_chats_with_an_index(indexed: Running, examples: int) -> None:
     pytest.importorskip("hypothesis")

@@ -227,7 +227,7 @@ class TestFullDisk:
 
 @pytest.mark.slow
 def test_killed_process_resumes_bit_equal(everything, tmp_path):
-    everything.update(steps=18, save_steps=2, snapshot_steps=None, eval_steps=18)
+    everything.update(steps=10, save_steps=2, snapshot_steps=None, eval_steps=10)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(everything), "utf-8")
     output = tmp_path / "killed"
@@ -237,7 +237,7 @@ def test_killed_process_resumes_bit_equal(everything, tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},  # as many as here
         stderr=subprocess.DEVNULL,
     )
-    while not (output / "checkpoints" / "checkpoint-8" / "manifest.json").exists():
+    while not (output / "checkpoints" / "checkpoint-4" / "manifest.json").exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

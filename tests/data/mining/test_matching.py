@@ -113,7 +113,7 @@ def check(draw, alphabet):
 EACH_ALPHABET = pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=ALPHABETS.keys())
 
 
-@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("part", range(4))
 @EACH_ALPHABET
 def test_equal_to_all_substrings(alphabet, part):
@@ -131,7 +131,7 @@ def test_other_weights_equal_to_all_substrings():
             assert rows(find_pairs([sentences], rule)) == reference.pairs(sentences, rule)
 
 
-@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("bits", [0, 3])
 @EACH_ALPHABET
 def test_colliding_hashes_decide_nothing(monkeypatch, alphabet, bits):
@@ -141,7 +141,7 @@ def test_colliding_hashes_decide_nothing(monkeypatch, alphabet, bits):
     assert sum(check(draw, alphabet) for _ in range(15)) > 5
 
 
-@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("bits", [2, 64])
 @EACH_ALPHABET
 def test_the_search_over_weights_finds_the_same_spans(monkeypatch, alphabet, bits):
@@ -252,7 +252,7 @@ class TestRule:
 
 
 class TestSpans:
-    @pytest.mark.sweep(quick=0, check=5)
+    @pytest.mark.sweep(quick=0, check=3)
     @pytest.mark.parametrize("seed", range(20))
     def test_are_common_and_maximal(self, seed):
         draw = random.Random(seed)

@@ -13,6 +13,7 @@ from gerund.evaluation.systems.language_model import encoded_by
 from gerund.evaluation.systems.selection import systems_of
 from gerund.jobs.engine import LocalEngine
 from gerund.settings.model_spec import EncoderSpec
+from tests.jobs.pickled import PickledEngine
 
 TEXTS = [*(f"{'the cat and ' * (i % 4)}text {i}" for i in range(10)), ""]
 
@@ -55,11 +56,13 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
             np.testing.assert_allclose(own, wanted, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_two_processes(lm, monkeypatch):
+@pytest.mark.parametrize(
+    "engine", [PickledEngine(2), pytest.param(LocalEngine(2), marks=pytest.mark.full)], ids=["pickled", "processes"]
+)
+def test_two_processes(lm, monkeypatch, engine):
     monkeypatch.setattr(workers, "_SHARD", 3)
     [system] = systems_of([lm], [EncoderSpec(attention="bidir")])
-    with encoded_by(LocalEngine(2), [system]):
+    with encoded_by(engine, [system]):
         found = system.encode(TEXTS, normalize=True)
     np.testing.assert_allclose(found, system.lm.encode(TEXTS, normalize=True, empty="zeros"), atol=1e-6)
 

@@ -239,7 +239,7 @@ def runtime_of(folder, name="llama", **changes):
     return causal_runtime(lm.model, lm.tokenizer)
 
 
-@pytest.mark.sweep(quick=6, check=15)
+@pytest.mark.sweep(quick=6, check=8)
 @pytest.mark.parametrize("name", sorted({**CONFIGS, **GIVEN, **LATENT}))
 def test_equals_a_copy_for_every_row(tmp_path, name):
     runtime = runtime_of(tmp_path, name)

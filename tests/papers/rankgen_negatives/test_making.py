@@ -1,8 +1,6 @@
 """Passages and their negatives: what they are, that workers make the same, and what cannot be made."""
 
 import json
-import pickle
-from contextlib import contextmanager
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +15,7 @@ from gerund.papers import rankgen_negatives as negative_passages
 from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
 from tests.cli.helpers import run_cli
+from tests.jobs.pickled import PickledEngine
 from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
 
 
@@ -163,7 +162,7 @@ class TestElsewhere:
         assert made.generated > 0
         assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
 
-    @pytest.mark.slow
+    @pytest.mark.full  # starting them takes longest; the work of one that is sent to another is tried below
     def test_two_processes_make_the_same_bytes(self, books, tmp_path, tiny_folder):
         demand_same_elsewhere(LocalEngine(2), books, tmp_path, tiny_folder)
 
@@ -171,23 +170,12 @@ class TestElsewhere:
     def test_on_the_command_line(self, books, tmp_path, tiny_folder):
         arguments = ["--prefix-words", 20, "--fewest-words", 3, "--most-words", 9, "--per-document", 3, "-m"]
         arguments += [tiny_folder, "--hard", 1, "--scorer", "overlap", "--json"]
-        with patch.object(engine, "LocalEngine", _Single):
+        with patch.object(engine, "LocalEngine", PickledEngine):
             ran = run_cli("negatives", books, "-o", tmp_path / "spread", *arguments, "--workers", 2)
         assert ran.code == 0, ran.err
         alone = run_cli("negatives", books, "-o", tmp_path / "alone", *arguments)
         assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
         assert json.loads(ran.out)["passages"] == json.loads(alone.out)["passages"] > 0
-
-
-class _Single(LocalEngine):
-    """Says that it has two workers, of which this process is the only one."""
-
-    @contextmanager
-    def pool(self, work, **_):
-        assert self.workers == 2
-        pickle.loads(pickle.dumps(work))
-        with LocalEngine(1).pool(work) as pool:
-            yield pool
 
 
 def test_documents_that_cannot_be_used_are_passed_over_and_listed(books, tmp_path):

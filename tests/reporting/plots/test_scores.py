@@ -157,7 +157,7 @@ def test_more_points_than_there_is_room_for_are_all_named():
     assert len(texts(axis)) == 60
 
 
-@pytest.mark.sweep(quick=3)
+@pytest.mark.sweep(quick=3, check=6)
 @pytest.mark.parametrize(
     "draw",
     [

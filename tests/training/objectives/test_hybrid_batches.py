@@ -133,7 +133,7 @@ class TestShares:
                 assert not any(selected)
 
 
-@pytest.mark.sweep(quick=4, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("eos", [False, True])
 @pytest.mark.parametrize("build", BUILD)
 @pytest.mark.parametrize("predict", ["next", "same"])
