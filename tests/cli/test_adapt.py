@@ -44,7 +44,7 @@ def test_what_cannot_be_used_is_refused_before_the_model_is_loaded(tmp_path, tex
     assert "no such file or folder" in mistake("--texts", tmp_path / "none", "-o", out)
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "no file in there can be read" in mistake("--texts", empty, "-o", out)
+    assert "there is no file to read" in mistake("--texts", empty, "-o", out)
     three = write(tmp_path / "three.jsonl", documents(3))
     assert "3 documents are too few to adapt to" in mistake("--texts", three, "-o", out)
     assert "minutes=0 leaves no time to train" in mistake("--texts", texts, "-o", out, "--minutes", 0)

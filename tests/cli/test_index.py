@@ -196,7 +196,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["index", "-o", "my.index", "--migrate", "--prune"], "--prune removes what lay in PATHS"),
         (["index", "-o", "new", "--migrate"], "there is no index yet, so nothing to migrate"),
         (["index", "nowhere", "-o", "my.index"], "nowhere: no such file or folder"),
-        (["index", "empty", "-o", "my.index"], "no file in there can be read"),
+        (["index", "empty", "-o", "my.index"], "there is no file to read"),
         (["index", "notes", "-o", "notes"], "notes is not an index: it contains"),
         (["index", "notes", "-o", "notes/rail.txt"], "is a file; an index is a folder"),
         (["index", "notes", "-o", "new", "--chunk-tokens", 0], "`tokens` must be at least 1, got 0"),

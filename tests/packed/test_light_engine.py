@@ -222,6 +222,9 @@ def test_a_server_without_torch(light: LightModel):
         "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]) == expected
     )
     assert json.loads(text)["choices"][0]["text"] == light.generate("the cat", 6)[0].text
+    [entry] = json.loads(good[14][1])["models"]
+    assert entry["size"] == light.path.stat().st_size
+    assert (entry["details"]["format"], entry["details"]["quantization_level"]) == ("gguf", "Q8_0")
     vectors = [item["embedding"] for item in json.loads(good[6][1])["data"]]
     np.testing.assert_allclose(vectors, light.encode(TEXTS), atol=1e-5)
     ranking, results = light.rerank(QUERY, DOCUMENTS), json.loads(good[8][1])["results"]

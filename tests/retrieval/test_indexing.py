@@ -192,7 +192,7 @@ def test_a_broken_file_stops_no_other(store, tmp_path):
 
 def test_nothing_readable(store, tmp_path):
     (tmp_path / "picture.png").write_text("x")
-    with pytest.raises(DataError, match=r"no file in there can be read; the endings of those that can are \.txt, \.md"):
+    with pytest.raises(DataError, match=r"there is no file to read; files are read that end in \.txt, \.md"):
         add(store, tmp_path)
 
 

@@ -167,6 +167,19 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tools": TOOLS, "tool_choice": "weather"}, 'tool_choice is none, auto, required, or {"type": "function", '),
+        ({"tools": [{"type": "function", "name": "f"}]}, 'name belongs in "function", as in {"type": "function", '),
+    ],
+)
+def test_what_is_right_instead(with_tools: Running, body: dict[str, Any], words: str) -> None:
+    found = with_tools.post(CHAT, messages=HELLO, **body)
+    assert found.status_code == 400
+    assert words in found.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("body", "param", "code"), REFUSED)
 def test_mistakes(with_tools: Running, body: dict[str, Any], param: str, code: str | None) -> None:
     found = with_tools.post(CHAT, **{"messages": HELLO, **body})

@@ -90,7 +90,7 @@ def files_of(paths: Sequence[Path], output: Path | None = None) -> list[Path]:
     files = find_files(paths)
     if not files:
         raise DataError(
-            f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
+            f"{', '.join(map(str, paths))}: there is no file to read; files are read that end in "
             f"{', '.join(f'.{name}' for name in endings())}"
         )
     return files

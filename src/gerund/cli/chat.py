@@ -120,7 +120,8 @@ def _functions(named: list[str]) -> dict[str, "Callable[..., Any]"]:
         try:
             function = getattr(import_module(module), name)
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"--tools {item}: {type(error).__name__}: {error}") from error
+            hint = "" if not module.endswith(".py") else f"; name the module without .py: {module[:-3]}:{name}"
+            raise ConfigError(f"--tools {item}: {type(error).__name__}: {error}{hint}") from error
         from gerund.inference.generate.tools import function_tool
 
         if not callable(function):

@@ -172,7 +172,7 @@ def welcome(
         *([f"  model {name}+index: chats are answered from the index"] if has_index else []),
         *(["  /mcp                  the index, for programs that speak the Model Context Protocol"] if mcp else []),
         f"  {where}/ is a page to try all of it in a browser",
-        f"  key: {'needed on every route' if has_key else 'none; this machine alone may ask'}",
+        f"  key: {'needed on every route' if has_key else 'none; only this machine can reach it'}",
         "Try:",
         f"  curl {where}/v1/embeddings -H 'Content-Type: application/json'{key} -d '{body}'",
     ])  # fmt: skip

@@ -77,8 +77,8 @@ def bundled_for(spec: ModelSpec, config: Any, files: Callable[[], Sequence[Path]
 def tell_bundled(name: str) -> None:
     """Say that a model encodes with an adapter that was not asked for."""
     say_once(
-        f"{name} encodes with the adapter that comes with gerund for it; adapter none loads the model alone (and "
-        "adapter auto does not say this)"
+        f"{name} encodes with the adapter that comes with gerund for it. Load it with adapter none to encode without, "
+        "or with adapter auto to leave out this note"
     )
 
 

@@ -89,7 +89,7 @@ class _Reader:
         except TokenError as error:
             rest = _CLOSED.sub(lambda closed: " " * len(closed[0]), self._where)
             start = min((place for sign in ("'", '"', "/*") if (place := rest.find(sign)) >= 0), default=None)
-            raise self._refused("what begins there is not closed", start) from error
+            raise self._refused("a quotation or comment that begins there does not end", start) from error
         for token in tokens:
             if token.token_type == TokenType.SEMICOLON:
                 raise self._refused("a filter is one condition, without a semicolon", token.start)

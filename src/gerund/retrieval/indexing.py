@@ -140,7 +140,7 @@ class Writer:
         files = find_files([path for path in paths if path.exists() or not _below([path], places)])
         if not files and not prune:
             raise DataError(
-                f"{', '.join(map(str, paths))}: no file in there can be read; the endings of those that can are "
+                f"{', '.join(map(str, paths))}: there is no file to read; files are read that end in "
                 f"{', '.join(f'.{name}' for name in endings())}"
             )
         with (

@@ -74,6 +74,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     message, path = error.detail, request.url.path[:_LONGEST_PATH]
     if status == 404 and message == "Not Found":
         message = f"there is no route {path}; this server prints its routes when it starts"
+        if path == "/mcp":
+            message = f"there is no route {path} without the server's options --mcp and --index"
     elif status == 405 and message == "Method Not Allowed":
         message = f"{path} takes {(error.headers or {}).get('Allow', 'another method')}, not {request.method}"
     response = _response(request, ApiError(message, status, code=_CODES.get(status)))

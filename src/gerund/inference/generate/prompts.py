@@ -118,7 +118,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ``ModelError`` for a model without a chat template."""
     if not tokenizer.chat_template:
         raise ModelError(
-            "this model has no chat template. Load an instruction-tuned model, or pass a plain string to `generate()`."
+            "this model has no chat template. Load an instruction-tuned model, or continue plain text: `generate`."
         )
 
 

@@ -1,13 +1,17 @@
 """Ollama's routes: chat, generate, embeddings, and descriptions of the model."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from gerund.errors import GerundError
+from gerund.gguf_file import parts_of, read_file
 from gerund.inference.generate.prompts import has_tools_in_template
 from gerund.models.kinds import is_encoder_decoder
+from gerund.models.sources import find_spec
 from gerund.server.answer_work import AnswerWork, answer_work
 from gerund.server.errors import ERRORS
 from gerund.server.generation_work import GenerationWork, chat_work, text_work
@@ -153,6 +157,11 @@ async def version() -> JSONResponse:
     return JSONResponse({"version": OLLAMA_VERSION})
 
 
+# The types of whole files, by llama.cpp's numbers (``general.file_type``).
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
+}  # fmt: skip
 _NOTHING = Generation("", [], 0.0, True)
 _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
 
@@ -176,28 +185,43 @@ def _chat_work(service: Service, body: OllamaChatRequest | OllamaGenerateRequest
 
 
 def _entry(service: Service, name: str | None = None) -> dict[str, Any]:
-    name = name or service.names[0]
+    name, file = name or service.names[0], _gguf_file(service)
     return {
         "name": name,
         "model": name,
         "modified_at": moment(service.created),
-        "size": service.lm.model.get_memory_footprint(),
+        "size": service.lm.model.get_memory_footprint() if file is None else sum(map(_size, parts_of(file))),
         "digest": service.lm.weights_hash,
         "details": _details(service),
     }
 
 
 def _details(service: Service) -> dict[str, Any]:
-    model = service.lm.model
+    model, file = service.lm.model, _gguf_file(service)
     kind = str(model.config.model_type)
+    stored = str(model.dtype).removeprefix("torch.")
+    if file is not None:
+        stored = _FILE_TYPES.get(read_file(file).metadata.get("general.file_type", -1), "unknown")
     return {
         "parent_model": "",
-        "format": "gguf" if service.lm.name.endswith(".gguf") else "safetensors",
+        "format": "safetensors" if file is None else "gguf",
         "family": kind,
         "families": [kind],
         "parameter_size": f"{service.lm.n_parameters / 1e6:.0f}M",
-        "quantization_level": str(model.dtype).removeprefix("torch."),
+        "quantization_level": stored,
     }
+
+
+def _gguf_file(service: Service) -> Path | None:
+    """Return the file of a model that was opened from one."""
+    try:
+        return find_spec(service.lm.spec).gguf
+    except GerundError:  # it was made in memory, or its files are gone
+        return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _capabilities(service: Service) -> list[str]:

@@ -91,6 +91,9 @@ class Body(BaseModel):
     without_effect: ClassVar[Accepted | None] = {}
     """Fields that are accepted and ignored; None accepts all."""
 
+    misplaced: ClassVar[Mapping[str, str]] = {}
+    """Fields that belong elsewhere, with the place."""
+
     @model_validator(mode="before")
     @classmethod
     def refuse_unknown(cls, body: Any) -> Any:
@@ -106,6 +109,8 @@ class Body(BaseModel):
             message = f"{shown} is not supported here; leave it out"
             if close:
                 message = f"there is no field {shown!r}; did you mean {close[0]!r}?"
+            elif name in cls.misplaced:
+                message = f"{shown} belongs in {cls.misplaced[name]}"
             elif cls.without_effect.get(name, ANY) is not ANY:
                 message = f"{shown} is supported with its usual value alone; leave it out"
             raise not_supported(shown, message)
@@ -170,7 +175,8 @@ def worst(errors: list[dict[str, Any]], body: Any) -> tuple[str, str, str | None
     placed = [(place_of(error, body), error) for error in errors]
     first = placed[0][0].split(".")[0]
     of_field = [item for item in placed if item[0].split(".")[0] == first]
-    of_values = [item for item in of_field if not item[1]["type"].endswith("_type")]
+    of_types = ("_type", "literal_error") if first in _FORMS else ("_type",)
+    of_values = [item for item in of_field if not item[1]["type"].endswith(of_types)]
     place, error = max(of_values or of_field, key=lambda item: item[0].count("."))
     if error["type"] == _UNKNOWN:
         return place, error["msg"], "not_supported"

@@ -1,6 +1,6 @@
 """Tools in bodies: what is offered, which calls are allowed, and earlier calls in messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -27,6 +27,9 @@ class Tool(Body):
     """A tool in OpenAI's form."""
 
     without_effect: ClassVar[Accepted | None] = {"cache_control": ANY}
+    misplaced: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ToolFunction.model_fields, '"function", as in {"type": "function", "function": {"name": ...}}'
+    )
     type: Literal["function"] = "function"
     function: ToolFunction
 
