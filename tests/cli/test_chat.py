@@ -45,13 +45,14 @@ def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    seen = []
+    seen, choices = [], []
 
     class Stream(list):
         """A stream whose text is known before."""
 
     def stream(self, messages, max_new_tokens, sampling, **options):
         seen.append([dict(message) for message in messages])
+        choices.append(options["tool_choice"])
         calls = (gerund.types.ToolCall("double", '{"number": 21}', "1"),) if len(messages) == 1 else ()
         found = Stream([] if calls else ["It is", " 42."])
         found.result = gerund.types.Generation("".join(found), [], 0.0, True, tool_calls=calls)
@@ -62,6 +63,13 @@ def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
     assert (ran.code, ran.out) == (0, "It is 42.\n")
     assert 'double({"number": 21}) -> 42' in ran.err
     assert seen[1][-1] == {"role": "tool", "content": "42", "tool_call_id": "1", "name": "double"}
+    for choice in ("double", "none"):
+        options = ("--tools", "toolbox_of_test_chat:double", "--tool-prompt", "generic", "--tool-choice", choice)
+        assert run_cli("chat", folder, *options, stdin="21?").code == 0
+    assert choices == [None, "auto", "double", "auto", "none", "none"]
+    with no_loading():
+        ran = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", "--tool-choice", "treble", stdin="a")
+    assert (ran.code, "valid are: auto, none, required, double" in ran.err) == (2, True)
     for named, words in (
         ("double", "MODULE:FUNCTION"), ("nowhere:double", "No module named"),
         ("toolbox_of_test_chat:x", "not a function"), ("toolbox_of_test_chat:y", "no attribute"),

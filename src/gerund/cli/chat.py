@@ -63,6 +63,12 @@ def command(
             "that SmolLM2 was trained on. [default: the model's own template]"
         ),
     ] = None,
+    tool_choice: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether a function is called first: auto, none, required, or the function's name. [default: auto]"
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Chat with a model, in the form of its own chat template.
@@ -88,6 +94,8 @@ def command(
     if tool_prompt is not None:
         one_of("tool_prompt", tool_prompt, get_args(ToolPrompt))
     functions = _functions(tools or [])
+    if tool_choice is not None:
+        one_of("tool_choice", tool_choice, ("auto", "none", "required", *functions) if functions else ("none",))
     talks = messages is None and sys.stdin.isatty()
     if talks and as_json:
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")
@@ -97,7 +105,7 @@ def command(
 
     lm = load_writer(spec, only_writes=True)
     require_chat_template(lm.tokenizer)
-    answers = _Answers(lm, how, functions, tool_prompt)
+    answers = _Answers(lm, how, functions, tool_prompt, tool_choice)
     if talks:
         _talk(answers, conversation)
     elif as_json:
@@ -152,6 +160,7 @@ class _Answers:
     how: "Asked"
     functions: dict[str, "Callable[..., Any]"]
     tool_prompt: str | None
+    tool_choice: str | None
 
     def show(self, conversation: list[dict[str, Any]]) -> str:
         """Print the next turn as it comes, and return it."""
@@ -168,7 +177,9 @@ class _Answers:
 
         max_new_tokens, sampling, asked = self.how
         of_tools: Any = {"tools": list(self.functions.values()), "tool_prompt": self.tool_prompt}
-        for _ in range(_MOST_ROUNDS):
+        for number in range(_MOST_ROUNDS):
+            # A call that is required in every turn would leave no turn for the answer.
+            of_tools["tool_choice"] = "auto" if number and self.tool_choice != "none" else self.tool_choice
             stream = self.lm.stream(check_conversation(conversation), max_new_tokens, sampling, **asked, **of_tools)
             for piece in stream:
                 show(piece)
