@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from typing import Protocol
 
 LINE_SECONDS = 30.0
 """Seconds between two lines where there is no terminal."""
 _SHORT_STAGE_SECONDS = 5.0
 
+# Counts what silent ``progress`` blocks do, as a share of their work.
+_counter: ContextVar[Callable[[float], None] | None] = ContextVar("gerund_progress_counter", default=None)
 _line_seconds: ContextVar[float | None] = ContextVar("gerund_progress_line_seconds", default=None)
 
 
@@ -27,8 +30,25 @@ def progress_lines(seconds: float = LINE_SECONDS) -> Iterator[None]:
         _line_seconds.reset(token)
 
 
+class Advance(Protocol):
+    """Advances a bar, whose total and label may change when more is known."""
+
+    def __call__(self, steps: int, /, *, total: int | None = None, label: str | None = None) -> None:
+        """Add steps."""
+
+
 @contextmanager
-def progress(total: int | None, label: str, *, show: bool | None = None) -> Iterator[Callable[[int], None]]:
+def counted_by(count: Callable[[float], None]) -> Iterator[None]:
+    """Let silent ``progress`` of called work report each step to ``count``, as a share of that work."""
+    token = _counter.set(count)
+    try:
+        yield
+    finally:
+        _counter.reset(token)
+
+
+@contextmanager
+def progress(total: int | None, label: str, *, show: bool | None = None) -> Iterator[Advance]:
     """Show a bar on stderr while the block runs; yields a function that advances it.
 
     Args:
@@ -44,7 +64,13 @@ def progress(total: int | None, label: str, *, show: bool | None = None) -> Iter
     if show is None:
         show = sys.stderr.isatty()
     if not show:
-        yield lambda _steps: None
+        count = _counter.get()
+
+        def silent(steps: int, /, **_: object) -> None:
+            if count is not None and total:
+                count(steps / total)
+
+        yield silent
         return
     from rich.console import Console
     from rich.progress import (
@@ -65,19 +91,26 @@ def progress(total: int | None, label: str, *, show: bool | None = None) -> Iter
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=total)
-        yield lambda steps: bars.advance(task, steps)
+
+        def advance(steps: int, /, *, total: int | None = None, label: str | None = None) -> None:
+            bars.update(task, advance=steps, total=total, description=label)
+
+        yield advance
 
 
 @contextmanager
-def _lines(total: int | None, label: str, seconds: float) -> Iterator[Callable[[int], None]]:
+def _lines(total: int | None, label: str, seconds: float) -> Iterator[Advance]:
     """Write a line at every interval, even without a step, and one at the end of long work."""
     done, began, end = 0, time.monotonic(), threading.Event()
 
-    def advance(steps: int) -> None:
-        nonlocal done
-        done += steps
+    shown = (label, total)
+
+    def advance(steps: int, /, *, total: int | None = None, label: str | None = None) -> None:
+        nonlocal done, shown
+        done, shown = done + steps, (label or shown[0], total or shown[1])
 
     def write() -> None:
+        label, total = shown
         print(f"gerund: {_progress_text(label, done, total, time.monotonic() - began)}", file=sys.stderr, flush=True)  # noqa: T201
 
     def watch() -> None:

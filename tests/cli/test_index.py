@@ -131,6 +131,8 @@ def test_ask(made):
     assert gerund.Answer.from_dict(told).to_dict() == told
     every = run_cli("ask", made / "my.index", "What makes dough rise?", "--sources", "--extractive").out
     assert all(f"[{number}] notes/" in every for number in (1, 2, 3))
+    several = "What makes dough rise?\n\nWhen was the railway opened?\n"
+    assert "standard input has 2 lines; --chat answers each" in run_cli("ask", made / "my.index", stdin=several).mistake
     nothing = run_cli("ask", made / "my.index", "Who is the king of Norway?")
     assert (nothing.code, nothing.out) == (1, "Nothing in the index is about this question.\n")
 

@@ -1,5 +1,6 @@
 """An index by the Model Context Protocol, with the SDK's own client: in memory, and as a program on standard input."""
 
+import io
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -14,9 +15,11 @@ pytest.importorskip("mcp", reason="needs gerund[mcp]")
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 
 from gerund.entry import load
-from gerund.integrations.mcp import URI, LocalHost, make_server
+from gerund.integrations.mcp import URI, LocalHost, _quotation, make_server
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
+from gerund.types import Hit
+from tests.cli.helpers import run_cli
 from tests.retrieval.helpers import NOTES, notes_index
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -47,7 +50,9 @@ def with_client(index: Index, use: Callable[[Client], Awaitable[None]], mode: st
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_search_and_ask_quote_exactly(index: Index, mode: str) -> None:
     async def use(client: Client) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["search", "ask", "read"]
+        tools = (await client.list_tools()).tools
+        assert [tool.name for tool in tools] == ["search", "ask", "read"]
+        assert [tool.input_schema["title"] for tool in tools] == ["search", "ask", "read"]
         found = await client.call_tool("search", {"query": "steam locomotives", "k": 2})
         assert found.structured_content["results"] == [hit.to_dict() for hit in index.search("steam locomotives", 2)]
         hit = found.structured_content["results"][0]
@@ -64,6 +69,20 @@ def test_search_and_ask_quote_exactly(index: Index, mode: str) -> None:
         assert not unknown.structured_content["found"]
 
     with_client(index, use, mode)
+
+
+@pytest.mark.parametrize(
+    "title, heading, about",
+    [
+        ("Bread", "Bread > Dough", "Bread > Dough"),
+        ("Bread", "Bread", "Bread"),
+        ("Bread", "Breads > Dough", "Bread - Breads > Dough"),
+        ("", "Dough", "Dough"),
+    ],
+)
+def test_a_title_that_is_the_first_heading_is_shown_once(title: str, heading: str, about: str) -> None:
+    hit = Hit("a", 0, 4, "Rise", 1.0, 1, title=title, heading=heading)
+    assert _quotation(1, hit) == f"[1] a, characters 0 to 4 ({about}):\nRise"
 
 
 def test_only_documents_of_the_index_can_be_read(index: Index) -> None:
@@ -155,6 +174,23 @@ def test_a_defect_is_no_end_of_the_server(
 
     with_client(index, use)
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_on_a_terminal_the_command_says_what_it_waits_for(
+    lm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.index import open_index
+
+    open_index(tmp_path / "my.index", lm, chunking=Chunking(tokens=CHUNK)).add_documents([Document("a", "A file.")])
+    monkeypatch.setattr("gerund.integrations.mcp.serve_stdio", lambda *_, **__: None)
+    assert run_cli("mcp", tmp_path / "my.index").err == ""
+    terminal = type("Terminal", (io.TextIOWrapper,), {"isatty": lambda _: True})
+    monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", terminal)
+    ran = run_cli("mcp", tmp_path / "my.index")
+    assert (ran.out, ran.err.count("\n")) == ("", 1)
+    assert "waiting for a program that speaks the Model Context Protocol" in ran.err
+    assert "Ctrl-D ends it" in ran.err
 
 
 @pytest.mark.slow

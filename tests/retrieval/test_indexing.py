@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import DataError
+from gerund.progress import progress, progress_lines
 from gerund.retrieval import indexing
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.indexing import Writer, all_failed, refill
@@ -58,6 +59,25 @@ def test_what_is_unchanged_is_passed_over_and_what_has_changed_is_replaced(store
     third = add(store, folder, root=tmp_path)
     assert (third.documents, third.unchanged, third.removed) == (2, 1, 0)
     assert texts(store) == {"n/a.txt": ["other"], "n/b.txt": ["three"], "n/c.txt": ["new"]}
+
+
+def test_progress_is_that_of_the_embedding(store, tmp_path, capsys):
+    folder = write(tmp_path / "n", a="one\ntwo\n", b="three\nfour\n")
+    err = ""
+
+    def embed_slowly(documents):
+        nonlocal err
+        with progress(4, "encoding", show=False) as advance:
+            advance(3)
+            end = time.monotonic() + 5
+            while "3 of 4" not in err and time.monotonic() < end:
+                err += capsys.readouterr().err
+        return embed(documents)
+
+    with progress_lines(0.02):
+        Writer(store, cut_lines, embed_slowly, tmp_path).add_files([folder])
+    assert "gerund: 2 of 2 files read, chunks embedded: 3 of 4 in 0 s, about 0 s left\n" in err
+    assert "chunks embedded: 4 of 4 in" in capsys.readouterr().err
 
 
 def test_rows_of_a_table_are_documents_of_their_own(store, tmp_path):

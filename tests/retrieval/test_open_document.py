@@ -41,22 +41,33 @@ def reads(lm, monkeypatch):
 def test_the_answer_is_that_of_a_fresh_prefill(lm, path, tmp_path, reads):
     prompter = Prompter(lm.model, lm.tokenizer)
     document = gerund.open_document(path, lm, cache=tmp_path / "cache")
-    answer = document.ask(QUESTION, max_new_tokens=12)
+    answer = document.ask(QUESTION, max_new_tokens=12, fallback=False)
     wanted = prompter.of_document([QUESTION], [], "", TEXT)
     assert wanted[0]["content"] == OF_A_DOCUMENT
     [fresh] = lm.chat(wanted, 12)
     assert (answer.text, answer.usage.prompt_tokens) == (fresh.text.strip(), fresh.usage.prompt_tokens)
     assert (answer.method, answer.cited, answer.sources[0].text) == ("generate", [1], TEXT)
     history = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer.text}]
-    more = document.ask("And to where?", history=history, max_new_tokens=8)
+    more = document.ask("And to where?", history=history, max_new_tokens=8, fallback=False)
     [fresh] = lm.chat(prompter.of_document([QUESTION, "And to where?"], [answer.text], "", TEXT), 8)
     assert (more.text, more.usage.prompt_tokens) == (fresh.text.strip(), fresh.usage.prompt_tokens)
     again = gerund.open_document(path, lm, cache=tmp_path / "cache")
-    assert again.ask(QUESTION, max_new_tokens=12) == answer
+    assert again.ask(QUESTION, max_new_tokens=12, fallback=False) == answer
     [ids] = reads  # of two documents and three questions
     assert lm.tokenizer.decode(ids).rstrip().endswith("\n\nQuestion:")
-    stream = again.stream(QUESTION, max_new_tokens=12)
+    stream = again.stream(QUESTION, max_new_tokens=12, fallback=False)
     assert "".join(stream) == answer.text
+
+
+def test_what_the_document_does_not_support_is_replaced_by_a_quotation(lm, path):
+    document = gerund.open_document(path, lm)
+    written = document.ask(QUESTION, max_new_tokens=12, fallback=False)  # noise, of untrained weights
+    assert not any(check.sources for check in written.checks)
+    quoted = document.ask(QUESTION, max_new_tokens=12)
+    assert (quoted.method, quoted.text) == ("extractive", "The first public railway was opened in 1825.")
+    assert (quoted.rejected, quoted.checks) == (written.text, written.checks)
+    stream = document.stream(QUESTION, max_new_tokens=12)
+    assert ("".join(stream), stream.result) == (quoted.text, quoted)
 
 
 def test_what_is_damaged_is_read_anew(lm, path, tmp_path, reads):
@@ -88,8 +99,8 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_and_no_answer(lm, path, 
     (tmp_path / "file").write_text("")
     document = gerund.open_document(path, lm, cache=tmp_path / "file")
     with pytest.warns(UserWarning, match="could not cache .*: the cache .* cannot be written"):
-        answer = document.ask(QUESTION, max_new_tokens=4)
-    assert answer == gerund.open_document(path, lm).ask(QUESTION, max_new_tokens=4)
+        answer = document.ask(QUESTION, max_new_tokens=4, fallback=False)
+    assert answer == gerund.open_document(path, lm).ask(QUESTION, max_new_tokens=4, fallback=False)
     small = DiskCache(tmp_path / "small", most_bytes=10)
     gerund.open_document(path, lm, cache=small).ask(QUESTION, max_new_tokens=4)
     assert small.sizes() == {}
@@ -101,7 +112,7 @@ def test_a_model_without_a_template_quotes_and_writes_on_request(bundled, path, 
     quoted = document.ask(QUESTION)
     assert (quoted.method, quoted.text) == ("extractive", "The first public railway was opened in 1825.")
     assert not (tmp_path / "cache").exists()
-    written = document.ask(QUESTION, method="generate", max_new_tokens=8)
+    written = document.ask(QUESTION, method="generate", max_new_tokens=8, fallback=False)
     prompt = Prompter(bundled.model, bundled.tokenizer).of_document([QUESTION], [], "rail", TEXT)
     assert written.text == bundled.generate(prompt, 8, stop=["\nQuestion:"])[0].text.strip()
     assert not document.ask("Which zebra quarks fly?").found
@@ -135,7 +146,7 @@ def test_architectures_that_cannot_be_read_on_from_are_read_whole(path, tmp_path
     lm = chat_model()
     lm = type(lm)(tiny("lfm2", vocab_size=len(lm.tokenizer), max_position_embeddings=1400), lm.tokenizer, lm.encoder)
     document = gerund.open_document(path, lm, cache=tmp_path / "cache")
-    answer = document.ask(QUESTION, max_new_tokens=4)
+    answer = document.ask(QUESTION, max_new_tokens=4, fallback=False)
     [fresh] = lm.chat(Prompter(lm.model, lm.tokenizer).of_document([QUESTION], [], "", TEXT), 4)
     assert answer.text == fresh.text.strip()
     assert not (tmp_path / "cache").exists()

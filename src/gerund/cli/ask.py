@@ -213,6 +213,11 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool, chat: bo
             raise ConfigError("--json is for one answer; give a question")
         return where, None
     [rows] = text_io.one_text("-" if question is None else question, "question")
+    lines = sum(bool(line.strip()) for line in rows.texts[0].splitlines())
+    if question is None and lines > 1:
+        raise ConfigError(
+            f"standard input has {lines} lines; --chat answers each, and - as QUESTION takes all as one question"
+        )
     return where, rows.texts[0]
 
 

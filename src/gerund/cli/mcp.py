@@ -1,11 +1,13 @@
 """``gerund mcp``: offer an index to programs that speak the Model Context Protocol."""
 
+import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gerund.cli import index_view, options
+from gerund.cli.text_io import tell
 from gerund.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,4 +85,6 @@ def command(
     from gerund.integrations.mcp import serve_stdio
 
     index = index_view.open_existing(where, spec, answer_with)
+    if sys.stdin.isatty():
+        tell("waiting for a program that speaks the Model Context Protocol on standard input; Ctrl-D ends it")
     serve_stdio(index, PurePath(Path(where).absolute()).name, allow_add=allow_add)

@@ -16,7 +16,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gerund.errors import ConfigError, GerundError, MissingDependencyError
-from gerund.retrieval.documents import Document
+from gerund.retrieval.documents import PATH_SIGN, Document
 from gerund.retrieval.index import Index
 from gerund.retrieval.question_answering import ANSWER_HITS
 from gerund.types import Answer, Hit, Source
@@ -185,7 +185,9 @@ def _tokens(text: str) -> int:
 
 
 def _quotation(number: int, quoted: Hit | Source) -> str:
-    about = " - ".join(dict.fromkeys(part for part in (quoted.title, quoted.heading) if part))
+    # The first heading is often the title.
+    has_title = quoted.title in (quoted.heading, quoted.heading.split(PATH_SIGN)[0])
+    about = " - ".join(part for part in ("" if has_title else quoted.title, quoted.heading) if part)
     head = f"[{number}] {quoted.source}, characters {quoted.start} to {quoted.end}"
     return f"{head}{f' ({about})' if about else ''}:\n{quoted.text}"
 
@@ -226,7 +228,7 @@ _TOOLS = {
 def _described(name: str) -> types.Tool:
     tool = _TOOLS[name]
     hints = types.ToolAnnotations(read_only_hint=not tool.writes, open_world_hint=False)
-    schema = tool.arguments.model_json_schema()
+    schema = {**tool.arguments.model_json_schema(), "title": name}
     return types.Tool(name=name, description=tool.description, input_schema=schema, annotations=hints)
 
 

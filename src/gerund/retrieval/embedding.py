@@ -12,6 +12,7 @@ from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.normalization import joined_lines
+from gerund.progress import progress
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.indexing import Embed, Embedded
 from gerund.retrieval.store import to_bytes
@@ -249,7 +250,11 @@ def shards_of(documents: Sequence[Sequence[Chunk]]) -> Iterator[ChunkShard]:
 
 
 def _embedded(pool: WorkerPool[ChunkShard, Embedded], documents: Sequence[Sequence[Chunk]]) -> Embedded:
-    by_index = {shard.index: result for shard, result in pool.map(shards_of(documents))}
+    by_index: dict[int, Embedded] = {}
+    with progress(len(documents), "embedding", show=False) as advance:
+        for shard, result in pool.map(shards_of(documents)):
+            by_index[shard.index] = result
+            advance(len(shard.documents))
     return Embedded.joined([by_index[index] for index in sorted(by_index)])
 
 

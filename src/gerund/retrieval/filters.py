@@ -24,6 +24,7 @@ _MAX_DEPTH = 20
 # Sums of columns and numbers below this stay below 64 bits.
 _LARGEST_NUMBER = 2**53
 _CLOSED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_QUOTES = "texts stand in single quotes"
 
 _Type = Literal["text", "number", "condition"]
 FUNCTIONS: dict[str, tuple[int, _Type]] = {
@@ -143,7 +144,9 @@ class _Reader:
                 return self._function(node)
         finally:
             self._depth -= 1
-        raise self._refused_at(node, f"{node.sql()} is not possible in a filter")
+        # A text without quotes, such as notes/bread.txt, is read as columns.
+        is_text = any(column.name.lower() not in COLUMNS for column in node.find_all(exp.Column))
+        raise self._refused_at(node, f"{node.sql()} is not possible in a filter{f'; {_QUOTES}' if is_text else ''}")
 
     def _kinds(self, exp: Any) -> Iterator[tuple[tuple[type, ...], Callable[[Any], tuple[str, _Type]]]]:
         yield (exp.Column,), self._column
@@ -160,8 +163,7 @@ class _Reader:
     def _column(self, node: Any) -> tuple[str, _Type]:
         name = node.name if node.this.args.get("quoted") else node.name.lower()
         if name not in COLUMNS:
-            hint = "; texts stand in single quotes" if node.this.args.get("quoted") else ""
-            raise self._refused_at(node, f"there is no column {node.sql()}{hint}")
+            raise self._refused_at(node, f"there is no column {node.sql()}; {_QUOTES}")
         return name, "number" if name in _NUMBERS else "text"
 
     def _value(self, node: Any) -> tuple[str, _Type]:

@@ -19,7 +19,7 @@ import numpy as np
 from gerund.data.files import shown_path
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError
 from gerund.models.sources import with_absolute_paths
-from gerund.progress import progress
+from gerund.progress import Advance, counted_by, progress
 from gerund.retrieval.document_reader import (
     DocumentReader,
     NoTextError,
@@ -132,6 +132,8 @@ class Writer:
         self._pending: dict[str, tuple[Document, list[Chunk]]] = {}
         self._pending_files: dict[str, str | None] = {}
         self._pending_removals: dict[str, None] = {}
+        self._cut_chunks = 0
+        self._advance: Advance = lambda _steps, **_: None
 
     def add_files(self, paths: Sequence[Path], *, prune: bool = False, show_progress: bool | None = None) -> None:
         """Index files and folders; ``prune`` removes the documents of files in these paths that no longer exist."""
@@ -144,13 +146,15 @@ class Writer:
                 f"{', '.join(f'.{name}' for name in endings())}"
             )
         with (
-            progress(len(files), "indexing", show=show_progress) as advance,
+            progress(None, self._label(0, len(files)), show=show_progress) as self._advance,
             DocumentReader(self._limits) as reader,
             self._flushing(),
         ):
-            for path in files:
+            for read, path in enumerate(files, start=1):
                 self._add_file(path, digests, reader)
-                advance(1)
+                # Until all files are read, their number of chunks is estimated from the files before.
+                estimate = self._cut_chunks * len(files) // read
+                self._advance(0, total=estimate or None, label=self._label(read, len(files)))
             for file in sorted(_below(paths, places) - {self.name_of(path) for path in files}):
                 self._forget(file, digests)
 
@@ -223,6 +227,7 @@ class Writer:
             self._remove([document.source] if state is not None else [])
             return
         self._pending[document.source] = (document, chunks)
+        self._cut_chunks += len(chunks)
         n_chunks = sum(len(chunks) for _, chunks in self._pending.values())
         if n_chunks >= CHUNKS_AT_ONCE * self._workers or len(self._pending) >= DOCUMENTS_AT_ONCE * self._workers:
             self._flush()
@@ -269,11 +274,31 @@ class Writer:
         finally:
             self.summary.seconds += time.perf_counter() - begin
 
+    @staticmethod
+    def _label(read: int, files: int) -> str:
+        return f"{read:,} of {files:,} files read, chunks embedded"
+
+    @contextmanager
+    def _counting(self, chunks: int) -> Iterator[None]:
+        """Advance the bar by as many chunks, while they are embedded where the encoder says how far it is."""
+        share, counted = 0.0, 0
+
+        def count(more: float) -> None:
+            nonlocal share, counted
+            share = min(share + more, 1.0)
+            steps, counted = round(share * chunks) - counted, round(share * chunks)
+            self._advance(steps)
+
+        with counted_by(count):
+            yield
+        self._advance(chunks - counted)
+
     def _flush(self) -> None:
         """Embed and store what is pending, then mark files as done."""
         if self._pending:
             documents = [chunks for _, chunks in self._pending.values()]
-            embedded = self._embed(documents)
+            with self._counting(sum(map(len, documents))):
+                embedded = self._embed(documents)
             if self._make is not None:
                 self._make()
                 self._make = None

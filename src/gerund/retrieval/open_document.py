@@ -4,6 +4,7 @@ Its keys and values are cached in memory, and on disk where a cache is given, so
 immediately. The result is that of reading everything again, up to rounding.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from gerund.retrieval.document_reader import ReadLimits, read_file
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.question_answering import GENERATE, PendingAnswer, Question, QuestionAnswering
+from gerund.retrieval.question_answering import EXTRACTIVE, GENERATE, PendingAnswer, Question, QuestionAnswering
 from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, Source
 
@@ -145,7 +146,14 @@ class OpenDocument(QuestionAnswering):
             session_for(ids, self._session),
             cites=False,
             language=self.chunking.language,
+            quote=(lambda: self._quoted(question)) if question.fallback else None,
         )
+
+    def _quoted(self, question: Question) -> Answer:
+        """Return the best sentence of the document; for this its sentences are embedded."""
+        quoted = self._index.prepare(replace(question, method=EXTRACTIVE))
+        assert isinstance(quoted, Answer)
+        return quoted
 
     @cached_property
     def _index(self) -> Index:
