@@ -159,6 +159,26 @@ def test_sentences_are_compared_with_the_sources(sentence, support, sources):
     assert (check.support, check.sources) == (support, sources), check
 
 
+@pytest.mark.parametrize(
+    ("sentence", "support"),
+    [
+        ("The captain was a man called Olaf Brandt.", "supported"),
+        ("The Henrietta was the captain of the Olaf Brandt.", "weak"),
+        ("Henrietta was the captain of Olaf Brandt.", "weak"),
+        ("The captain of the Henrietta in 1912 was a man called Olaf Brandt.", "weak"),  # may be another ship's
+        ("The captain of the Albatross was a man called Olaf Brandt.", "unsupported"),
+    ],
+)
+def test_a_name_of_the_question_has_to_be_in_the_source_too(sentence, support):
+    question = "Who was the captain of the Henrietta in 1912?"
+    text = "The captain, a man called Olaf Brandt, came ashore the next morning to thank her."
+    [check] = AnswerChecker(question, [replace(RAIL, text=text)]).check(sentence)
+    assert check.support == support
+    titled = replace(RAIL, text=text, title="The Henrietta, 1912")
+    [check] = AnswerChecker(question, [titled]).check("The captain of the Henrietta in 1912 was Olaf Brandt.")
+    assert check.support == "supported"
+
+
 def test_nouns_of_german_are_no_names():
     source = replace(RAIL, text="Die erste Eisenbahn wurde 1825 eröffnet.")
     [check] = AnswerChecker("Wann?", [source], "de").check("Die erste Eisenbahn wurde mit Dampf eröffnet.")

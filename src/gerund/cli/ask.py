@@ -119,7 +119,12 @@ def command(
     verify: Annotated[
         bool, typer.Option("--verify", help="Show how well the sources support each sentence of a generated answer.")
     ] = False,
-    sources: Annotated[bool, typer.Option("--sources", help="Show everything that was read.")] = False,
+    sources: Annotated[
+        bool,
+        typer.Option(
+            "--sources", help="Show all sources: what the model read, or the chunks that a sentence was quoted from."
+        ),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Answer a question from an index, citing its sources.
@@ -293,7 +298,7 @@ def _tell_faults(answer: "Answer", *, has_instructions: bool) -> None:
     """Say what is wrong with an answer."""
     quoted = answer.method == "extractive"
     if answer.rejected:
-        tell("the sources don't support what the model wrote, so a sentence is quoted; --no-fallback shows the former")
+        tell("the sources don't support the model's text, so a sentence is quoted; --no-fallback shows that text")
     elif quoted and answer.found and has_instructions:
         tell("this sentence is quoted, so the instructions had no effect; --generate lets the model write the answer")
     if quoted or not answer.found:
@@ -315,7 +320,7 @@ def _print_checks(answer: "Answer") -> None:
         numbers = "".join(f" [{number}]" for number in check.sources)
         typer.echo(f"{check.support:11} {check.coverage:.2f}  {' '.join(check.text.split())}{numbers}")
     if not answer.checks:
-        tell("a quoted sentence stands in its source as it is: there is nothing to verify")
+        tell("a quoted sentence has the words of its source, with single spaces: there is nothing to verify")
 
 
 def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:

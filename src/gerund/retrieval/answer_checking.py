@@ -2,7 +2,8 @@
 
 A sentence is compared by its words, not by a second opinion of the model: models that are small enough to invent an
 answer are also small enough to confirm it. Words of the question count for nothing, since any answer may repeat them,
-and a number or a name that no source has makes a sentence unsupported whatever its other words are.
+and a number or a name that no source has makes a sentence unsupported whatever its other words are. If it is one of the
+question, the sentence is weak at most: it may say of the captain what was asked of the ship.
 """
 
 import re
@@ -33,11 +34,14 @@ class AnswerChecker:
     [('supported', [1]), ('unsupported', [])]
     >>> [check.support for check in checker.check("The railway opened from Stockton to Darlington in Wales.")]
     ['unsupported']
+    >>> AnswerChecker("What opened in Wales?", [source]).check("In Wales the railway opened.")[0].support
+    'weak'
     """
 
     def __init__(self, question: str, sources: Sequence[Source], language: str = "en") -> None:
         self._language, self._analyzer = language, Analyzer(language)
         self._asked, self._asked_numbers = self._analyzer.content(question), set(_NUMBER.findall(question))
+        self._asked_names = self._names(question)
         self._sources = sources
         texts = [f"{source.title}\n{source.heading}\n{source.text}" for source in sources]
         self._terms = [frozenset(self._analyzer.document(text)) for text in texts]
@@ -53,17 +57,20 @@ class AnswerChecker:
         new_words = words - self._asked
         # A sentence without a word of its own says yes or no, or repeats the question.
         compared = new_words or words
-        numbers, names = set(_NUMBER.findall(bare)) - self._asked_numbers, self._names(bare) - self._asked
+        numbers, names = set(_NUMBER.findall(bare)), (self._names(bare) | self._asked_names) & words
+        new_numbers, new_names = numbers - self._asked_numbers, names - self._asked
         shares = [
-            len(compared & terms) / len(compared) if compared and numbers <= known and names <= terms else 0.0
+            len(compared & terms) / len(compared) if compared and new_numbers <= known and new_names <= terms else 0.0
             for terms, known in zip(self._terms, self._numbers, strict=True)
         ]
         best = max(shares, default=0.0)
         if best < _WEAK:
             return SentenceCheck(sentence, UNSUPPORTED, round(best, 3), [])
-        support = SUPPORTED if best >= _SUPPORTED and new_words else WEAK
         # The first of the best, since sources are in the order of their relevance.
-        return SentenceCheck(sentence, support, round(best, 3), [self._sources[shares.index(best)].number])
+        place = shares.index(best)
+        has_all = numbers <= self._numbers[place] and names <= self._terms[place]
+        support = SUPPORTED if best >= _SUPPORTED and new_words and has_all else WEAK
+        return SentenceCheck(sentence, support, round(best, 3), [self._sources[place].number])
 
     def _names(self, sentence: str) -> frozenset[str]:
         """Return the words that are capitalized inside a sentence; none where every noun is."""

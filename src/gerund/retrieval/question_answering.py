@@ -555,6 +555,8 @@ BM25 finds: 77% of its own queries pass and 14% of the others'. At 0.3 these are
 _NOT_A_SENTENCE, _NO_END = 2.0, 0.2
 # The synopsis of a command, which ends as a sentence may: "ls [OPTION]... [FILE]...".
 _SYNOPSIS = re.compile(r"SYNOPSIS\b|(?s:(?=.*\[).*\.\.\.\Z)")
+# The heading above a paragraph of a manual page. A synopsis keeps its own, by which it is known.
+_MANUAL_HEADING = re.compile(r"(?!SYNOPSIS)[A-Z][A-Z0-9 ,/-]*\n[ \t]+(?=\S)")
 # The end of a sentence, perhaps in quotation marks or brackets.
 _SENTENCE_END = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
 # The rest of a sentence that was split at a sign that does not end it, for example in a span of code.
@@ -613,7 +615,7 @@ def best_sentence(
     sentences = [
         replace(source, text=source.text[start:end], start=source.start + start, end=source.start + end)
         for source in sources
-        for start, end in sentence_bounds(source.text, about.chunking.language)
+        for start, end in _quotable(source.text, about.chunking.language)
     ]
     vectors_ND = encode([question, *(sentence.text for sentence in sentences)])
     store = MemoryStore()
@@ -632,6 +634,18 @@ def best_sentence(
         return scores[index] + hit.score - _penalty(sentences[index].text, hit)
 
     return sentences[max(scores, key=score)]
+
+
+def _quotable(text: str, language: str) -> Iterator[tuple[int, int]]:
+    r"""Yield the offsets of a text's sentences, without a manual page's heading before them.
+
+    >>> text = "DESCRIPTION\n       List the files.  Sort them."
+    >>> [text[start:end] for start, end in _quotable(text, "en")]
+    ['List the files.', 'Sort them.']
+    """
+    for start, end in sentence_bounds(text, language):
+        heading = _MANUAL_HEADING.match(text, start, end)
+        yield heading.end() if heading else start, end
 
 
 def extractive_answer(question: str, hits: Hits, sentence: Source) -> Answer:
