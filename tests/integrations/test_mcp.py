@@ -2,7 +2,10 @@
 
 import io
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -190,7 +193,28 @@ def test_on_a_terminal_the_command_says_what_it_waits_for(
     ran = run_cli("mcp", tmp_path / "my.index")
     assert (ran.out, ran.err.count("\n")) == ("", 1)
     assert "waiting for a program that speaks the Model Context Protocol" in ran.err
-    assert "Ctrl-D ends it" in ran.err
+    assert "Ctrl-C ends it" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_ctrl_c_ends_it_on_a_terminal(lm: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.index import open_index
+
+    open_index(tmp_path / "my.index", lm, chunking=Chunking(tokens=CHUNK)).add_documents([Document("a", "A file.")])
+    _, terminal = os.openpty()
+    command = [sys.executable, "-m", "gerund", "mcp", str(tmp_path / "my.index")]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, env=environment) as running:
+        try:
+            assert running.stderr is not None
+            assert b"waiting for a program" in running.stderr.readline()
+            time.sleep(2)
+            running.send_signal(signal.SIGINT)
+            assert running.wait(10) == -signal.SIGINT
+        finally:
+            running.kill()
 
 
 @pytest.mark.slow

@@ -86,5 +86,5 @@ def command(
 
     index = index_view.open_existing(where, spec, answer_with)
     if sys.stdin.isatty():
-        tell("waiting for a program that speaks the Model Context Protocol on standard input; Ctrl-D ends it")
+        tell("waiting for a program that speaks the Model Context Protocol on standard input; Ctrl-C ends it")
     serve_stdio(index, PurePath(Path(where).absolute()).name, allow_add=allow_add)

@@ -3,6 +3,7 @@
 Knows: the protocol's SDK, and what an index offers. Does not know: where the model runs (the host says), ports, keys.
 """
 
+import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -320,7 +321,9 @@ async def _protected(host: Host, work: Awaitable[T], uri: str | None = None) -> 
 
 
 def serve_stdio(index: Index, name: str, *, allow_add: bool = False) -> None:
-    """Offer an index on standard input and output until the client closes them."""
+    """Offer an index on standard input and output until the client closes them; on a terminal Ctrl-C ends it."""
+    if sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK's thread waits for a line, which no exception ends
 
     async def run() -> None:
         server = make_server(LocalHost(index), name, allow_add=allow_add)
