@@ -80,6 +80,25 @@ def test_progress_is_that_of_the_embedding(store, tmp_path, capsys):
     assert "chunks embedded: 4 of 4 in" in capsys.readouterr().err
 
 
+def test_progress_of_embedding_anew_is_that_of_the_embedding(store, tmp_path, capsys):
+    add(store, write(tmp_path / "n", a="one\n", b="two\n", c="three\n", d="four\n"), root=tmp_path)
+    err = ""
+
+    def embed_slowly(documents):
+        nonlocal err
+        with progress(4, "encoding", show=False) as advance:
+            advance(3)
+            end = time.monotonic() + 5
+            while "3 of 4" not in err and time.monotonic() < end:
+                err += capsys.readouterr().err
+        return embed(documents)
+
+    with progress_lines(0.02):
+        assert refill(store, store.create_successor(ABOUT), cut_lines, embed_slowly) == 4
+    assert "embedding anew: 3 of 4 in" in err
+    assert "embedding anew: 4 of 4 in" in capsys.readouterr().err
+
+
 def test_rows_of_a_table_are_documents_of_their_own(store, tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n{"id": "c", "text": "three"}\n')

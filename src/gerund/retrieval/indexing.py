@@ -278,26 +278,11 @@ class Writer:
     def _label(read: int, files: int) -> str:
         return f"{read:,} of {files:,} files read, chunks embedded"
 
-    @contextmanager
-    def _counting(self, chunks: int) -> Iterator[None]:
-        """Advance the bar by as many chunks, while they are embedded where the encoder says how far it is."""
-        share, counted = 0.0, 0
-
-        def count(more: float) -> None:
-            nonlocal share, counted
-            share = min(share + more, 1.0)
-            steps, counted = round(share * chunks) - counted, round(share * chunks)
-            self._advance(steps)
-
-        with counted_by(count):
-            yield
-        self._advance(chunks - counted)
-
     def _flush(self) -> None:
         """Embed and store what is pending, then mark files as done."""
         if self._pending:
             documents = [chunks for _, chunks in self._pending.values()]
-            with self._counting(sum(map(len, documents))):
+            with _counting(self._advance, sum(map(len, documents))):
                 embedded = self._embed(documents)
             if self._make is not None:
                 self._make()
@@ -322,6 +307,22 @@ class Writer:
             if self._make is None:
                 self.store.note_files(self._pending_files)
             self._pending_files.clear()
+
+
+@contextmanager
+def _counting(advance: Advance, steps: int) -> Iterator[None]:
+    """Advance a bar by so many steps: while something is embedded, where the encoder says how far it is."""
+    share, counted = 0.0, 0
+
+    def count(more: float) -> None:
+        nonlocal share, counted
+        share = min(share + more, 1.0)
+        before, counted = counted, round(share * steps)
+        advance(counted - before)
+
+    with counted_by(count):
+        yield
+    advance(steps - counted)
 
 
 def put(store: VectorStore, sources: list[str], documents: Sequence[Sequence[Chunk]], vectors: Any) -> None:
@@ -453,8 +454,9 @@ def refill(old: VectorStore, new: VectorStore, cut: Cut, embed: Embed, show_prog
                 stored = [
                     [replace(chunk, digest=documents[chunk.source].digest) for chunk in chunks] for chunks in batch
                 ]
-                put(new, [chunks[0].source for chunks in stored], stored, embed(stored))
-            advance(len(sources))
+                with _counting(advance, len(stored)):
+                    embedded = embed(stored)
+                put(new, [chunks[0].source for chunks in stored], stored, embedded)
     new.replace([source for source in done if source not in documents], [], _NO_VECTORS)
     new.note_files({**dict.fromkeys(new.files().keys() - old.files().keys()), **old.files()})
     return len(missing)
