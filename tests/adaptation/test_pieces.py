@@ -69,7 +69,7 @@ def test_broken_documents_are_told_and_end_nothing(tmp_path):
 def test_nothing_to_read_is_a_sentence(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         read_documents([tmp_path / "none"])
-    with pytest.raises(DataError, match="no file in there can be read; the endings"):
+    with pytest.raises(DataError, match="there is no file to read; files are read"):
         read_documents([tmp_path])
     (tmp_path / "a.txt").write_text(" ")
     with pytest.raises(DataError, match=r"no file could be read: .*there is no text in it"):

@@ -34,7 +34,7 @@ def test_files_are_looked_at_first(tmp_path: Path) -> None:
     adapt = ["adapt", "-o", "out", "--texts"]
     wanted = {
         ("adapt", "-o", "out", "--texts", "nowhere"): "nowhere: no such file or folder",
-        (*adapt, "empty"): "empty: no file in there can be read",
+        (*adapt, "empty"): "empty: there is no file to read",
         (*adapt, "notes", "--minutes", "0"): "minutes=0 leaves no time to train",
         (*adapt, "notes", "--questions", "q.jsonl"): "q.jsonl: no such file",
         (*adapt, "notes", "--recipe", "gur-adopt"): "gur-adopt: no such recipe",
