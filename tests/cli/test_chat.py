@@ -69,7 +69,9 @@ def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
     assert choices == [None, "auto", "double", "auto", "none", "none"]
     with no_loading():
         ran = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", "--tool-choice", "treble", stdin="a")
+        alone = run_cli("chat", folder, "--tool-choice", "required", stdin="a")
     assert (ran.code, "valid are: auto, none, required, double" in ran.err) == (2, True)
+    assert (alone.code, "--tool-choice needs --tools" in alone.err) == (2, True)
     for named, words in (
         ("double", "MODULE:FUNCTION"), ("nowhere:double", "No module named"),
         ("toolbox_of_test_chat:x", "not a function"), ("toolbox_of_test_chat:y", "no attribute"),

@@ -61,41 +61,36 @@ def test_what_is_unchanged_is_passed_over_and_what_has_changed_is_replaced(store
     assert texts(store) == {"n/a.txt": ["other"], "n/b.txt": ["three"], "n/c.txt": ["new"]}
 
 
-def test_progress_is_that_of_the_embedding(store, tmp_path, capsys):
-    folder = write(tmp_path / "n", a="one\ntwo\n", b="three\nfour\n")
-    err = ""
+class SlowEmbedding:
+    """Embeds, and waits after three of four steps until that was shown; keeps what was written until then."""
 
-    def embed_slowly(documents):
-        nonlocal err
+    def __init__(self, capsys):
+        self.capsys, self.err = capsys, ""
+
+    def __call__(self, documents):
         with progress(4, "encoding", show=False) as advance:
             advance(3)
             end = time.monotonic() + 5
-            while "3 of 4" not in err and time.monotonic() < end:
-                err += capsys.readouterr().err
+            while "3 of 4" not in self.err and time.monotonic() < end:
+                self.err += self.capsys.readouterr().err
         return embed(documents)
 
+
+def test_progress_is_that_of_the_embedding(store, tmp_path, capsys):
+    folder = write(tmp_path / "n", a="one\ntwo\n", b="three\nfour\n")
+    embed_slowly = SlowEmbedding(capsys)
     with progress_lines(0.02):
         Writer(store, cut_lines, embed_slowly, tmp_path).add_files([folder])
-    assert "gerund: 2 of 2 files read, chunks embedded: 3 of 4 in 0 s, about 0 s left\n" in err
+    assert "gerund: 2 of 2 files read, chunks embedded: 3 of 4 in 0 s, about 0 s left\n" in embed_slowly.err
     assert "chunks embedded: 4 of 4 in" in capsys.readouterr().err
 
 
 def test_progress_of_embedding_anew_is_that_of_the_embedding(store, tmp_path, capsys):
     add(store, write(tmp_path / "n", a="one\n", b="two\n", c="three\n", d="four\n"), root=tmp_path)
-    err = ""
-
-    def embed_slowly(documents):
-        nonlocal err
-        with progress(4, "encoding", show=False) as advance:
-            advance(3)
-            end = time.monotonic() + 5
-            while "3 of 4" not in err and time.monotonic() < end:
-                err += capsys.readouterr().err
-        return embed(documents)
-
+    embed_slowly = SlowEmbedding(capsys)
     with progress_lines(0.02):
         assert refill(store, store.create_successor(ABOUT), cut_lines, embed_slowly) == 4
-    assert "embedding anew: 3 of 4 in" in err
+    assert "embedding anew: 3 of 4 in" in embed_slowly.err
     assert "embedding anew: 4 of 4 in" in capsys.readouterr().err
 
 

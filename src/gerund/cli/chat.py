@@ -95,7 +95,9 @@ def command(
         one_of("tool_prompt", tool_prompt, get_args(ToolPrompt))
     functions = _functions(tools or [])
     if tool_choice is not None:
-        one_of("tool_choice", tool_choice, ("auto", "none", "required", *functions) if functions else ("none",))
+        if not functions:
+            raise ConfigError("--tool-choice needs --tools")
+        one_of("tool_choice", tool_choice, ("auto", "none", "required", *functions))
     talks = messages is None and sys.stdin.isatty()
     if talks and as_json:
         raise ConfigError("--json is for one answer; give --messages, or a message through a pipe")

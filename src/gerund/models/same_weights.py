@@ -32,6 +32,8 @@ _LAYERS = 6
 _GROUP = 16
 _HALF_PRECISION = 2.0**-8
 _SLACK = 1.05
+# Tensors that are missing, or stored in a way that nothing here reads.
+_UNREADABLE = (ModelError, NotImplementedError, ValueError, IndexError)
 # Types whose step was chosen for the mean error cut off a few values; those of a model trained further are more.
 MOST_BEYOND = 0.01
 """The share of sampled weights that may be further from the other's than storing them explains."""
@@ -98,15 +100,15 @@ class WeightSample:
         """Whether weights are those that were sampled, however they are stored."""
         try:
             return self.beyond(files) <= MOST_BEYOND
-        except (ModelError, NotImplementedError, ValueError, IndexError):
-            return False  # stored in a way that nothing here reads
+        except _UNREADABLE:
+            return False
 
 
 def same_weights(files: Sequence[Path], others: Sequence[Path], n_layers: int) -> bool:
     """Whether files hold the weights of others; False for an architecture whose tensors have other names."""
     try:
         return WeightSample.of(others, n_layers).is_of(files)
-    except (ModelError, NotImplementedError, ValueError, IndexError):
+    except _UNREADABLE:
         return False
 
 

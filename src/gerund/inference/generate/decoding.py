@@ -1,4 +1,4 @@
-"""How a model decodes many sequences together, whatever computes them: what an engine asks of it; imports no torch.
+"""The interface by which an engine decodes a batch of sequences, in torch or by a packed network; imports no torch.
 
 Shapes: B rows, T tokens, V vocabulary.
 """

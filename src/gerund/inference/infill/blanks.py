@@ -1,4 +1,4 @@
-"""What stands for a gap in a text, and what to know before one is filled; imports no torch."""
+"""The blank marker of infilling, and the warning for models not trained to infill; imports no torch."""
 
 BLANK = "[blank]"
 

@@ -190,7 +190,9 @@ def _entry(service: Service, name: str | None = None) -> dict[str, Any]:
         "name": name,
         "model": name,
         "modified_at": moment(service.created),
-        "size": service.lm.model.get_memory_footprint() if file is None else sum(map(_size, parts_of(file))),
+        "size": service.lm.model.get_memory_footprint()
+        if file is None
+        else sum(part.stat().st_size for part in parts_of(file)),
         "digest": service.lm.weights_hash,
         "details": _details(service),
     }
@@ -218,10 +220,6 @@ def _gguf_file(service: Service) -> Path | None:
         return find_spec(service.lm.spec).gguf
     except GerundError:  # it was made in memory, or its files are gone
         return None
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _capabilities(service: Service) -> list[str]:
