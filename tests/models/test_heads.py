@@ -3,15 +3,17 @@
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import gerund
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, DataError
 from gerund.models.head_settings import WEIGHTS_FILE, HeadConfig
 from gerund.models.heads import ProjectionHead, WordVectors, read_head
-from gerund.training.losses.distillation import StaticFit, fit_head
+from gerund.models.light_head import read_light_head
+from gerund.training.losses.distillation import StaticFit, fit_head, take_words
 
 TEXTS = [
     "The Cameron hawkes flew over Über-lange words; the end.",
@@ -155,6 +157,68 @@ def test_a_head_with_words_is_kept(tmp_path, words, tokenizer):
     assert back.fingerprint != head.fingerprint
 
 
+@pytest.fixture(scope="module")
+def coded(tokenizer):
+    """A head with coded vectors of 400 words of the bundled model's, and none of tokens."""
+    bundled, letters = gerund.load(), random.Random(0)
+    head = ProjectionHead(HeadConfig(4, 384, "linear", len(tokenizer), None, 400, token_vectors=False, word_bytes=96))
+    head.words.read_tokens(tokenizer)
+    texts = ["the railway was opened by a minister in the nineteenth century", *TEXTS]
+    texts += ["".join(letters.choice("abcde") for _ in range(4)) for _ in range(3000)]
+    take_words(head, texts, bundled.head, tokenizer)
+    return head.eval()
+
+
+def test_the_words_of_another_head_add_what_they_add_there(coded, tokenizer):
+    other = gerund.load().head
+    texts = [" railway", " opened", " minister", " century"]
+    ids, pooled = read(tokenizer, texts)
+    wanted, found = other.static(ids, pooled), coded.static(ids, pooled)
+    cosine = torch.nn.functional.cosine_similarity(found, wanted)
+    # A code of four numbers in a byte; the token of the space that a text begins with is in both.
+    assert cosine.min() > 0.9
+    assert (found.norm(dim=1) / wanted.norm(dim=1) - 1).abs().max() < 0.1
+    # Words that the other head doesn't know add nothing.
+    ids, pooled = read(tokenizer, ["zzqxv qqqzx"])
+    assert not coded.static(ids, pooled).any()
+
+
+def test_codes_are_exact_where_a_part_has_few_different_values(tokenizer):
+    words = WordVectors(len(tokenizer), 50, 8, 2)
+    parts = torch.nn.functional.normalize(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    choice = torch.randint(0, 5, (50, 2), generator=torch.Generator().manual_seed(1))
+    vectors = 3 * parts[choice].flatten(1)
+    keys = torch.arange(50, 0, -1)
+    words.keep(keys, vectors)
+    torch.testing.assert_close(words.vectors(words.rows(keys)[0]), vectors, atol=0.02, rtol=0)  # centers in bfloat16
+
+
+def test_coded_words_by_numpy_and_by_torch(coded, tokenizer, tmp_path):
+    coded.save(tmp_path)
+    light, again = read_light_head(tmp_path), read_head(tmp_path)
+    assert light.fingerprint == again.fingerprint == coded.fingerprint
+    letters = random.Random(3)
+    texts = [*TEXTS, "The railway, opened (1893) by a MINISTER's century."]
+    texts += [" ".join(letters.choice(["abcd", "railway", "9", "Café", "don't"]) for _ in range(9)) for _ in range(20)]
+    ids, pooled = read(tokenizer, texts)
+    states = torch.randn(len(texts), 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = again(states, ids, pooled).numpy()
+    found = light(states.numpy(), ids.numpy(), pooled.numpy())
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert np.abs(found - states.numpy() @ light.weight_ED.T).max() > 0.01
+
+
+def test_damaged_coded_words_are_refused(coded, tmp_path):
+    coded.save(tmp_path)
+    stored = load_file(tmp_path / WEIGHTS_FILE)
+    for change in ({"words.codes_WC": stored["words.codes_WC"][:-1]}, {"words.scales_W": stored["words.scales_W"] / 0}):
+        save_file({**stored, **{name: tensor.contiguous() for name, tensor in change.items()}}, tmp_path / WEIGHTS_FILE)
+        for reader in (read_light_head, read_head):
+            with pytest.raises(DataError, match=WEIGHTS_FILE):
+                reader(tmp_path)
+
+
 def test_rounded_numbers_take_two_bytes_and_others_four(tmp_path):
     head = ProjectionHead(HeadConfig(4, 4, "linear", 5))
     with torch.no_grad():
@@ -174,3 +238,7 @@ def test_words_ask_for_a_vocabulary():
         HeadConfig(4, words=3)
     with pytest.raises(ConfigError, match="a head's words is a whole number"):
         HeadConfig(4, variant="linear", vocabulary=5, words=0)
+    with pytest.raises(ConfigError, match="are for a head with vectors of words"):
+        HeadConfig(4, variant="linear", vocabulary=5, word_bytes=4)
+    with pytest.raises(ConfigError, match="has to divide a head's 128 dimensions, not 5"):
+        HeadConfig(4, variant="linear", vocabulary=5, words=3, word_bytes=5)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ MODULES = "modules"
 VARIANTS = ("paper", "released", "linear", MODULES)
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 """Activation functions of dense layers, by the names of torch's classes."""
+# What a token is to the words of a text.
+NO_WORD, INSIDE_A_WORD, STARTS_A_WORD = 0, 1, 2
+LONGEST_WORD = 64
+N_CENTERS = 256
+_BASE = 0x9E3779B97F4A7C15  # odd, so that no place of a word is lost
 # More dimensions than any vector has.
 _WIDEST = 1 << 24
 
@@ -62,6 +68,10 @@ class HeadConfig:
     space: str | None = None
     # Number of word vectors of a head with ``vocabulary``, which are added too. None for no word vectors.
     words: int | None = None
+    # False for a head with word vectors and no token vectors; ``vocabulary`` then says how tokens make up words.
+    token_vectors: bool | None = None
+    # Bytes of a word's vector, as codes of a product quantizer; None for 8 bits a number.
+    word_bytes: int | None = None
     modules: tuple[VectorModule, ...] | None = None  # the modules of the variant ``modules``, in order
 
     def __post_init__(self) -> None:
@@ -70,17 +80,26 @@ class HeadConfig:
             value = getattr(self, name)
             if type(value) is not int or not 0 < value <= _WIDEST:
                 raise ConfigError(f"a head's {name} is a whole number from 1 to {_WIDEST}, not {value!r}")
-        for name in ("vocabulary", "words"):
+        for name in ("vocabulary", "words", "word_bytes"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"a head's {name} is a whole number above 0, not {value!r}")
-        if self.words is not None and self.vocabulary is None:
-            raise ConfigError("a head with vectors of words has a vocabulary of tokens too")
         if self.vocabulary is not None and self.variant != "linear":
             raise ConfigError(f"a head of the variant {self.variant!r} has no vectors of tokens; linear has")
         if self.space is not None and not (isinstance(self.space, str) and self.space):
             raise ConfigError(f"a head's space is the fingerprint of an encoder, not {self.space!r}")
+        self._check_words()
         self._check_modules()
+
+    def _check_words(self) -> None:
+        if self.token_vectors is not None:
+            flag("a head's token_vectors", self.token_vectors)
+        if self.words is not None and self.vocabulary is None:
+            raise ConfigError("a head with vectors of words has a vocabulary of tokens too")
+        if self.words is None and (self.word_bytes is not None or self.token_vectors is False):
+            raise ConfigError("word_bytes and token_vectors=False are for a head with vectors of words")
+        if self.word_bytes is not None and self.dimensions % self.word_bytes:
+            raise ConfigError(f"word_bytes has to divide a head's {self.dimensions} dimensions, not {self.word_bytes}")
 
     def _check_modules(self) -> None:
         if (self.modules is not None) != (self.variant == MODULES):
@@ -92,6 +111,11 @@ class HeadConfig:
             width = module.dimensions
         if self.modules is not None and width != self.dimensions:
             raise ConfigError(f"the modules of a head give {width} numbers, not {self.dimensions}")
+
+    @property
+    def has_token_vectors(self) -> bool:
+        """Whether it adds a vector for each token."""
+        return self.vocabulary is not None and self.token_vectors is not False
 
     @classmethod
     def of_modules(cls, modules: Sequence[VectorModule]) -> "HeadConfig":
@@ -129,3 +153,15 @@ def head_fingerprint(settings: HeadConfig, weights: Mapping[str, np.ndarray]) ->
         digest.update(name.encode())
         digest.update(values.tobytes())
     return digest.hexdigest()
+
+
+def word_hash(letters: str) -> int:
+    """Return the key of a word: a hash of its characters modulo 2^64, as a signed number."""
+    value = sum((ord(letter) + 1) * pow(_BASE, place, 1 << 64) for place, letter in enumerate(letters)) % (1 << 64)
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+@cache
+def hash_powers() -> np.ndarray:
+    """Return the hash's powers by position in a word ``(L,)``."""
+    return np.array([pow(_BASE, place, 1 << 64) for place in range(LONGEST_WORD)], np.uint64).view(np.int64)

@@ -2,13 +2,15 @@
 
 Vectors of words are knowledge that a small model's layers can't store: a word is a run of tokens of letters and digits,
 regardless of case; its key is a hash of its characters, combined from those of its tokens. The vectors of a text's
-known words are added to its vector.
+known words are added to its vector. They are stored in 8 bits a number, or by a product quantizer (Jégou et al. 2011),
+which cuts a vector into equal parts and stores for each the nearest of 256 centers.
 
 Shapes: B texts, T tokens, D dimensions of a state, E of a vector, V tokens of the vocabulary, W words, N words in the
-texts, L letters of a word at most.
+texts, L letters of a word at most, C codes of a word, K centers, P numbers of a part.
 """
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -21,7 +23,20 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from gerund.errors import ConfigError, DataError
-from gerund.models.head_settings import HEAD_FILE, WEIGHTS_FILE, HeadConfig, VectorModule, head_fingerprint
+from gerund.models.head_settings import (
+    HEAD_FILE,
+    INSIDE_A_WORD,
+    LONGEST_WORD,
+    N_CENTERS,
+    NO_WORD,
+    STARTS_A_WORD,
+    WEIGHTS_FILE,
+    HeadConfig,
+    VectorModule,
+    hash_powers,
+    head_fingerprint,
+    word_hash,
+)
 from gerund.poolings import pool
 from gerund.settings.encoder import FORMAT, read_settings
 
@@ -103,24 +118,24 @@ class ProjectionHead(nn.Module):
         self.outer = nn.Linear(width, dimensions, bias=not (released or linear))
         self.scale = nn.Parameter(torch.ones(dimensions)) if released else None
         self.tokens: nn.Embedding | None = None
-        if settings.vocabulary is not None:
+        if settings.vocabulary is not None and settings.has_token_vectors:
             self.tokens = nn.Embedding(settings.vocabulary, dimensions)
             nn.init.zeros_(self.tokens.weight)
         self.words: WordVectors | None = None
         if settings.words is not None and settings.vocabulary is not None:
-            self.words = WordVectors(settings.vocabulary, settings.words, dimensions)
+            self.words = WordVectors(settings.vocabulary, settings.words, dimensions, settings.word_bytes)
 
     def forward(self, states_BD: Tensor, ids_BT: Tensor | None = None, pooled_BT: Tensor | None = None) -> Tensor:
         """Return vectors ``(B, E)`` of pooled states ``(B, D)``.
 
-        Token vectors need the ids and the mask of pooled tokens.
+        Vectors of tokens and words need the ids and the mask of pooled tokens.
         """
         if self.chain is not None:
             chained_BE: Tensor = self.chain(states_BD)
             return chained_BE
         if self.inner is None:
             vectors_BE: Tensor = self.outer(states_BD)
-            return vectors_BE if self.tokens is None else vectors_BE + self._of_tokens(ids_BT, pooled_BT)
+            return vectors_BE if self.settings.vocabulary is None else vectors_BE + self.static(ids_BT, pooled_BT)
         if self.gate is None or self.scale is None:
             projected_BE: Tensor = self.outer(torch.relu(self.inner(states_BD)))
             return projected_BE
@@ -129,13 +144,13 @@ class ProjectionHead(nn.Module):
         size_B1 = plain_BE.float().pow(2).mean(-1, keepdim=True).add(_EPSILON).rsqrt()
         return self.scale * plain_BE * size_B1
 
-    def _of_tokens(self, ids_BT: Tensor | None, pooled_BT: Tensor | None) -> Tensor:
-        """Return the mean ``(B, E)`` of the vectors of the pooled tokens, plus those of their words."""
+    def static(self, ids_BT: Tensor | None, pooled_BT: Tensor | None) -> Tensor:
+        """Return what a head with a vocabulary adds ``(B, E)``: vectors of the pooled tokens and of their words."""
         if ids_BT is None or pooled_BT is None:
-            raise ConfigError("this model's head adds vectors of tokens, and no tokens were passed")
-        assert self.tokens is not None
-        vectors_BE = pool(self.tokens(ids_BT), pooled_BT, "mean")
-        return vectors_BE if self.words is None else vectors_BE + self.words(ids_BT, pooled_BT)
+            raise ConfigError("this model's head adds vectors of tokens or words, and no tokens were passed")
+        parts = [] if self.tokens is None else [pool(self.tokens(ids_BT), pooled_BT, "mean")]
+        parts += [] if self.words is None else [self.words(ids_BT, pooled_BT)]
+        return sum(parts[1:], start=parts[0])
 
     def weights_of(self, module: int) -> dict[str, Tensor]:
         """Return the weights of a module by sentence-transformers' names."""
@@ -228,34 +243,42 @@ def _refuse_others(settings: HeadConfig, stored: Mapping[str, Tensor], weights: 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BREAK, _INSIDE, _START = 0, 1, 2
-_BASE = 0x9E3779B97F4A7C15  # odd, so that no place of a word is lost
-_LONGEST = 64
 _SPACES = ("Ġ", "▁")
 """Markers of a leading space in byte-level and SentencePiece vocabularies."""
 _LEVELS = 127
+_ROUNDS = 20
 
 
 class WordVectors(nn.Module):
-    """Vectors of words, in 8 bits with a scale per word; they are fitted, not trained."""
+    """Vectors of words, quantized with a scale per word; they are fitted, not trained.
+
+    ``codes`` is the number of bytes of a word's vector; None stores 8 bits a number.
+    """
 
     pieces_V: Tensor
     lengths_V: Tensor
     kinds_V: Tensor
     keys_W: Tensor
-    values_WE: Tensor
     scales_W: Tensor
+    values_WE: Tensor
+    codes_WC: Tensor
+    centers_CKP: Tensor
     powers_L: Tensor
 
-    def __init__(self, vocabulary: int, words: int, dimensions: int) -> None:
+    def __init__(self, vocabulary: int, words: int, dimensions: int, codes: int | None = None) -> None:
         super().__init__()
+        self.codes, self.dimensions = codes, dimensions
         self.register_buffer("pieces_V", torch.zeros(vocabulary, dtype=torch.int64))
         self.register_buffer("lengths_V", torch.zeros(vocabulary, dtype=torch.uint8))
         self.register_buffer("kinds_V", torch.zeros(vocabulary, dtype=torch.uint8))
         self.register_buffer("keys_W", torch.arange(words, dtype=torch.int64))
-        self.register_buffer("values_WE", torch.zeros(words, dimensions, dtype=torch.int8))
         self.register_buffer("scales_W", torch.zeros(words))
-        self.register_buffer("powers_L", _powers(), persistent=False)
+        if codes is None:
+            self.register_buffer("values_WE", torch.zeros(words, dimensions, dtype=torch.int8))
+        else:
+            self.register_buffer("codes_WC", torch.zeros(words, codes, dtype=torch.uint8))
+            self.register_buffer("centers_CKP", torch.zeros(codes, N_CENTERS, dimensions // codes))
+        self.register_buffer("powers_L", torch.from_numpy(hash_powers()), persistent=False)
 
     def read_tokens(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Store what each token of a vocabulary adds to a word."""
@@ -266,21 +289,21 @@ class WordVectors(nn.Module):
             if number in special or not (parsed := _letters(tokenizer, piece, marks_inside)):
                 continue
             letters, starts = parsed
-            self.pieces_V[number] = _hash(letters)
+            self.pieces_V[number] = word_hash(letters)
             self.lengths_V[number] = min(len(letters), 255)
-            self.kinds_V[number] = _START if starts else _INSIDE
+            self.kinds_V[number] = STARTS_A_WORD if starts else INSIDE_A_WORD
 
     def keys(self, ids_BT: Tensor, pooled_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return the key ``(B, T)`` of the word that each token belongs to, up to it, and whether a word ends there."""
         kinds_BT = self.kinds_V[ids_BT]
-        inside_BT = pooled_BT.bool() & (kinds_BT != _BREAK)
+        inside_BT = pooled_BT.bool() & (kinds_BT != NO_WORD)
         edge_B1 = torch.zeros_like(inside_BT[:, :1])
-        begins_BT = inside_BT & ((kinds_BT == _START) | ~torch.cat([edge_B1, inside_BT[:, :-1]], dim=1))
+        begins_BT = inside_BT & ((kinds_BT == STARTS_A_WORD) | ~torch.cat([edge_B1, inside_BT[:, :-1]], dim=1))
         ends_BT = inside_BT & ~torch.cat([(inside_BT & ~begins_BT)[:, 1:], edge_B1], dim=1)
         start_BT = _last(begins_BT)
         length_BT = self.lengths_V[ids_BT].long() * inside_BT
         before_BT = length_BT.cumsum(1) - length_BT
-        offset_BT = (before_BT - before_BT.gather(1, start_BT)).clamp(min=0, max=_LONGEST - 1)
+        offset_BT = (before_BT - before_BT.gather(1, start_BT)).clamp(min=0, max=LONGEST_WORD - 1)
         # 64-bit integers wrap around: a hash modulo 2^64.
         parts_BT = self.pieces_V[ids_BT] * self.powers_L[offset_BT] * inside_BT
         sums_BT = parts_BT.cumsum(1)
@@ -296,29 +319,64 @@ class WordVectors(nn.Module):
         row = _search(self.keys_W, keys).clamp(max=len(self.keys_W) - 1)
         return row, self.keys_W[row] == keys
 
+    def vectors(self, row_N: Tensor) -> Tensor:
+        """Return the vectors of rows ``(..., E)``, float32."""
+        scale_N1 = self.scales_W[row_N][..., None]
+        if self.codes is None:
+            return self.values_WE[row_N].float() * scale_N1
+        part_C = torch.arange(self.codes, device=row_N.device)
+        parts_NCP = self.centers_CKP[part_C, self.codes_WC[row_N].long()]
+        return parts_NCP.flatten(-2).float() * scale_N1
+
     def forward(self, ids_BT: Tensor, pooled_BT: Tensor) -> Tensor:
         """Return the sum of the vectors of each text's words over the number of its tokens, ``(B, E)``."""
         n_B1 = pooled_BT.sum(1, keepdim=True).clamp(min=1)
         if torch.compiler.is_exporting():  # an exported graph has no lists of variable length
             keys_BT, ends_BT = self.keys(ids_BT, pooled_BT)
             row_BT, known_BT = self.rows(keys_BT)
-            weight_BT = self.scales_W[row_BT] * (known_BT & ends_BT)
-            return (self.values_WE[row_BT].float() * weight_BT[..., None]).sum(1) / n_B1
+            return (self.vectors(row_BT) * (known_BT & ends_BT)[..., None]).sum(1) / n_B1
         text_N, keys_N = self.words(ids_BT, pooled_BT)
         row_N, known_N = self.rows(keys_N)
-        vector_NE = self.values_WE[row_N].float() * (self.scales_W[row_N] * known_N)[:, None]
-        sum_BE = torch.zeros(len(ids_BT), self.values_WE.shape[1], device=ids_BT.device)
-        return sum_BE.index_add_(0, text_N, vector_NE) / n_B1
+        sum_BE = torch.zeros(len(ids_BT), self.dimensions, device=ids_BT.device)
+        return sum_BE.index_add_(0, text_N[known_N], self.vectors(row_N[known_N])) / n_B1
 
     @torch.no_grad()
     def keep(self, keys_W: Tensor, vectors_WE: Tensor) -> None:
-        """Store words and their vectors, rounded to 8 bits."""
+        """Store words and their vectors, quantized."""
         order_W = torch.argsort(keys_W)
         vectors_WE = vectors_WE[order_W]
-        largest_W = vectors_WE.abs().amax(1)
         self.keys_W.copy_(keys_W[order_W])
+        if self.codes is not None:
+            self._keep_codes(vectors_WE)
+            return
+        largest_W = vectors_WE.abs().amax(1)
         self.scales_W.copy_(largest_W / _LEVELS)
         self.values_WE.copy_((vectors_WE / (largest_W / _LEVELS).clamp(min=1e-30)[:, None]).round())
+
+    def _keep_codes(self, vectors_WE: Tensor) -> None:
+        """Cluster each part of the vectors, at length 1, around its centers."""
+        length_W = vectors_WE.norm(dim=1)
+        self.scales_W.copy_(length_W)
+        unit_WE = vectors_WE / length_W.clamp(min=1e-30)[:, None]
+        known_WE = unit_WE[length_W > 0]
+        size = self.centers_CKP.shape[2]
+        for part, (known_WP, unit_WP) in enumerate(zip(known_WE.split(size, 1), unit_WE.split(size, 1), strict=True)):
+            centers_KP = _clustered(known_WP).bfloat16().float()
+            self.centers_CKP[part, : len(centers_KP)] = centers_KP
+            self.codes_WC[:, part] = torch.cdist(unit_WP, centers_KP).argmin(1).to(torch.uint8)
+
+
+def _clustered(rows_NP: Tensor) -> Tensor:
+    """Return at most 256 centers ``(K, P)`` of rows, by k-means; the rows themselves where there are no more."""
+    from scipy.cluster.vq import kmeans2
+
+    different_NP = rows_NP.unique(dim=0)
+    if len(different_NP) <= N_CENTERS:
+        return different_NP if len(different_NP) else torch.zeros(1, rows_NP.shape[1])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="One of the clusters is empty")
+        centers, _ = kmeans2(rows_NP.double().numpy(), N_CENTERS, iter=_ROUNDS, minit="points", seed=0)
+    return torch.from_numpy(centers).float()
 
 
 def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, marks_inside: bool) -> tuple[str, bool] | None:
@@ -335,24 +393,6 @@ def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, marks_inside: boo
     if not text or not all(sign.isalnum() or (partial and ord(sign) > 127) for sign in text):
         return None
     return text.lower(), starts
-
-
-def _hash(letters: str) -> int:
-    value = 0
-    for place, sign in enumerate(letters):
-        value += (ord(sign) + 1) * pow(_BASE, place, 1 << 64)
-    return _signed(value)
-
-
-def _powers() -> Tensor:
-    """Return the base's powers by position ``(L,)``."""
-    return torch.tensor([_signed(pow(_BASE, place, 1 << 64)) for place in range(_LONGEST)])
-
-
-def _signed(value: int) -> int:
-    """Return a number modulo 2^64 as a signed 64-bit integer."""
-    value %= 1 << 64
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _last(true_BT: Tensor) -> Tensor:

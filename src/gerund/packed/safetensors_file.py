@@ -9,14 +9,14 @@ import numpy as np
 
 from gerund.errors import ModelError
 
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8}
 
 
 class SafetensorsFile(Mapping[str, np.ndarray]):
-    """The tensors of a file by name, float32.
+    """The tensors of a file by name: float32, or whole numbers of 64 or 8 bits.
 
     Raises:
-        ModelError: the file is missing or damaged, or a tensor is of a type other than floats.
+        ModelError: the file is missing or damaged, or a tensor is of another type.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,4 +58,4 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
 def _float32(stored: np.ndarray) -> np.ndarray:
     if stored.dtype == np.uint16:  # bfloat16, which numpy does not have
         return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32, copy=False)
+    return stored if stored.dtype.kind in "iu" else stored.astype(np.float32, copy=False)

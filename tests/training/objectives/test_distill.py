@@ -116,11 +116,16 @@ def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [0, 30])
-def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, words):
+@pytest.mark.parametrize(("tokens", "words"), [(False, 0), (True, 30), (False, 30)])
+def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, tokens, words):
     settings["schedule"] = {"name": "constant"}
     settings["steps"], settings["save_steps"] = 8, 4
-    settings["objectives"][0] |= {"layers": [1], "token_vectors": words > 0, "word_vectors": words}
+    settings["objectives"][0] |= {
+        "layers": [1],
+        "token_vectors": tokens,
+        "word_vectors": words,
+        "word_bytes": 8 if words and not tokens else None,
+    }
     whole = run("whole")
     with patch.object(distill, "fit_head", wraps=distill.fit_head) as fit:
         run("cut", "steps=4")
@@ -142,6 +147,23 @@ def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
     assert losses[0] > plain + 0.1
     assert losses[-1] < losses[0]
     assert not [name for name in gerund.load(folder).head.state_dict() if "further" in name]
+
+
+@pytest.mark.slow
+def test_words_of_another_model_are_taken(run, settings, corpus):
+    few = run("few", "steps=2", "objectives.distill.token_vectors=true", "objectives.distill.word_vectors=30")
+    other = str(few)
+    settings["objectives"][0] |= {"word_vectors": 30, "word_bytes": 8, "words_of": other, "fit_head": 64}
+    settings["steps"] = 2
+    head, source = gerund.load(run("taken")).head, gerund.load(other).head
+    assert head.tokens is None
+    known = set(source.words.keys_W[source.words.scales_W > 0].tolist())
+    taken = head.words.keys_W[head.words.scales_W > 0].tolist()
+    assert len(taken) > 10
+    assert set(taken) <= known
+    settings["objectives"][0]["words_of"] = "default"
+    with pytest.raises(ConfigError, match="no head with vectors of words in the space of this teacher"):
+        run("refused")
 
 
 @pytest.mark.slow

@@ -4,11 +4,14 @@ Shapes: B texts of this process, K of all processes, N entries (a row of the tab
 numbers of a vector.
 """
 
+import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gerund.models.heads import ProjectionHead
@@ -87,6 +90,8 @@ def top1_count(student_BE: Tensor, teacher_BE: Tensor) -> int:
 
 _SEEN = 2
 """Words that are met less often get no vector."""
+_WORD = re.compile(r"[^\W_]+")
+_WORDS_AT_ONCE = 1024
 
 
 def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> None:
@@ -94,8 +99,7 @@ def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> N
 
     Batches have ``input_ids``, ``pooled`` and ``teacher``.
     """
-    assert head.tokens is not None
-    n_tokens = head.tokens.num_embeddings
+    n_tokens = 0 if head.tokens is None else head.tokens.num_embeddings
     texts: list[Tensor] = []
     keys: list[Tensor] = []
     weights: list[Tensor] = []
@@ -104,6 +108,8 @@ def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> N
         ids_BT, pooled_BT = batch["input_ids"], batch["pooled"].bool()
         weight_B = 1 / pooled_BT.sum(1).clamp(min=1)
         text_M, place_M = pooled_BT.nonzero(as_tuple=True)
+        if head.tokens is None:
+            text_M, place_M = text_M[:0], place_M[:0]
         fit.add(text_M, ids_BT[text_M, place_M], weight_B[text_M], batch["teacher"])
         if head.words is not None:
             text_N, keys_N = head.words.words(ids_BT, pooled_BT)
@@ -111,16 +117,42 @@ def fit_head(head: ProjectionHead, batches: Iterable[Mapping[str, Tensor]]) -> N
             keys.append(keys_N)
             weights.append(weight_B[text_N])
         count += len(ids_BT)
-    if head.words is None:
-        head.tokens.weight.data.copy_(fit.solve())
-        return
-    chosen_W = _commonest(torch.cat(keys), head.words.keys_W.shape[0])
-    head.words.keep(chosen_W, torch.zeros(len(chosen_W), head.settings.dimensions))
-    row_N, known_N = head.words.rows(torch.cat(keys))
-    fit.add_entries(torch.cat(texts)[known_N], n_tokens + row_N[known_N], torch.cat(weights)[known_N])
+    if head.words is not None:
+        chosen_W = _commonest(torch.cat(keys), head.words.keys_W.shape[0])
+        head.words.keep(chosen_W, torch.zeros(len(chosen_W), head.settings.dimensions))
+        row_N, known_N = head.words.rows(torch.cat(keys))
+        fit.add_entries(torch.cat(texts)[known_N], n_tokens + row_N[known_N], torch.cat(weights)[known_N])
     table_RE = fit.solve()
-    head.tokens.weight.data.copy_(table_RE[:n_tokens])
-    head.words.keep(head.words.keys_W.clone(), table_RE[n_tokens:])
+    if head.tokens is not None:
+        head.tokens.weight.data.copy_(table_RE[:n_tokens])
+    if head.words is not None:
+        head.words.keep(head.words.keys_W.clone(), table_RE[n_tokens:])
+
+
+@torch.no_grad()
+def take_words(head: ProjectionHead, texts: Iterable[str], source: ProjectionHead, tokenizer: Any) -> None:
+    """Give a head the vectors that another adds for the commonest words of texts, each read by itself.
+
+    ``tokenizer`` is that of the other head's model. Words that it has no vector for get none.
+    """
+    assert head.words is not None
+    assert source.words is not None
+    counts = Counter(word for text in texts for word in _WORD.findall(text.lower()) if word.isascii())
+    words = [word for word, _ in counts.most_common()]
+    keys, vectors = [], []
+    for first in range(0, len(words), _WORDS_AT_ONCE):
+        read = tokenizer([f" {word}" for word in words[first : first + _WORDS_AT_ONCE]], add_special_tokens=False)
+        rows = [torch.tensor(ids) for ids in read["input_ids"]]
+        ids_BT = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        pooled_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([[len(ids)] for ids in rows])
+        text_N, keys_N = source.words.words(ids_BT, pooled_BT)
+        known_N = source.words.rows(keys_N)[1] & (torch.bincount(text_N, minlength=len(rows))[text_N] == 1)
+        keys.append(keys_N[known_N])
+        vectors.append((source.static(ids_BT, pooled_BT) * pooled_BT.sum(1, keepdim=True))[text_N[known_N]])
+    n_words = head.words.keys_W.shape[0]
+    keys_W, vectors_WE = torch.cat(keys)[:n_words], torch.cat(vectors)[:n_words]
+    missing = n_words - len(keys_W)
+    head.words.keep(torch.cat([keys_W, _no_words(missing)]), functional.pad(vectors_WE, (0, 0, 0, missing)))
 
 
 @torch.no_grad()
@@ -141,7 +173,12 @@ def _commonest(keys_N: Tensor, words: int) -> Tensor:
     different, counts = keys_N.unique(return_counts=True)
     different, counts = different[counts >= _SEEN], counts[counts >= _SEEN]
     found_W = different[torch.sort(counts, descending=True, stable=True).indices[:words]]
-    return torch.cat([found_W, torch.iinfo(torch.int64).min + torch.arange(words - len(found_W))])
+    return torch.cat([found_W, _no_words(words - len(found_W))])
+
+
+def _no_words(count: int) -> Tensor:
+    """Return keys that no word has."""
+    return torch.iinfo(torch.int64).min + torch.arange(count)
 
 
 class StaticFit:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gerund.data.corpus import read_documents
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.jobs.files import atomic_folder
@@ -30,7 +31,7 @@ from gerund.training.corpus.teachers import (
     read_known,
     teacher_vectors,
 )
-from gerund.training.corpus.texts import Mixture
+from gerund.training.corpus.texts import Mixture, existing
 from gerund.training.losses.distillation import (
     cosine_loss,
     fit_head,
@@ -38,6 +39,7 @@ from gerund.training.losses.distillation import (
     prefixes,
     similarity_loss,
     squared_loss,
+    take_words,
     top1_count,
 )
 from gerund.training.losses.vectors import DistillEncoder, VectorEncoder
@@ -46,6 +48,7 @@ from gerund.training.objectives.base import Batch, Batches, Context, Objective, 
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.settings import DistillConfig
 from gerund.training.processes import process_index
+from gerund.training.recipe import Recipe
 from gerund.training.run_folder import announce
 
 if TYPE_CHECKING:
@@ -85,19 +88,24 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
 
         objective = context.text_objective(config.kind, config, made, losses, overhead=formatter.overhead)
     batches: Any = objective.batches
-    if head.tokens is not None and not bool(head.tokens.weight.any()):
-        _fit(head, context, lambda: fit_head(head, batches.every()))
-    elif config.fit_head and is_new:
-        _fit(head, context, lambda: fit_projection(head, _pooled(context, batches, config.fit_head)))
+    if is_new and (config.fit_head or head.settings.vocabulary is not None):
+        _fit(head, context, lambda: _fit_by(config, head, context, batches, teacher.space))
     return objective
 
 
 def _head(context: Context, config: DistillConfig, space: str, dimensions: int) -> ProjectionHead:
     """Return the base's head, to be trained further, or a new one into the teacher's space."""
     model = context.model
-    vocabulary = model.vocabulary if config.token_vectors else None
-    width = model.runtime.state_width
-    settings = HeadConfig(width, dimensions, "linear", vocabulary, space, config.word_vectors or None)
+    settings = HeadConfig(
+        model.runtime.state_width,
+        dimensions,
+        "linear",
+        vocabulary=model.vocabulary if config.token_vectors or config.word_vectors else None,
+        space=space,
+        words=config.word_vectors or None,
+        token_vectors=False if config.word_vectors and not config.token_vectors else None,
+        word_bytes=config.word_bytes,
+    )
     if model.head is not None:
         has = model.head.settings
         if replace(has, space=space) != settings:
@@ -109,7 +117,7 @@ def _head(context: Context, config: DistillConfig, space: str, dimensions: int) 
         head.load_state_dict(model.head.state_dict())
     else:
         head = ProjectionHead(settings)
-        if config.token_vectors:
+        if settings.vocabulary is not None:
             nn.init.zeros_(head.outer.weight)
     model.head = head.float().train()
     return model.head
@@ -129,8 +137,10 @@ def _vectors(context: Context, texts: Any, teacher: Teacher) -> "TeacherVectors 
 
 
 @torch.no_grad()
-def _pooled(context: Context, batches: "DistillBatches", texts: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the pooled states ``(B, D)`` of so many texts, and the teacher's vectors ``(B, E)``."""
+def _pooled(
+    context: Context, batches: "DistillBatches", texts: int, head: ProjectionHead
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the pooled states ``(B, D)`` of so many texts, and the teacher's vectors ``(B, E)`` less those of words."""
     announce(f"fitting the head to the teacher's vectors of {min(texts, len(batches.texts)):,} texts")
     model = context.model.model.to("cuda" if torch.cuda.is_available() else "cpu")
     encoder = VectorEncoder(context.model.runtime, below=context.model.below)
@@ -138,7 +148,10 @@ def _pooled(context: Context, batches: "DistillBatches", texts: int) -> Iterator
         part = {name: value.to(model.device) for name, value in batch.items()}
         with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bf16(context.recipe)):
             pooled_BD = encoder(model, part)
-        yield pooled_BD.float().cpu(), batch["teacher"].float()
+        missed_BE = batch["teacher"].float()
+        if head.settings.vocabulary is not None:
+            missed_BE = missed_BE - head.static(batch["input_ids"], batch["pooled"])
+        yield pooled_BD.float().cpu(), missed_BE
 
 
 def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> None:
@@ -159,6 +172,35 @@ def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> Non
     fit()
     with atomic_folder(folder, overwrite=True) as partial:
         head.save(partial)
+
+
+def _fit_by(config: DistillConfig, head: ProjectionHead, context: Context, batches: Any, space: str) -> None:
+    """Fit vectors of tokens and words, or take those of another model, and then the linear map."""
+    if config.words_of is not None:
+        texts = batches.texts if config.file is not None else _all_texts(context.recipe)
+        take_words(head, texts, *_open_words(config.words_of, space))
+    elif head.settings.vocabulary is not None:
+        fit_head(head, batches.every())
+    if config.fit_head:
+        fit_projection(head, _pooled(context, batches, config.fit_head, head))
+
+
+def _all_texts(recipe: Recipe) -> Iterator[str]:
+    """Yield the texts of all files of the sources, those beyond their limits too."""
+    for source in recipe.data.sources:
+        for document in read_documents(existing(recipe, source.files), text_column=source.text_column):
+            yield document.text
+
+
+def _open_words(model: str, space: str) -> tuple[ProjectionHead, Any]:
+    """Return the head and the tokenizer of a model whose words have vectors in the teacher's space."""
+    from gerund.entry import load
+
+    lm = load(model)
+    head = lm.head
+    if head is None or head.words is None or head.settings.space != space:
+        raise ConfigError(f"distill.words_of: {model} has no head with vectors of words in the space of this teacher")
+    return head, lm.tokenizer
 
 
 class DistillBatches(Batches):

@@ -509,10 +509,18 @@ class DistillConfig(TextConfig, VectorConfig):
     first step, by least squares over all texts, so that the language model has to learn only what they miss."""
     word_vectors: int = Field(default=0, ge=0)
     """How many words at most, the commonest of the texts, have a vector of their own that is added too, whatever their
-    case and however many tokens they are made of. They are fitted together with those of the tokens, rounded to 8 bits
-    a number, and stay as they are. Needs ``token_vectors``."""
+    case and however many tokens they are made of. They are fitted together with those of the tokens, quantized, and
+    stay as they are."""
+    word_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of a word's vector, as codes of a product quantizer; it divides the dimensions. None stores 8 bits a
+    number."""
+    words_of: str | None = Field(default=None, min_length=1)
+    """A model whose head has vectors of words in the teacher's space, as ``default`` has: those of the words in the
+    sources' files, beyond a limit too, are taken in the place of fitted ones, for which few texts don't suffice. Needs
+    ``word_vectors``."""
     fit_head: int = Field(default=0, ge=0)
-    """From how many texts a new head is fitted by least squares; 0 begins at random. Not with ``token_vectors``."""
+    """From how many texts the linear map of a new head is fitted by least squares, to what vectors of words miss; 0
+    begins at random. Not with ``token_vectors``."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
@@ -522,8 +530,10 @@ class DistillConfig(TextConfig, VectorConfig):
             raise ValueError("layers learn by cosine and mse, which are both 0")
         if self.matryoshka and not self.similarity:
             raise ValueError("matryoshka trains shortened vectors by similarity, which is 0")
-        if self.word_vectors and not self.token_vectors:
-            raise ValueError("word_vectors are fitted together with token_vectors, which are off")
+        if not self.word_vectors and (self.word_bytes is not None or self.words_of is not None):
+            raise ValueError("word_bytes and words_of are about word_vectors, which are off")
+        if self.words_of is not None and self.token_vectors:
+            raise ValueError("token_vectors are fitted, and words_of takes a model's vectors of words without them")
         if self.fit_head and self.token_vectors:
             raise ValueError("fit_head is for a head without token_vectors, which are fitted themselves")
         if any(size < 1 for size in self.matryoshka):
