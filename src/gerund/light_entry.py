@@ -107,7 +107,8 @@ def light_model(spec: ModelSpec) -> "LightModel | None":
         return light_model(spec.model_copy(update={"adapter": NO_ADAPTER}))
     if read.bundled is not None and spec.adapter is None:
         tell_bundled(source.name)
-    network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapter=read.adapter)
+    cut = read.encoder.exit_layer
+    network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapter=read.adapter, cut=cut)
     adapter = spec.without_auto().adapter if read.bundled is None else AUTO_ADAPTER
     again = spec.model_copy(update={"runtime": "packed", "adapter": adapter})
     lm = LightModel(source.gguf, again, network, tokenizer, source.name, read)

@@ -1,5 +1,6 @@
 """A packed network computes what plain numpy computes over the file's blocks, however the work is divided."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,37 @@ def test_attention_probabilities(network: PackedNetwork):
     np.testing.assert_allclose(run.attention[1].sum(-1), 1, rtol=1e-5)
     assert np.abs(run.attention[0][:, :, ~CAUSAL]).max() == 0
     np.testing.assert_allclose(run.states, network.run(IDS).states, **CLOSE)
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_cut_network_computes_the_same_in_one_copy_of_its_layers(
+    network: PackedNetwork, tmp_path: Path, caches: bool
+):
+    (tmp_path / "no").write_text("")  # where nothing can be cached, graphs are cut in memory
+    with nullcontext() if caches else pytest.warns(UserWarning, match="could not cache"):
+        folder = None if caches else tmp_path / "no" / "cache"
+        cut = PackedNetwork.open(network.sources[0], threads=1, accuracy=0, cut=1, cache=folder)
+        kinds = ["logits", "states", "hidden_states"]
+        wanted, found = (
+            [
+                one.run(IDS[:, :4], cache=cache, outputs=kinds),
+                one.run(IDS[:, 4:], cache=cache, write_B=np.array([4, 4]), outputs=kinds),
+                one.run(IDS, depth=1, outputs=["states", "hidden_states"]),
+            ]
+            for one, cache in ((one, KeyValues(one.shape, 2, 8)) for one in (network, cut))
+        )
+        # The lower layers' graph is part of the whole network's.
+        assert not cut._more_sections
+        assert [section.layers for section in cut._sections] == [range(1), range(1, 2)]
+        attention = cut.run(IDS, outputs=["attention"]).attention
+    exact = {"atol": 0, "rtol": 0} if caches else CLOSE
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.states, other.states, **exact)
+        assert len(one.hidden_states) == len(other.hidden_states)
+        for state, same in zip(one.hidden_states, other.hidden_states, strict=True):
+            np.testing.assert_allclose(state, same, **exact)
+    np.testing.assert_allclose(found[1].logits, wanted[1].logits, **exact)
+    np.testing.assert_allclose(attention[1], network.run(IDS, outputs=["attention"]).attention[1], **CLOSE)
 
 
 def test_what_does_not_fit_is_refused(network: PackedNetwork, tmp_path: Path):

@@ -527,7 +527,10 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         if reranker.true is None:
             beside = reranker_folder(spec.reranker) or settings
             layer = read_score_layer(beside, files, source.name, state_width(config))
-    loaded, tokenizer = read(source, dtype, config) if packed is None else read_packed(packed, config, adapters.by_name)
+    if packed is None:
+        loaded, tokenizer = read(source, dtype, config)
+    else:
+        loaded, tokenizer = read_packed(packed, config, adapters.by_name, cut=encoder.exit_layer)
     if bundled is not None and not bundled.fits_tokens(tokenizer):
         return open_model(spec.model_copy(update={"adapter": NO_ADAPTER}), token, generates=generates)
     width = state_width(loaded.config) * encoder.poolings

@@ -95,11 +95,11 @@ def _unread(source: Source, encoder: EncoderConfig, adapters: Mapping[Job, Path]
 
 
 def read_packed(
-    path: Path, config: PreTrainedConfig, adapters: Mapping[str, Path] | None = None
+    path: Path, config: PreTrainedConfig, adapters: Mapping[str, Path] | None = None, *, cut: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the packed network and the tokenizer of a GGUF file; the network takes as many threads as torch.
 
-    ``adapters`` has at most one adapter, by its name.
+    ``adapters`` has at most one adapter, by its name; ``cut`` is how many layers read texts to embed, if not all.
 
     Raises:
         ModelError: the file is damaged.
@@ -109,7 +109,8 @@ def read_packed(
 
     model, tokenizer = read_skeleton(path, config)
     name, folder = next(iter((adapters or {}).items()), (None, None))
-    network = guarded(f"cannot load {path}", PackedNetwork.open, path, threads=torch.get_num_threads(), adapter=folder)
+    threads = torch.get_num_threads()
+    network = guarded(f"cannot load {path}", PackedNetwork.open, path, threads=threads, adapter=folder, cut=cut)
     object.__setattr__(model, "packed_in", tuple(parts_of(path)))
     return packed_model(model, network, name), tokenizer
 

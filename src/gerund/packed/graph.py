@@ -14,7 +14,7 @@ Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV h
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import onnx
@@ -24,6 +24,9 @@ from gerund.errors import ModelError
 from gerund.packed.adapter import GROUPS
 from gerund.packed.blocks import Blocks, stacked
 from gerund.packed.shape import NetworkShape
+
+if TYPE_CHECKING:
+    from gerund.packed.graph_cache import Part
 
 MICROSOFT = "com.microsoft"
 _OPSETS = {"": 24, MICROSOFT: 1}
@@ -231,23 +234,39 @@ def build_head(shape: NetworkShape, weights: Weights, *, accuracy: int = 4) -> G
     return graph
 
 
-def keep_outputs(model: onnx.ModelProto, names: Collection[str]) -> None:
-    """Take everything out of a model that these outputs do not need."""
-    graph, wanted, nodes = model.graph, set(names), []
+def keep_part(model: onnx.ModelProto, part: "Part") -> None:
+    """Take everything out of a model that a part of it does not need."""
+    graph, nodes = model.graph, []
+    given, handed_on = _made_with(graph, part.start), _made_with(graph, part.end)
+    ends = {*part.ends, *handed_on}
+    wanted = set(ends)
     for node in reversed(graph.node):
-        if wanted.intersection(node.output):
+        if wanted.intersection(node.output) and not given.intersection(node.output):
             wanted.update(node.input)
             nodes.append(node)
+    inputs = [value for value in graph.input if value.name in wanted]
+    outputs = [value for value in graph.output if value.name in ends]
+    inputs += [_states(name) for name in sorted(given & wanted)]
+    outputs += [_states(name) for name in sorted(handed_on - {value.name for value in outputs})]
     for field_, kept in (
         (graph.node, nodes[::-1]),
         (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in wanted]),
-        (graph.input, [value for value in graph.input if value.name in wanted]),
-        (graph.output, [value for value in graph.output if value.name in set(names)]),
+        (graph.input, inputs),
+        (graph.output, outputs),
         (graph.value_info, []),
     ):
-        outputs = copy.deepcopy(kept)
+        copies = copy.deepcopy(kept)
         del field_[:]
-        field_.extend(outputs)
+        field_.extend(copies)
+
+
+def _made_with(graph: onnx.GraphProto, name: str | None) -> set[str]:
+    """Return what is computed in the same node as a state: ONNX Runtime fuses it with the norm of the next layer."""
+    return {other for node in graph.node if name in node.output for other in node.output if other}
+
+
+def _states(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
 
 def _in_pieces(graph: GraphBuilder, x: str, weights: Blocks | np.ndarray, name: str, bias: np.ndarray | None) -> str:

@@ -10,6 +10,7 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,13 +34,28 @@ _CLASSES = [value for value in vars(ort.capi.onnxruntime_pybind11_state).values(
 _REFUSED: tuple[type[Exception], ...] = (RuntimeError, *(value for value in _CLASSES if issubclass(value, Exception)))
 
 
+@dataclass(frozen=True)
+class Part:
+    """What of a graph is wanted.
+
+    Attributes:
+        ends: outputs.
+        start: the state that it is given in the place of what precedes; what the graph computes with it is given too.
+        end: the state that it hands on, with what is computed with it.
+    """
+
+    ends: tuple[str, ...]
+    start: str | None = None
+    end: str | None = None
+
+
 def open_session(
     sources: Sequence[Path],
     variant: str,
     build: Callable[[], "GraphBuilder"],
     threads: int | None,
     folder: Path,
-    ends: Sequence[str] | None = None,
+    part: Part | None = None,
 ) -> ort.InferenceSession:
     """Return the session of a graph, from the cache or built and cached.
 
@@ -49,7 +65,7 @@ def open_session(
         build: builds it.
         threads: how many threads a run uses; None for one per core.
         folder: the cache's.
-        ends: the outputs that are wanted, where the graph is to compute no others; its weights stay in one file.
+        part: what of the graph is wanted, if not all; the weights stay in one file.
 
     Raises:
         ModelError: ONNX Runtime refuses the graph, because its weights do not fit together.
@@ -61,13 +77,13 @@ def open_session(
             entry = store.get(key)
             if entry is not None and _intact(entry):
                 with suppress(*_REFUSED):
-                    graph = entry / _GRAPH if ends is None else _part_of(entry, ends)
+                    graph = entry / _GRAPH if part is None else _part_of(entry, part)
                     return ort.InferenceSession(str(graph), _options(threads, built=True), providers=_PROVIDERS)
             store.put(key, lambda work: _write(build(), work, sources[0]))
         raise ResourceError(f"{folder} did not keep it")
     except (ResourceError, OSError) as error:
         warnings.warn(f"could not cache the graph of {sources[0].name}, which stays in memory: {error}", stacklevel=2)
-    return _in_memory(build(), threads, sources[0], ends)
+    return _in_memory(build(), threads, sources[0], part)
 
 
 def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
@@ -108,37 +124,35 @@ def _write(builder: "GraphBuilder", work: Path, source: Path) -> None:
     (work / _CONTENT).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _part_of(entry: Path, ends: Sequence[str]) -> Path:
-    """Return the graph of an entry that computes some of its outputs alone, with the same file of weights.
+def _part_of(entry: Path, part: Part) -> Path:
+    """Return the graph of an entry's part, with the same file of weights.
 
     It is written once, since ``onnx`` takes time and memory, and its digest beside it.
     """
-    path = entry / f"part-{key_of(*ends)}.onnx"
+    path = entry / f"part-{key_of(*part.ends, part.start or '')}.onnx"
     digest = path.with_suffix(".sha256")
     with suppress(OSError):
         if digest.read_text(encoding="ascii") == sha256_of(path):
             return path
     import onnx
 
-    from gerund.packed.graph import keep_outputs
+    from gerund.packed.graph import keep_part
 
     model = onnx.load(str(entry / _GRAPH), load_external_data=False)
-    keep_outputs(model, ends)
+    keep_part(model, part)
     with atomic_file(path) as file:
         file.write(model.SerializeToString())
     write_atomic(digest, sha256_of(path))
     return path
 
 
-def _in_memory(
-    builder: "GraphBuilder", threads: int | None, source: Path, ends: Sequence[str] | None
-) -> ort.InferenceSession:
-    from gerund.packed.graph import keep_outputs
+def _in_memory(builder: "GraphBuilder", threads: int | None, source: Path, part: Part | None) -> ort.InferenceSession:
+    from gerund.packed.graph import keep_part
 
     model, arrays = builder.model("memory")
     names = [tensor.name for tensor in model.graph.initializer if tensor.external_data]
-    if ends is not None:
-        keep_outputs(model, ends)
+    if part is not None:
+        keep_part(model, part)
     left = {tensor.name for tensor in model.graph.initializer}
     weights = {name: array for name, array in zip(names, arrays, strict=True) if name in left}
     options = _options(threads)

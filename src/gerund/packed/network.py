@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV h
 L layers, P masks, N places where logits are wanted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from gerund.packed.adapter import Adapter, read_adapter
 from gerund.packed.folder_shape import read_folder_shape
 from gerund.packed.folder_weights import FolderWeights, Precision
 from gerund.packed.gguf_weights import GgufWeights
-from gerund.packed.graph_cache import open_session, processor
+from gerund.packed.graph_cache import Part, open_session, processor
 from gerund.packed.shape import NetworkShape, read_shape
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ MASKED = np.float32(-1e9)
 _MOST_GROUPED = 8
 _MOST_BINDINGS = 8  # that a cache keeps
 _INTEGERS = ("write", "query_shape")
+_WITH_ATTENTION = "body with attention"
 
 OUTPUTS = ("logits", "states", "hidden_states", "attention")
 """What ``PackedNetwork.run`` can return."""
@@ -76,47 +77,63 @@ class KeyValues:
             other[:, :, : self.capacity] = mine
         return larger
 
-    def bind(self, binding: Any, depth: int | None = None) -> None:
-        """Make these the cache of a run of ``depth`` layers, all by default: read and written in the same memory."""
-        for layer in range(self.shape.n_layers if depth is None else depth):
+    def bind(self, binding: Any, layers: Iterable[int]) -> None:
+        """Make these the cache of a run of some layers: read and written in the same memory."""
+        for layer in layers:
             pair = self._bound[layer if len(self._bound) > 1 else 0]
             for part, memory in zip(("keys", "values"), pair, strict=True):
                 binding.bind_ortvalue_input(f"{part}_{layer}", memory)
                 binding.bind_ortvalue_output(f"new_{part}_{layer}", memory)
 
 
+@dataclass(frozen=True)
+class _Section:
+    """A graph of some successive layers; those of lower sections hand their last state on."""
+
+    session: ort.InferenceSession
+    layers: range
+
+
 class _Binding:
     """The inputs of a run in memory that the next run of the same sizes uses again: binding takes longer than copying.
 
     Attributes:
-        io: ONNX Runtime's binding.
-        inputs: an array per input of the graph, masks as ``masks_0`` and so on.
+        ios: ONNX Runtime's binding for each section.
+        inputs: an array per input of the graphs, masks as ``masks_0`` and so on.
+        passed: the states that a section hands on, by their name.
     """
 
     def __init__(
         self,
-        session: ort.InferenceSession,
+        sections: Sequence[_Section],
         cache: KeyValues,
         sizes: Mapping[str, tuple[int, ...]],
         of_layer: list[int],
         factors: Mapping[str, Any],
-        depth: int | None,
     ) -> None:
-        self.io = session.io_binding()
-        self.inputs: dict[str, np.ndarray] = {}
-        taken = {given.name for given in session.get_inputs()}  # lower layers alone take fewer
-        for name, size in sizes.items():
-            array = np.zeros(size, np.int64 if name in _INTEGERS else np.float32)
-            self.inputs[name], value = array, _shared(array)
-            if name.startswith("masks_"):
-                for layer in (layer for layer, which in enumerate(of_layer) if name == f"masks_{which}"):
-                    self.io.bind_ortvalue_input(f"mask_{layer}", value)
-            elif name in taken:
-                self.io.bind_ortvalue_input(name, value)
-        for name, value in factors.items():
-            if name in taken:
-                self.io.bind_ortvalue_input(name, value)
-        cache.bind(self.io, depth)
+        self.inputs = {
+            name: np.zeros(size, np.int64 if name in _INTEGERS else np.float32) for name, size in sizes.items()
+        }
+        made = {value.name for section in sections[:-1] for value in section.session.get_outputs()}
+        taken = {value.name for section in sections[1:] for value in section.session.get_inputs()}
+        self.passed = {name: np.zeros(sizes["embedded"], np.float32) for name in made & taken}
+        given = {**{name: _shared(array) for name, array in (self.inputs | self.passed).items()}, **factors}
+        self.ios = []
+        for section in sections:
+            io = section.session.io_binding()
+            for layer in section.layers:
+                io.bind_ortvalue_input(f"mask_{layer}", given[f"masks_{of_layer[layer]}"])
+            for name in {value.name for value in section.session.get_inputs()} & given.keys():
+                io.bind_ortvalue_input(name, given[name])
+            for name in {value.name for value in section.session.get_outputs()} & self.passed.keys():
+                io.bind_ortvalue_output(name, given[name])
+            cache.bind(io, section.layers)
+            self.ios.append(io)
+
+
+def _hidden(layer: int) -> str:
+    """Return the name of a layer's output in a graph."""
+    return f"hidden_{layer}"
 
 
 def _shared(array: np.ndarray) -> Any:
@@ -162,6 +179,7 @@ class PackedNetwork:
         cache: Path | None,
         adapter: Adapter | None,
         accuracy: int,
+        cut: int | None = None,
     ) -> None:
         self.shape, self.adapter = shape, adapter
         self._weights, self.sources, self._variant = weights, sources, variant
@@ -171,10 +189,12 @@ class PackedNetwork:
             active: {name: _shared(factor) for name, factor in adapter.inputs(active=active).items()} if adapter else {}
             for active in (False, True)
         }
-        self._session = self._open_session("body")
+        cut = cut if cut and cut < shape.n_layers else 0
+        parts = [layers for layers in (range(cut), range(cut, shape.n_layers)) if layers]
+        self._sections = [self._open_section(layers, hands_on=layers is not parts[-1]) for layers in parts]
         self._head = self._open_session("head")
-        # Opened when they are used: those that give attention away, and those of lower layers alone.
-        self._more_sessions: dict[tuple[str, int | None], ort.InferenceSession] = {}
+        # Opened when they are used: those that give attention away, and those of other lower layers alone.
+        self._more_sections: dict[tuple[str, int], _Section] = {}
 
     @classmethod
     def open(
@@ -186,6 +206,7 @@ class PackedNetwork:
         accuracy: int = 4,
         adapter: Path | None = None,
         weights: Precision = "int8",
+        cut: int | None = None,
     ) -> "PackedNetwork":
         """Open a GGUF file, or a folder in safetensors whose weights are quantized.
 
@@ -197,6 +218,8 @@ class PackedNetwork:
                 for few tokens.
             adapter: the folder of a LoRA adapter, which runs take with ``adapted``.
             weights: of a folder: ``int8``, ``int4``, or ``float32`` for those that are not quantized.
+            cut: a depth that many runs will have: its layers become a graph of their own, so that runs of all layers
+                and these runs share them in memory.
 
         Raises:
             ModelError: the file or folder is damaged, or its architecture cannot be run packed.
@@ -215,7 +238,15 @@ class PackedNetwork:
         factors = None if adapter is None else read_adapter(adapter, shape)
         variant = f"weights {weights}, accuracy {accuracy}, adapted {() if factors is None else factors.places}"
         return cls(
-            shape, source, files, variant=variant, threads=threads, cache=cache, adapter=factors, accuracy=accuracy
+            shape,
+            source,
+            files,
+            variant=variant,
+            threads=threads,
+            cache=cache,
+            adapter=factors,
+            accuracy=accuracy,
+            cut=cut,
         )
 
     @property
@@ -223,7 +254,21 @@ class PackedNetwork:
         """What decides, beside the files, which bits a run gives."""
         return f"{self._variant}, {self._threads} threads, ONNX Runtime {ort.__version__}, {processor()}"
 
-    def _open_session(self, part: str, depth: int | None = None) -> ort.InferenceSession:
+    def _open_section(self, layers: range, part: str = "body", *, hands_on: bool = False) -> _Section:
+        """Open the graph of some layers: the file of all has the weights, and each section a graph of its own."""
+        if len(layers) == self.shape.n_layers:
+            return _Section(self._open_session(part), layers)
+        kinds = ["new_keys", "new_values", *(["attention"] if part == _WITH_ATTENTION else [])]
+        if layers.stop < self.shape.n_layers:
+            kinds.append("hidden")
+        ends = [f"{kind}_{layer}" for kind in kinds for layer in layers]
+        if layers.stop == self.shape.n_layers:
+            ends += ["states", *(_hidden(layer) for layer in layers[:-1])]
+        start = _hidden(layers.start - 1) if layers.start else None
+        end = _hidden(layers[-1]) if hands_on else None
+        return _Section(self._open_session(part, Part(tuple(ends), start, end)), layers)
+
+    def _open_session(self, part: str, cut: Part | None = None) -> ort.InferenceSession:
         adapted = () if self.adapter is None else self.adapter.places
 
         def built() -> "GraphBuilder":
@@ -232,13 +277,10 @@ class PackedNetwork:
 
             if part == "head":
                 return build_head(self.shape, self._weights, accuracy=self._accuracy)
-            attention = part == "body with attention"
+            attention = part == _WITH_ATTENTION
             return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
-        variant = f"{self._variant}, {part}"
-        kinds = ["hidden", "new_keys", "new_values", *(["attention"] if part == "body with attention" else [])]
-        ends = None if depth is None else [f"{kind}_{layer}" for kind in kinds for layer in range(depth)]
-        return open_session(self.sources, variant, built, self._threads, self._cache, ends)
+        return open_session(self.sources, f"{self._variant}, {part}", built, self._threads, self._cache, cut)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""
@@ -354,55 +396,68 @@ class PackedNetwork:
         depth: int | None,
     ) -> dict[str, np.ndarray]:
         """Run the graph, and return its outputs by name."""
-        session = self._session_for(outputs, depth)
+        sections = self._sections_for(outputs, depth)
         sizes = {name: array.shape for name, array in inputs.items()}
         # A binding belongs to one run at a time; the cache keeps those that are idle.
-        key = (id(session), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted, depth)
+        key = (id(sections[0]), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted, depth)
         idle = cache._bindings.setdefault(key, [])
         if not idle and len(cache._bindings) > _MOST_BINDINGS:
             cache._bindings.pop(next(iter(cache._bindings)))
-        binding = idle.pop() if idle else _Binding(session, cache, sizes, of_layer, self._factors[adapted], depth)
+        binding = idle.pop() if idle else _Binding(sections, cache, sizes, of_layer, self._factors[adapted])
         for name, array in inputs.items():
             binding.inputs[name][...] = array
-        results = self._bind_outputs(binding.io, outputs, inputs["embedded"].shape, depth)
-        session.run_with_iobinding(binding.io)
+        results: dict[str, np.ndarray] = {}
+        for section, io in zip(sections, binding.ios, strict=True):
+            results |= self._bind_outputs(io, section, outputs, inputs["embedded"].shape, binding.passed)
+            section.session.run_with_iobinding(io)
+        if "hidden_states" in outputs:
+            results |= {name: array.copy() for name, array in binding.passed.items()}
         if "attention" in outputs:
-            attention = binding.io.get_outputs()[-(depth or self.shape.n_layers) :]
+            attention = binding.ios[-1].get_outputs()[-(depth or self.shape.n_layers) :]
             results |= {f"attention_{layer}": value.numpy() for layer, value in enumerate(attention)}
         else:
             idle.append(binding)
         if depth is not None:
-            results["states"] = self._normed(results[f"hidden_{depth - 1}"])
+            results["states"] = self._normed(results[_hidden(depth - 1)])
         return results
 
-    def _session_for(self, outputs: Sequence[str], depth: int | None) -> ort.InferenceSession:
+    def _sections_for(self, outputs: Sequence[str], depth: int | None) -> list[_Section]:
         unknown = set(outputs) - set(OUTPUTS)
         if unknown:
             raise ConfigError(f"outputs are among {', '.join(OUTPUTS)}, not {', '.join(sorted(unknown))}")
-        key = "body with attention" if "attention" in outputs else "body", depth
-        if key == ("body", None):
-            return self._session
-        if key not in self._more_sessions:
-            self._more_sessions[key] = self._open_session(*key)
-        return self._more_sessions[key]
+        part, layers = _WITH_ATTENTION if "attention" in outputs else "body", range(depth or self.shape.n_layers)
+        if part == "body" and depth is None:
+            return self._sections
+        if part == "body" and self._sections[0].layers == layers:
+            return self._sections[:1]
+        key = part, len(layers)
+        if key not in self._more_sections:
+            self._more_sections[key] = self._open_section(layers, part)
+        return [self._more_sections[key]]
 
     def _bind_outputs(
-        self, io: Any, outputs: Sequence[str], embedded: tuple[int, ...], depth: int | None
+        self,
+        io: Any,
+        section: _Section,
+        outputs: Sequence[str],
+        embedded: tuple[int, ...],
+        passed: Collection[str],
     ) -> dict[str, np.ndarray]:
-        """Allocate what is wanted, and return it by its name in the graph."""
-        wanted: dict[str, tuple[int, ...]] = {}
-        if depth is not None:
-            wanted[f"hidden_{depth - 1}"] = embedded
-        elif set(outputs) & {"states", "hidden_states", "logits"}:
-            wanted["states"] = embedded
+        """Allocate what is wanted of a section, and return it by its name in the graph."""
+        is_last, layers = _hidden(section.layers[-1]) not in passed, section.layers
+        names = []
+        if is_last and layers.stop < self.shape.n_layers:
+            names.append(_hidden(layers[-1]))
+        elif is_last and set(outputs) & {"states", "hidden_states", "logits"}:
+            names.append("states")
         if "hidden_states" in outputs:
-            wanted |= {f"hidden_{layer}": embedded for layer in range((depth or self.shape.n_layers) - 1)}
-        results = {name: np.empty(size, np.float32) for name, size in wanted.items()}
+            names += [_hidden(layer) for layer in layers[:-1]]
+        results = {name: np.empty(embedded, np.float32) for name in names}
         for name, array in results.items():
             io.bind_ortvalue_output(name, _shared(array))
         if "attention" in outputs:
             # ONNX infers a wrong last dimension for these, so that memory of the right size is refused.
-            for layer in range(depth or self.shape.n_layers):
+            for layer in layers:
                 io.bind_output(f"attention_{layer}", "cpu")
         return results
 
@@ -417,7 +472,7 @@ class PackedNetwork:
         if "hidden_states" in outputs:
             layers = range(self.shape.n_layers - 1 if depth is None else depth)
             last = (results["states"],) if depth is None else ()
-            hidden = (embedded_BTD, *(results[f"hidden_{layer}"] for layer in layers), *last)
+            hidden = (embedded_BTD, *(results[_hidden(layer)] for layer in layers), *last)
         if "attention" in outputs:
             attention = tuple(results[f"attention_{layer}"] for layer in range(depth or self.shape.n_layers))
         states = results["states"] if "states" in outputs else None
