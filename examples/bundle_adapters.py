@@ -3,7 +3,7 @@
     python examples/bundle_adapters.py runs/mine/model BASE src/gerund/assets/smollm2
 
 BASE is the model that was trained from: a folder, or a GGUF file. The folder of adapters says by which sample of its
-weights the base is recognized, in any form. Adapters are stored in bfloat16, each of at most 12 MB.
+weights the base is recognized, in any form. Adapters and heads are stored in bfloat16, each of at most 12 MB.
 """
 
 import argparse
@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gerund.models.bundled import write_base
+from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.loading import read_config, read_skeleton, read_tokenizer
 from gerund.models.sources import find
 from gerund.models.weights import weight_files
 
 MOST_BYTES = 12_000_000
-FILES = ("head.json", "head.safetensors", "scorer.json", "scorer.safetensors", "training*.json")
+FILES = ("scorer.json", "scorer.safetensors", "training*.json")
 OTHER_JOBS = ("infill", "score")
 
 
@@ -40,11 +41,20 @@ def main() -> None:
         copy_adapter(given.saved / place, given.folder / place)
     for path in (path for pattern in FILES for path in given.saved.glob(pattern)):
         shutil.copyfile(path, given.folder / path.name)
+    if (head := read_head(given.saved)) is not None:
+        round_to_bfloat16(head)
+        head.save(given.folder)
     (given.folder / "gerund.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
     source = find(given.base)
     config = read_config(source)
     tokenizer = read_skeleton(source.gguf, config)[1] if source.gguf is not None else read_tokenizer(source)
     write_base(given.folder, config, tokenizer, weight_files(source))
+
+
+def round_to_bfloat16(head: ProjectionHead) -> None:
+    """Round a head's trained weights, which are then stored in two bytes each."""
+    for parameter in head.parameters():
+        parameter.data = parameter.data.bfloat16().float()
 
 
 def copy_adapter(source: Path, target: Path) -> None:

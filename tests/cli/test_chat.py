@@ -220,7 +220,7 @@ def test_questions_on_a_terminal(folder, tmp_path, monkeypatch):
     history = [{"role": "user", "content": "railway?"}, {"role": "assistant", "content": first.text}]
     second = index.ask("And opened when?", **settings, history=history)
     assert ran.out.startswith(f"{first.text}\n\n[1] rail:0-27")
-    assert "Nothing in the index is about this question.\n" in ran.out
+    assert "Nothing was found about this question.\n" in ran.out
     assert f"{second.text}\n" in ran.out
     assert second.text != first.text
     assert "the question is too long" in ran.err

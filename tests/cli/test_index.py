@@ -134,7 +134,7 @@ def test_ask(made):
     several = "What makes dough rise?\n\nWhen was the railway opened?\n"
     assert "standard input has 2 lines; --chat answers each" in run_cli("ask", made / "my.index", stdin=several).mistake
     nothing = run_cli("ask", made / "my.index", "Who is the king of Norway?")
-    assert (nothing.code, nothing.out) == (1, "Nothing in the index is about this question.\n")
+    assert (nothing.code, nothing.out) == (1, "Nothing was found about this question.\n")
 
 
 @pytest.mark.slow

@@ -20,12 +20,14 @@ import onnxruntime as ort
 from gerund.errors import GerundError, ModelError, ResourceError
 from gerund.jobs.disk_cache import DiskCache, content_key, key_of, sha256_of, stamp_of
 from gerund.jobs.files import atomic_file, write_atomic
+from gerund.progress import say_once
 
 if TYPE_CHECKING:  # onnx is imported only to build: it takes 20 MB
     from gerund.packed.graph import GraphBuilder
 
 MOST_BYTES = 20 * 10**9
 """Default size of the cache."""
+_TAKES_A_WHILE = 2**25  # bytes of weights
 
 _GRAPH, _WEIGHTS, _CONTENT, _SEEN = "model.onnx", "model.bin", "content.json", "seen.json"
 _PROVIDERS = ["CPUExecutionProvider"]
@@ -79,6 +81,9 @@ def open_session(
                 with suppress(*_REFUSED):
                     graph = entry / _GRAPH if part is None else _part_of(entry, part)
                     return ort.InferenceSession(str(graph), _options(threads, built=True), providers=_PROVIDERS)
+            if sum(path.stat().st_size for path in sources) >= _TAKES_A_WHILE:
+                named = sources[0].parent if sources[0].suffix == ".json" else sources[0]
+                say_once(f"preparing {named.name} to run packed, once for this file")
             store.put(key, lambda work: _write(build(), work, sources[0]))
         raise ResourceError(f"{folder} did not keep it")
     except (ResourceError, OSError) as error:

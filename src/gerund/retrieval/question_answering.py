@@ -58,7 +58,7 @@ Of 47 development questions over an encyclopedia, manual pages and a manual, Smo
 from the best chunk, 16 from three of its sentences and 21 from the best one, while that sentence has the answer to 36.
 """
 
-NOTHING = "Nothing in the index is about this question."
+NOTHING = "Nothing was found about this question."
 SILENT = "The model wrote no answer; the sources are what it read."
 
 
