@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,18 +145,44 @@ def test_the_bundled_model(bundled: LanguageModel, tmp_path: Path, monkeypatch: 
     np.testing.assert_allclose(found, bundled.encode(texts), atol=5e-3)  # bfloat16 beside float32
 
 
-def head_with_words(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> ProjectionHead:
+@needs_onnx
+def test_coded_vectors_of_words(tmp_path: Path) -> None:
+    tokenizer = gerund.load().tokenizer
+    words = head_with_words(tokenizer, TEXTS[:3], word_bytes=4).words
+    assert words is not None
+    read = tokenizer([*TEXTS[:2], "unknown"], return_tensors="pt", padding=True, add_special_tokens=False)
+    inputs = (read.input_ids, read.attention_mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(words, inputs, tmp_path / "words.onnx", input_names=["ids", "pooled"], dynamo=True)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(tmp_path / "words.onnx")
+    feeds = {name: value.numpy() for name, value in zip(("ids", "pooled"), inputs, strict=True)}
+    found, wanted = session.run(None, feeds)[0], words(*inputs).numpy()
+    assert np.abs(wanted[:2]).max(1).min() > 0.1
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def head_with_words(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], *, word_bytes: int | None = None
+) -> ProjectionHead:
     """Return a head that has random vectors of tokens, and of the words of some texts."""
     every = WordVectors(len(tokenizer), 1, 1)
     every.read_tokens(tokenizer)
     rows = [tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids for text in texts]
     keys = torch.cat([every.words(ids, torch.ones_like(ids, dtype=torch.bool))[1] for ids in rows]).unique()
-    head = ProjectionHead(HeadConfig(32, 16, "linear", vocabulary=len(tokenizer), words=len(keys)))
+    head = ProjectionHead(
+        HeadConfig(32, 16, "linear", vocabulary=len(tokenizer), words=len(keys), word_bytes=word_bytes)
+    )
     assert head.tokens is not None
     assert head.words is not None
     head.tokens.weight.data.normal_(generator=torch.Generator().manual_seed(1))
     head.words.read_tokens(tokenizer)
     head.words.keys_W.copy_(keys)
-    head.words.values_WE.random_(-127, 128, generator=torch.Generator().manual_seed(2))
-    head.words.scales_W.fill_(0.02)
+    generator = torch.Generator().manual_seed(2)
+    if word_bytes is None:
+        head.words.values_WE.random_(-127, 128, generator=generator)
+        head.words.scales_W.fill_(0.02)
+    else:
+        head.words.keep(keys, torch.randn(len(keys), 16, generator=generator))
     return head

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType as Type
 
 from gerund.errors import ConfigError, ModelError
 from gerund.packed import graph
+from gerund.packed import network as packed_network
 from gerund.packed.gguf_weights import GgufWeights
 from gerund.packed.network import MASKED, KeyValues, PackedNetwork
 from gerund.packed.shape import read_shape
@@ -79,6 +80,27 @@ def test_a_written_cache_continues_texts_of_different_lengths(network: PackedNet
     np.testing.assert_allclose(run.states, expected[:, 4:], **CLOSE)
     assert np.abs(grown.keys[1][:, :, :6]).min() > 0
     assert np.abs(grown.keys[1][:, :, 6:]).max() == 0
+
+
+def test_a_long_prompt_is_read_in_parts(network: PackedNetwork, monkeypatch: pytest.MonkeyPatch):
+    caches = [KeyValues(network.shape, 2, 8) for _ in range(2)]
+    run = network._run
+    lengths: list[int] = []
+    monkeypatch.setattr(network, "_run", lambda inputs, *rest, **more: (
+        lengths.append(inputs["embedded"].shape[1]), run(inputs, *rest, **more))[1])  # fmt: skip
+    found = []
+    for cache, most in zip(caches, (256, 2), strict=True):
+        monkeypatch.setattr(packed_network, "_MOST_AT_ONCE", most)
+        network.run(IDS[:, :1], cache=cache)
+        at = np.array([[0, 4], [2, 3]])
+        found.append(
+            network.run(IDS[:, 1:], cache=cache, write_B=np.array([1, 1]), logits_at=at, outputs=["logits", "states"])
+        )
+    assert lengths == [1, 5, 1, 2, 2, 1]
+    np.testing.assert_allclose(found[1].states, found[0].states, **CLOSE)
+    np.testing.assert_allclose(found[1].logits, found[0].logits, **CLOSE)
+    for keys, other in zip(caches[1].keys, caches[0].keys, strict=True):
+        np.testing.assert_allclose(keys, other, **CLOSE)
 
 
 def test_logits_only_where_they_are_wanted(network: PackedNetwork):

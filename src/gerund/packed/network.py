@@ -32,6 +32,7 @@ MASKED = np.float32(-1e9)
 
 # Up to so many tokens of a text, the queries that share keys and values are multiplied with them at once.
 _MOST_GROUPED = 8
+_MOST_AT_ONCE = 128  # tokens of a prompt in one run
 _MOST_BINDINGS = 8  # that a cache keeps
 _INTEGERS = ("write", "query_shape")
 _WITH_ATTENTION = "body with attention"
@@ -293,7 +294,7 @@ class PackedNetwork:
         [logits_1NV] = self._head.run(["logits"], {"rows": np.ascontiguousarray(states_ND, np.float32)[None]})
         return np.asarray(logits_1NV[0])
 
-    def causal_masks(self, tokens: int, slots: int, write_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def causal_masks(self, tokens: int, slots: int, write_B: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Return the causal masks (P, B, 1, T, S) of tokens at ``write_B`` onwards, and each layer's mask.
 
         A layer with a window sees that many slots, its own included.
@@ -303,7 +304,7 @@ class PackedNetwork:
         kinds = sorted(set(self.shape.windows), key=lambda window: window or 0)
         masks = [(distance_BTS >= 0) & (distance_BTS < (window or slots + 1)) for window in kinds]
         masks_PB1TS = np.where(np.stack(masks)[:, :, None], np.float32(0), MASKED)
-        return masks_PB1TS, np.array([kinds.index(window) for window in self.shape.windows])
+        return masks_PB1TS, [kinds.index(window) for window in self.shape.windows]
 
     def run(
         self,
@@ -349,14 +350,43 @@ class PackedNetwork:
         write_B = np.zeros(rows, np.int64) if write_B is None else np.asarray(write_B)
         if position_BT is None:
             position_BT = write_B[:, None] + np.arange(tokens)
-        cache = KeyValues(self.shape, rows, tokens, scratch=True) if cache is None else cache
-        if masks_PB1TS is None:
-            masks_PB1TS, mask_of_layer_L = self.causal_masks(tokens, cache.capacity, write_B)
         if adapted and self.adapter is None:
             raise ConfigError("this network was opened without an adapter")
+        depth = None if depth == self.shape.n_layers else depth
+        # In parts, a long prompt takes a fraction of the memory, and no more time.
+        whole = cache is None or masks_PB1TS is not None or set(outputs) & {"hidden_states", "attention"}
+        cache = KeyValues(self.shape, rows, tokens, scratch=True) if cache is None else cache
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
-        of_layer = of_layer[:depth]
+        results, step = [], max(1, tokens) if whole else _MOST_AT_ONCE
+        for first in range(0, max(1, tokens), step):
+            part, write = slice(first, first + step), write_B + first
+            masks = masks_PB1TS
+            if masks is None:
+                count = min(step, tokens - first)
+                masks, of_layer = self.causal_masks(count, cache.capacity, write)
+            inputs = self._inputs(embedded_BTD[:, part], position_BT[:, part], masks, write, outputs)
+            results.append(self._run(inputs, cache, of_layer[:depth], outputs, adapted=adapted, depth=depth))
+        result = results[-1]
+        if len(results) > 1 and "states" in result:
+            result["states"] = np.concatenate([one["states"] for one in results], axis=1)
+        if "logits" in outputs:
+            at_Bn = np.arange(tokens)[None] if logits_at is None else np.asarray(logits_at) % tokens
+            picked_BnD = result["states"][np.arange(rows)[:, None], at_Bn]
+            logits_NV = self.head(picked_BnD.reshape(-1, self.shape.width))
+            result["logits"] = logits_NV.reshape(*picked_BnD.shape[:2], -1)
+        return self._outputs(outputs, result, embedded_BTD, depth)
+
+    def _inputs(
+        self,
+        embedded_BTD: np.ndarray,
+        position_BT: np.ndarray,
+        masks_PB1TS: np.ndarray,
+        write_B: np.ndarray,
+        outputs: Sequence[str],
+    ) -> dict[str, np.ndarray]:
+        """Return the inputs of the graphs."""
+        rows, tokens, _ = embedded_BTD.shape
         group = self.shape.n_heads // self.shape.n_kv_heads
         if tokens > _MOST_GROUPED or "attention" in outputs:
             group = 1
@@ -369,14 +399,7 @@ class PackedNetwork:
             inputs[f"cos_{index}"], inputs[f"sin_{index}"] = rope.angles(position_BT)
         for index, mask_B1TS in enumerate(masks_PB1TS):
             inputs[f"masks_{index}"] = mask_B1TS if group == 1 else np.tile(mask_B1TS, (1, 1, group, 1))
-        depth = None if depth == self.shape.n_layers else depth
-        result = self._run(inputs, cache, of_layer, outputs, adapted=adapted, depth=depth)
-        if "logits" in outputs:
-            at_Bn = np.arange(tokens)[None] if logits_at is None else np.asarray(logits_at) % tokens
-            picked_BnD = result["states"][np.arange(rows)[:, None], at_Bn]
-            logits_NV = self.head(picked_BnD.reshape(-1, self.shape.width))
-            result["logits"] = logits_NV.reshape(*picked_BnD.shape[:2], -1)
-        return self._outputs(outputs, result, embedded_BTD, depth)
+        return inputs
 
     def _normed(self, states_BTD: np.ndarray) -> np.ndarray:
         """Return states after the final norm."""
@@ -479,7 +502,9 @@ class PackedNetwork:
         return Outputs(results.get("logits"), states, hidden, attention)
 
 
-def _check_sizes(embedded_BTD: np.ndarray, masks_PB1TS: np.ndarray, cache: KeyValues, write_B: np.ndarray) -> None:
+def _check_sizes(
+    embedded_BTD: np.ndarray, masks_PB1TS: np.ndarray | None, cache: KeyValues, write_B: np.ndarray
+) -> None:
     """Refuse what would be written outside the cache, or does not fit together."""
     rows, tokens, _ = embedded_BTD.shape
     if cache.rows != rows:
@@ -487,5 +512,5 @@ def _check_sizes(embedded_BTD: np.ndarray, masks_PB1TS: np.ndarray, cache: KeyVa
     first, last = int(write_B.min(initial=0)), int(write_B.max(initial=0))
     if first < 0 or last + tokens > cache.capacity:
         raise ConfigError(f"the cache has {cache.capacity} slots, too few for {tokens} tokens from {last} on")
-    if masks_PB1TS.shape[1:] != (rows, 1, tokens, cache.capacity):
+    if masks_PB1TS is not None and masks_PB1TS.shape[1:] != (rows, 1, tokens, cache.capacity):
         raise ConfigError(f"masks are (P, {rows}, 1, {tokens}, {cache.capacity}), not {masks_PB1TS.shape}")
