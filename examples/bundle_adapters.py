@@ -3,7 +3,7 @@
     python examples/bundle_adapters.py runs/mine/model BASE src/gerund/assets/smollm2
 
 BASE is the model that was trained from: a folder, or a GGUF file. The folder of adapters says by which sample of its
-weights the base is recognized, in any form. Adapters and heads are stored in bfloat16, each of at most 12 MB.
+weights the base is recognized, in any form. What was trained is stored in bfloat16, at most 12 MB a file.
 """
 
 import argparse
@@ -44,6 +44,7 @@ def main() -> None:
     if (head := read_head(given.saved)) is not None:
         round_to_bfloat16(head)
         head.save(given.folder)
+        check_size(given.folder / "head.safetensors")
     (given.folder / "gerund.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", "utf-8")
     source = find(given.base)
     config = read_config(source)
@@ -64,6 +65,11 @@ def copy_adapter(source: Path, target: Path) -> None:
     tensors = load_file(source / "adapter_model.safetensors")
     path = target / "adapter_model.safetensors"
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    check_size(path)
+
+
+def check_size(path: Path) -> None:
+    """End the program for a file that is too large to come with gerund."""
     if path.stat().st_size > MOST_BYTES:
         raise SystemExit(f"{path} has {path.stat().st_size / 1e6:.1f} MB; at most {MOST_BYTES / 1e6:.0f} MB are meant")
 

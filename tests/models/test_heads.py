@@ -178,6 +178,8 @@ def test_the_words_of_another_head_add_what_they_add_there(coded, tokenizer):
     # A code of four numbers in a byte; the token of the space that a text begins with is in both.
     assert cosine.min() > 0.9
     assert (found.norm(dim=1) / wanted.norm(dim=1) - 1).abs().max() < 0.1
+    with pytest.raises(ConfigError, match="a vector for no word of these texts"):
+        take_words(coded, ["zzqxv", "a" * 500, "日本語"], other, tokenizer)
     # Words that the other head doesn't know add nothing.
     ids, pooled = read(tokenizer, ["zzqxv qqqzx"])
     assert not coded.static(ids, pooled).any()
@@ -206,6 +208,16 @@ def test_coded_words_by_numpy_and_by_torch(coded, tokenizer, tmp_path):
         wanted = again(states, ids, pooled).numpy()
     found = light(states.numpy(), ids.numpy(), pooled.numpy())
     np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert found.dtype == np.float32
+    for few in (["", "!!!"], ["日本"], []):  # no known word
+        ids, pooled = (tensor.numpy() for tensor in read(tokenizer, few or [""]))
+        states = np.ones((len(few), 4), np.float32)
+        np.testing.assert_array_equal(light(states, ids[: len(few)], pooled[: len(few)]), states @ light.weight_ED.T)
+    with pytest.raises(ConfigError, match="no tokens were passed"):
+        light(states)
+    ids, pooled = read(tokenizer, texts)
+    states = torch.randn(len(texts), 4, generator=torch.Generator().manual_seed(0))
+    found = light(states.numpy(), ids.numpy(), pooled.numpy())
     assert np.abs(found - states.numpy() @ light.weight_ED.T).max() > 0.01
 
 
@@ -240,5 +252,9 @@ def test_words_ask_for_a_vocabulary():
         HeadConfig(4, variant="linear", vocabulary=5, words=0)
     with pytest.raises(ConfigError, match="are for a head with vectors of words"):
         HeadConfig(4, variant="linear", vocabulary=5, word_bytes=4)
+    with pytest.raises(ConfigError, match="is false or left out, not True"):
+        HeadConfig(4, variant="linear", vocabulary=5, words=3, token_vectors=True)
+    with pytest.raises(ConfigError, match="a whole number from 1 to"):
+        HeadConfig(4, variant="linear", vocabulary=5, words=10**18)
     with pytest.raises(ConfigError, match="has to divide a head's 128 dimensions, not 5"):
         HeadConfig(4, variant="linear", vocabulary=5, words=3, word_bytes=5)

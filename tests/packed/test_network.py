@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from gerund.errors import ConfigError, ModelError
-from gerund.packed import graph
+from gerund.errors import ConfigError, ModelError, ResourceError
+from gerund.packed import graph, graph_cache
 from gerund.packed import network as packed_network
 from gerund.packed.gguf_weights import GgufWeights
 from gerund.packed.network import MASKED, KeyValues, PackedNetwork
@@ -125,13 +125,30 @@ def test_attention_probabilities(network: PackedNetwork):
     np.testing.assert_allclose(run.states, network.run(IDS).states, **CLOSE)
 
 
+def test_a_cut_network_opens_where_the_cache_can_only_be_read(
+    network: PackedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    options = {"threads": 1, "accuracy": 0, "cache": tmp_path / "cache"}
+    PackedNetwork.open(network.sources[0], **options)
+
+    def refuse(*_: object, **__: object):
+        raise ResourceError("cannot write")
+
+    monkeypatch.setattr(graph_cache, "atomic_file", refuse)
+    cut = PackedNetwork.open(network.sources[0], cut=1, **options)
+    np.testing.assert_array_equal(cut.run(IDS).states, network.run(IDS).states)
+    assert not list((tmp_path / "cache").rglob("part-*"))
+
+
 @pytest.mark.parametrize("caches", [True, False])
 def test_a_cut_network_computes_the_same_in_one_copy_of_its_layers(
     network: PackedNetwork, tmp_path: Path, caches: bool
 ):
     (tmp_path / "no").write_text("")  # where nothing can be cached, graphs are cut in memory
     with nullcontext() if caches else pytest.warns(UserWarning, match="could not cache"):
-        folder = None if caches else tmp_path / "no" / "cache"
+        folder = tmp_path / "cache" if caches else tmp_path / "no" / "cache"
+        # A graph of the same layers that hands nothing on is another one.
+        PackedNetwork.open(network.sources[0], threads=1, accuracy=0, cache=folder).run(IDS, depth=1)
         cut = PackedNetwork.open(network.sources[0], threads=1, accuracy=0, cut=1, cache=folder)
         kinds = ["logits", "states", "hidden_states"]
         wanted, found = (

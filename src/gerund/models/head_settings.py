@@ -25,6 +25,7 @@ N_CENTERS = 256
 _BASE = 0x9E3779B97F4A7C15  # odd, so that no place of a word is lost
 # More dimensions than any vector has.
 _WIDEST = 1 << 24
+_MOST_ROWS = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class HeadConfig:
     # ReLU between. ``released``: GUR's code: a gated GELU, a linear map, an RMS norm, no biases. ``linear``: one linear
     # map without a bias, into a teacher's space. ``modules``: those of a ready-made encoder of sentence-transformers..
     variant: str = "paper"
-    # Number of token vectors of a ``linear`` head: their mean over a text's pooled tokens is added to its projected
-    # state. None for no token vectors.
+    # Number of tokens that a ``linear`` head with vectors of tokens or words knows. They are added to a projected
+    # state: of tokens the mean, of words the sum over the number of tokens. None for a head with neither.
     vocabulary: int | None = None
     # Identifies the shared space of the vectors: a teacher's fingerprint. None for a space of its own.
     space: str | None = None
@@ -82,8 +83,8 @@ class HeadConfig:
                 raise ConfigError(f"a head's {name} is a whole number from 1 to {_WIDEST}, not {value!r}")
         for name in ("vocabulary", "words", "word_bytes"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"a head's {name} is a whole number above 0, not {value!r}")
+            if value is not None and (type(value) is not int or not 0 < value <= _MOST_ROWS):
+                raise ConfigError(f"a head's {name} is a whole number from 1 to {_MOST_ROWS}, not {value!r}")
         if self.vocabulary is not None and self.variant != "linear":
             raise ConfigError(f"a head of the variant {self.variant!r} has no vectors of tokens; linear has")
         if self.space is not None and not (isinstance(self.space, str) and self.space):
@@ -92,8 +93,8 @@ class HeadConfig:
         self._check_modules()
 
     def _check_words(self) -> None:
-        if self.token_vectors is not None:
-            flag("a head's token_vectors", self.token_vectors)
+        if self.token_vectors not in (None, False):
+            raise ConfigError(f"a head's token_vectors is false or left out, not {self.token_vectors!r}")
         if self.words is not None and self.vocabulary is None:
             raise ConfigError("a head with vectors of words has a vocabulary of tokens too")
         if self.words is None and (self.word_bytes is not None or self.token_vectors is False):

@@ -10,7 +10,6 @@ texts, L letters of a word at most, C codes of a word, K centers, P numbers of a
 """
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -278,7 +277,7 @@ class WordVectors(nn.Module):
         else:
             self.register_buffer("codes_WC", torch.zeros(words, codes, dtype=torch.uint8))
             self.register_buffer("centers_CKP", torch.zeros(codes, N_CENTERS, dimensions // codes))
-        self.register_buffer("powers_L", torch.from_numpy(hash_powers()), persistent=False)
+        self.register_buffer("powers_L", torch.tensor(hash_powers()), persistent=False)
 
     def read_tokens(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Store what each token of a vocabulary adds to a word."""
@@ -368,15 +367,17 @@ class WordVectors(nn.Module):
 
 def _clustered(rows_NP: Tensor) -> Tensor:
     """Return at most 256 centers ``(K, P)`` of rows, by k-means; the rows themselves where there are no more."""
-    from scipy.cluster.vq import kmeans2
-
     different_NP = rows_NP.unique(dim=0)
     if len(different_NP) <= N_CENTERS:
         return different_NP if len(different_NP) else torch.zeros(1, rows_NP.shape[1])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="One of the clusters is empty")
-        centers, _ = kmeans2(rows_NP.double().numpy(), N_CENTERS, iter=_ROUNDS, minit="points", seed=0)
-    return torch.from_numpy(centers).float()
+    generator = torch.Generator().manual_seed(0)
+    centers_KP = different_NP[torch.randperm(len(different_NP), generator=generator)[:N_CENTERS]]
+    for _ in range(_ROUNDS):
+        nearest_N = torch.cdist(rows_NP, centers_KP).argmin(1)
+        count_K1 = torch.bincount(nearest_N, minlength=N_CENTERS)[:, None]
+        sums_KP = torch.zeros_like(centers_KP).index_add_(0, nearest_N, rows_NP)
+        centers_KP = torch.where(count_K1 > 0, sums_KP / count_K1.clamp(min=1), centers_KP)
+    return centers_KP
 
 
 def _letters(tokenizer: "PreTrainedTokenizerBase", piece: str, marks_inside: bool) -> tuple[str, bool] | None:

@@ -4,13 +4,12 @@ Shapes: B texts, T tokens, D dimensions of a state, E of a vector, V tokens of t
 texts, C codes of a word, K centers, P numbers of a part.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
-from gerund.errors import DataError
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.head_settings import (
     HEAD_FILE,
     LONGEST_WORD,
@@ -49,8 +48,8 @@ class LightWords:
         text_N, row_N = text_N[known_N], row_N[known_N]
         parts_NCP = self.centers_CKP[np.arange(self.codes_WC.shape[1]), self.codes_WC[row_N]]
         sum_BE = np.zeros((len(ids_BT), parts_NCP.shape[1] * parts_NCP.shape[2]), np.float32)
-        np.add.at(sum_BE, text_N, parts_NCP.reshape(len(row_N), -1) * self.scales_W[row_N, None])
-        return sum_BE / pooled_BT.sum(1, keepdims=True).clip(min=1)
+        np.add.at(sum_BE, text_N, parts_NCP.reshape(len(row_N), sum_BE.shape[1]) * self.scales_W[row_N, None])
+        return sum_BE / pooled_BT.sum(1, keepdims=True).clip(min=1).astype(np.float32)
 
     def _words(self, ids_BT: np.ndarray, pooled_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the text ``(N,)`` and the key ``(N,)`` of each word."""
@@ -85,8 +84,8 @@ class LightHead:
         vectors_BE: np.ndarray = states_BD @ self.weight_ED.T
         if self.words is None:
             return vectors_BE
-        assert ids_BT is not None
-        assert pooled_BT is not None
+        if ids_BT is None or pooled_BT is None:
+            raise ConfigError("this model's head adds vectors of words, and no tokens were passed")
         return vectors_BE + self.words(ids_BT, pooled_BT)
 
     @property
@@ -120,15 +119,14 @@ def read_light_head(folder: Path) -> "LightHead | None":
     damaged = DataError(f"{folder / WEIGHTS_FILE} does not hold a head as {HEAD_FILE} describes it")
     if set(weights) != {_WEIGHT} | names:
         raise damaged
-    arrays = {name: np.asarray(weights[name]) for name in weights}
-    weight_ED = np.ascontiguousarray(arrays[_WEIGHT], np.float32)
+    weight_ED = np.ascontiguousarray(weights[_WEIGHT], np.float32)
     if weight_ED.shape != (settings.dimensions, settings.width) or not np.isfinite(weight_ED).all():
         raise damaged
-    return LightHead(settings, weight_ED, _words_of(settings, arrays, damaged) if coded else None)
+    return LightHead(settings, weight_ED, _words_of(settings, weights, damaged) if coded else None)
 
 
-def _words_of(settings: HeadConfig, arrays: Mapping[str, np.ndarray], damaged: DataError) -> LightWords:
-    """Check and return a head's vectors of words; their two lists of numbers in float32."""
+def _words_of(settings: HeadConfig, weights: SafetensorsFile, damaged: DataError) -> LightWords:
+    """Check and return a head's vectors of words."""
     n_codes = settings.word_bytes or 1
     shapes = {
         "pieces_V": (settings.vocabulary,),
@@ -139,10 +137,18 @@ def _words_of(settings: HeadConfig, arrays: Mapping[str, np.ndarray], damaged: D
         "codes_WC": (settings.words, n_codes),
         "centers_CKP": (n_codes, N_CENTERS, settings.dimensions // n_codes),
     }
-    words = {name: arrays[_WORDS + name] for name in shapes}
-    words |= {name: np.ascontiguousarray(words[name], np.float32) for name in ("scales_W", "centers_CKP")}
-    if any(words[name].shape != shape for name, shape in shapes.items()):
-        raise damaged
-    if not all(np.isfinite(words[name]).all() for name in ("scales_W", "centers_CKP")):
+    floats = ("scales_W", "centers_CKP")
+    try:
+        words = {
+            name: np.ascontiguousarray(
+                weights[_WORDS + name] if name in floats else weights.whole_numbers(_WORDS + name)
+            )
+            for name in shapes
+        }
+    except ModelError as error:
+        raise damaged from error
+    fits = all(words[name].shape == shape for name, shape in shapes.items())
+    fits = fits and words["codes_WC"].dtype == words["kinds_V"].dtype == np.uint8
+    if not fits or not all(np.isfinite(words[name]).all() for name in floats):
         raise damaged
     return LightWords(**words)

@@ -530,7 +530,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     if packed is None:
         loaded, tokenizer = read(source, dtype, config)
     else:
-        loaded, tokenizer = read_packed(packed, config, adapters.by_name, cut=encoder.exit_layer)
+        loaded, tokenizer = read_packed(packed, config, adapters.by_name, cut=None if generates else encoder.exit_layer)
     if bundled is not None and not bundled.fits_tokens(tokenizer):
         return open_model(spec.model_copy(update={"adapter": NO_ADAPTER}), token, generates=generates)
     width = state_width(loaded.config) * encoder.poolings

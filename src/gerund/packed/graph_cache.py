@@ -29,6 +29,7 @@ MOST_BYTES = 20 * 10**9
 """Default size of the cache."""
 _TAKES_A_WHILE = 2**25  # bytes of weights
 
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _GRAPH, _WEIGHTS, _CONTENT, _SEEN = "model.onnx", "model.bin", "content.json", "seen.json"
 _PROVIDERS = ["CPUExecutionProvider"]
 # ONNX Runtime's own errors have no common root but Exception.
@@ -38,12 +39,12 @@ _REFUSED: tuple[type[Exception], ...] = (RuntimeError, *(value for value in _CLA
 
 @dataclass(frozen=True)
 class Part:
-    """What of a graph is wanted.
+    """Some successive layers of a graph.
 
     Attributes:
-        ends: outputs.
-        start: the state that it is given in the place of what precedes; what the graph computes with it is given too.
-        end: the state that it hands on, with what is computed with it.
+        ends: the outputs that are wanted.
+        start: the state that replaces all lower layers as an input; other outputs of its node become inputs too.
+        end: the state that the layers above start from; other outputs of its node become outputs too.
     """
 
     ends: tuple[str, ...]
@@ -79,11 +80,13 @@ def open_session(
             entry = store.get(key)
             if entry is not None and _intact(entry):
                 with suppress(*_REFUSED):
-                    graph = entry / _GRAPH if part is None else _part_of(entry, part)
-                    return ort.InferenceSession(str(graph), _options(threads, built=True), providers=_PROVIDERS)
+                    graph = str(entry / _GRAPH) if part is None else _part_of(entry, part)
+                    options = _options(threads, built=True)
+                    options.add_session_config_entry(_WEIGHTS_FOLDER, str(entry))
+                    return ort.InferenceSession(graph, options, providers=_PROVIDERS)
             if sum(path.stat().st_size for path in sources) >= _TAKES_A_WHILE:
                 named = sources[0].parent if sources[0].suffix == ".json" else sources[0]
-                say_once(f"preparing {named.name} to run packed, once for this file")
+                say_once(f"preparing {named.name} to run packed")
             store.put(key, lambda work: _write(build(), work, sources[0]))
         raise ResourceError(f"{folder} did not keep it")
     except (ResourceError, OSError) as error:
@@ -129,26 +132,32 @@ def _write(builder: "GraphBuilder", work: Path, source: Path) -> None:
     (work / _CONTENT).write_text(json.dumps(content), encoding="utf-8")
 
 
-def _part_of(entry: Path, part: Part) -> Path:
-    """Return the graph of an entry's part, with the same file of weights.
+def _part_of(entry: Path, part: Part) -> str | bytes:
+    """Return the path of the graph of an entry's part, with the same file of weights.
 
-    It is written once, since ``onnx`` takes time and memory, and its digest beside it.
+    It is written once, since ``onnx`` takes time and memory, and its digest beside it. Where it can't be written, the
+    graph itself is returned.
     """
-    path = entry / f"part-{key_of(*part.ends, part.start or '')}.onnx"
+    path = entry / f"part-{key_of(repr(part))}.onnx"
     digest = path.with_suffix(".sha256")
     with suppress(OSError):
         if digest.read_text(encoding="ascii") == sha256_of(path):
-            return path
+            return str(path)
     import onnx
 
     from gerund.packed.graph import keep_part
 
     model = onnx.load(str(entry / _GRAPH), load_external_data=False)
     keep_part(model, part)
-    with atomic_file(path) as file:
-        file.write(model.SerializeToString())
-    write_atomic(digest, sha256_of(path))
-    return path
+    content: bytes = model.SerializeToString()
+    try:
+        with atomic_file(path, apart=True) as file:
+            file.write(content)
+        with atomic_file(digest, apart=True) as file:
+            file.write(sha256_of(path).encode("ascii"))
+    except (ResourceError, OSError):
+        return content
+    return str(path)
 
 
 def _in_memory(builder: "GraphBuilder", threads: int | None, source: Path, part: Part | None) -> ort.InferenceSession:

@@ -161,7 +161,7 @@ class Outputs:
 
 
 class PackedNetwork:
-    """A decoder over ONNX Runtime; ``open`` makes one. Runs may come from several threads.
+    """A decoder over ONNX Runtime; ``open`` makes one. Runs may come from several threads, each with its own cache.
 
     Attributes:
         shape: its sizes.
@@ -191,8 +191,8 @@ class PackedNetwork:
             for active in (False, True)
         }
         cut = cut if cut and cut < shape.n_layers else 0
-        parts = [layers for layers in (range(cut), range(cut, shape.n_layers)) if layers]
-        self._sections = [self._open_section(layers, hands_on=layers is not parts[-1]) for layers in parts]
+        ranges = [layers for layers in (range(cut), range(cut, shape.n_layers)) if layers]
+        self._sections = [self._open_section(layers, hands_on=layers is not ranges[-1]) for layers in ranges]
         self._head = self._open_session("head")
         # Opened when they are used: those that give attention away, and those of other lower layers alone.
         self._more_sections: dict[tuple[str, int], _Section] = {}
@@ -255,33 +255,33 @@ class PackedNetwork:
         """What decides, beside the files, which bits a run gives."""
         return f"{self._variant}, {self._threads} threads, ONNX Runtime {ort.__version__}, {processor()}"
 
-    def _open_section(self, layers: range, part: str = "body", *, hands_on: bool = False) -> _Section:
-        """Open the graph of some layers: the file of all has the weights, and each section a graph of its own."""
+    def _open_section(self, layers: range, kind: str = "body", *, hands_on: bool = False) -> _Section:
+        """Open the graph of some layers; sections share one file of weights."""
         if len(layers) == self.shape.n_layers:
-            return _Section(self._open_session(part), layers)
-        kinds = ["new_keys", "new_values", *(["attention"] if part == _WITH_ATTENTION else [])]
+            return _Section(self._open_session(kind), layers)
+        names = ["new_keys", "new_values", *(["attention"] if kind == _WITH_ATTENTION else [])]
         if layers.stop < self.shape.n_layers:
-            kinds.append("hidden")
-        ends = [f"{kind}_{layer}" for kind in kinds for layer in layers]
+            names.append("hidden")
+        ends = [f"{name}_{layer}" for name in names for layer in layers]
         if layers.stop == self.shape.n_layers:
             ends += ["states", *(_hidden(layer) for layer in layers[:-1])]
         start = _hidden(layers.start - 1) if layers.start else None
         end = _hidden(layers[-1]) if hands_on else None
-        return _Section(self._open_session(part, Part(tuple(ends), start, end)), layers)
+        return _Section(self._open_session(kind, Part(tuple(ends), start, end)), layers)
 
-    def _open_session(self, part: str, cut: Part | None = None) -> ort.InferenceSession:
+    def _open_session(self, kind: str, part: Part | None = None) -> ort.InferenceSession:
         adapted = () if self.adapter is None else self.adapter.places
 
         def built() -> "GraphBuilder":
             # onnx takes time and memory, and a cached graph needs it not.
             from gerund.packed.graph import build, build_head
 
-            if part == "head":
+            if kind == "head":
                 return build_head(self.shape, self._weights, accuracy=self._accuracy)
-            attention = part == _WITH_ATTENTION
+            attention = kind == _WITH_ATTENTION
             return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
-        return open_session(self.sources, f"{self._variant}, {part}", built, self._threads, self._cache, cut)
+        return open_session(self.sources, f"{self._variant}, {kind}", built, self._threads, self._cache, part)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""
@@ -422,11 +422,14 @@ class PackedNetwork:
         sections = self._sections_for(outputs, depth)
         sizes = {name: array.shape for name, array in inputs.items()}
         # A binding belongs to one run at a time; the cache keeps those that are idle.
-        key = (id(sections[0]), tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted, depth)
+        key = (sections[0], tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted, depth)
         idle = cache._bindings.setdefault(key, [])
         if not idle and len(cache._bindings) > _MOST_BINDINGS:
             cache._bindings.pop(next(iter(cache._bindings)))
-        binding = idle.pop() if idle else _Binding(sections, cache, sizes, of_layer, self._factors[adapted])
+        try:
+            binding = idle.pop()
+        except IndexError:
+            binding = _Binding(sections, cache, sizes, of_layer, self._factors[adapted])
         for name, array in inputs.items():
             binding.inputs[name][...] = array
         results: dict[str, np.ndarray] = {}
@@ -448,14 +451,14 @@ class PackedNetwork:
         unknown = set(outputs) - set(OUTPUTS)
         if unknown:
             raise ConfigError(f"outputs are among {', '.join(OUTPUTS)}, not {', '.join(sorted(unknown))}")
-        part, layers = _WITH_ATTENTION if "attention" in outputs else "body", range(depth or self.shape.n_layers)
-        if part == "body" and depth is None:
+        kind, layers = _WITH_ATTENTION if "attention" in outputs else "body", range(depth or self.shape.n_layers)
+        if kind == "body" and depth is None:
             return self._sections
-        if part == "body" and self._sections[0].layers == layers:
+        if kind == "body" and self._sections[0].layers == layers:
             return self._sections[:1]
-        key = part, len(layers)
+        key = kind, len(layers)
         if key not in self._more_sections:
-            self._more_sections[key] = self._open_section(layers, part)
+            self._more_sections[key] = self._open_section(layers, kind)
         return [self._more_sections[key]]
 
     def _bind_outputs(

@@ -9,14 +9,15 @@ import numpy as np
 
 from gerund.errors import ModelError
 
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "U8": np.uint8}
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_WHOLE_NUMBERS = {"I64": np.int64, "U8": np.uint8}
 
 
 class SafetensorsFile(Mapping[str, np.ndarray]):
-    """The tensors of a file by name: float32, or whole numbers of 64 or 8 bits.
+    """The tensors of a file by name, float32.
 
     Raises:
-        ModelError: the file is missing or damaged, or a tensor is of another type.
+        ModelError: the file is missing or damaged, or a tensor is of a type other than floats.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,11 +47,15 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
         """Return some rows of a tensor."""
         return _float32(self._mapped(name)[numbers])
 
-    def _mapped(self, name: str) -> np.ndarray:
+    def whole_numbers(self, name: str) -> np.ndarray:
+        """Return a tensor of whole numbers of 64 or 8 bits."""
+        return np.array(self._mapped(name, _WHOLE_NUMBERS))
+
+    def _mapped(self, name: str, dtypes: Mapping[str, type] = _DTYPES) -> np.ndarray:
         entry = self._entries[name]
         try:
             start, end = entry["data_offsets"]
-            return self._data[start:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            return self._data[start:end].view(dtypes[entry["dtype"]]).reshape(entry["shape"])
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"cannot load {self.path}: {name} cannot be read ({error})") from error
 
@@ -58,4 +63,4 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
 def _float32(stored: np.ndarray) -> np.ndarray:
     if stored.dtype == np.uint16:  # bfloat16, which numpy does not have
         return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored if stored.dtype.kind in "iu" else stored.astype(np.float32, copy=False)
+    return stored.astype(np.float32, copy=False)

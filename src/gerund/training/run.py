@@ -5,7 +5,7 @@
     OUTPUT/recipe.json      the settings, compared on resume
     OUTPUT/data.json        counts and hashes of texts and other files, compared on resume
     OUTPUT/log.jsonl        one line per log or validation step
-    OUTPUT/fitted/          a distilling head before the first step, if vectors of tokens are fitted for it
+    OUTPUT/fitted/          a distilling head before the first step, if it is fitted
     OUTPUT/cache/           tokenizer and tokens, unless data.cache names another folder
     OUTPUT/checkpoints/     checkpoint-N, each complete only with its manifest
     OUTPUT/snapshots/       step-N, the model during training, with snapshot_steps

@@ -150,7 +150,7 @@ def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
 
 
 @pytest.mark.slow
-def test_words_of_another_model_are_taken(run, settings, corpus):
+def test_words_of_another_model_are_taken(run, settings, teacher):
     few = run("few", "steps=2", "objectives.distill.token_vectors=true", "objectives.distill.word_vectors=30")
     other = str(few)
     settings["objectives"][0] |= {"word_vectors": 30, "word_bytes": 8, "words_of": other, "fit_head": 64}
@@ -161,6 +161,13 @@ def test_words_of_another_model_are_taken(run, settings, corpus):
     taken = head.words.keys_W[head.words.scales_W > 0].tolist()
     assert len(taken) > 10
     assert set(taken) <= known
+    # The linear map is fitted to what the words miss.
+    fitted, model = run("fitted", "steps=1", "optimizer.learning_rate=1e-9"), settings["model"]
+    assert agreement(fitted, teacher) > 0.8
+    settings["model"] = {"base": str(fitted)}
+    with pytest.raises(ConfigError, match="is for a new head, and the base has one"):
+        run("again")
+    settings["model"] = model
     settings["objectives"][0]["words_of"] = "default"
     with pytest.raises(ConfigError, match="no head with vectors of words in the space of this teacher"):
         run("refused")

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gerund.errors import ConfigError
+from gerund.models.head_settings import LONGEST_WORD
 from gerund.models.heads import ProjectionHead
 from gerund.training.processes import gather_numbers, gather_rows
 
@@ -134,13 +136,18 @@ def take_words(head: ProjectionHead, texts: Iterable[str], source: ProjectionHea
     """Give a head the vectors that another adds for the commonest words of texts, each read by itself.
 
     ``tokenizer`` is that of the other head's model. Words that it has no vector for get none.
+
+    Raises:
+        ConfigError: it has a vector for no word of the texts.
     """
     assert head.words is not None
     assert source.words is not None
-    counts = Counter(word for text in texts for word in _WORD.findall(text.lower()) if word.isascii())
+    counts = Counter(word for text in texts for word in _WORD.findall(text.lower()) if len(word) <= LONGEST_WORD)
     words = [word for word, _ in counts.most_common()]
-    keys, vectors = [], []
+    keys, vectors, n_words, n_known = [], [], head.words.keys_W.shape[0], 0
     for first in range(0, len(words), _WORDS_AT_ONCE):
+        if n_known >= n_words:
+            break
         read = tokenizer([f" {word}" for word in words[first : first + _WORDS_AT_ONCE]], add_special_tokens=False)
         rows = [torch.tensor(ids) for ids in read["input_ids"]]
         ids_BT = nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -149,7 +156,9 @@ def take_words(head: ProjectionHead, texts: Iterable[str], source: ProjectionHea
         known_N = source.words.rows(keys_N)[1] & (torch.bincount(text_N, minlength=len(rows))[text_N] == 1)
         keys.append(keys_N[known_N])
         vectors.append((source.static(ids_BT, pooled_BT) * pooled_BT.sum(1, keepdim=True))[text_N[known_N]])
-    n_words = head.words.keys_W.shape[0]
+        n_known += len(keys[-1])
+    if not n_known:
+        raise ConfigError("distill.words_of: that model has a vector for no word of these texts")
     keys_W, vectors_WE = torch.cat(keys)[:n_words], torch.cat(vectors)[:n_words]
     missing = n_words - len(keys_W)
     head.words.keep(torch.cat([keys_W, _no_words(missing)]), functional.pad(vectors_WE, (0, 0, 0, missing)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gerund.data.corpus import read_documents
+from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.jobs.files import atomic_folder
@@ -73,6 +73,7 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
     if max(config.layers, default=0) > layers:
         raise ConfigError(f"distill: layers {max(config.layers)}, and texts are read by {layers}")
     is_new = context.model.head is None
+    words_of = None if config.words_of is None else _open_words(config.words_of, teacher.space, is_new=is_new)
     head = _head(context, config, teacher.space, dimensions)
     model = context.model
     losses = DistillLosses(DistillEncoder(model.runtime, head, dimensions, config.layers, model.below), config)
@@ -89,7 +90,7 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
         objective = context.text_objective(config.kind, config, made, losses, overhead=formatter.overhead)
     batches: Any = objective.batches
     if is_new and (config.fit_head or head.settings.vocabulary is not None):
-        _fit(head, context, lambda: _fit_by(config, head, context, batches, teacher.space))
+        _fit(head, context, lambda: _fit_by(config, head, context, batches, words_of))
     return objective
 
 
@@ -110,14 +111,14 @@ def _head(context: Context, config: DistillConfig, space: str, dimensions: int) 
         has = model.head.settings
         if replace(has, space=space) != settings:
             raise ConfigError(
-                f"distill: the base has a head of {has.dimensions} dimensions ({has.variant}), which leads into "
-                "no space of this teacher; set model.adapter to none, or merge the base without its head"
+                f"distill: the base has another head ({has.variant}, {has.dimensions} dimensions) than the recipe, or "
+                "one into no space of this teacher; set model.adapter to none, or merge the base without its head"
             )
         head = ProjectionHead(settings)
         head.load_state_dict(model.head.state_dict())
     else:
         head = ProjectionHead(settings)
-        if settings.vocabulary is not None:
+        if settings.has_token_vectors:
             nn.init.zeros_(head.outer.weight)
     model.head = head.float().train()
     return model.head
@@ -174,29 +175,40 @@ def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> Non
         head.save(partial)
 
 
-def _fit_by(config: DistillConfig, head: ProjectionHead, context: Context, batches: Any, space: str) -> None:
+def _fit_by(
+    config: DistillConfig,
+    head: ProjectionHead,
+    context: Context,
+    batches: Any,
+    words_of: tuple[ProjectionHead, Any] | None,
+) -> None:
     """Fit vectors of tokens and words, or take those of another model, and then the linear map."""
-    if config.words_of is not None:
-        texts = batches.texts if config.file is not None else _all_texts(context.recipe)
-        take_words(head, texts, *_open_words(config.words_of, space))
+    if words_of is not None:
+        announce(f"taking the vectors of words of {config.words_of}")
+        texts = batches.texts if config.file is not None else _all_texts(context.recipe, config)
+        take_words(head, texts, *words_of)
     elif head.settings.vocabulary is not None:
         fit_head(head, batches.every())
     if config.fit_head:
         fit_projection(head, _pooled(context, batches, config.fit_head, head))
 
 
-def _all_texts(recipe: Recipe) -> Iterator[str]:
-    """Yield the texts of all files of the sources, those beyond their limits too."""
+def _all_texts(recipe: Recipe, config: DistillConfig) -> Iterator[str]:
+    """Yield the texts of all files of the objective's sources, those beyond a limit too; bad ones are skipped."""
     for source in recipe.data.sources:
-        for document in read_documents(existing(recipe, source.files), text_column=source.text_column):
-            yield document.text
+        if not config.sources or source.name in config.sources:
+            files = existing(recipe, source.files)
+            for document in read_documents(files, text_column=source.text_column, bad=lambda _: None):
+                yield clean_text(document.text, source.clean)
 
 
-def _open_words(model: str, space: str) -> tuple[ProjectionHead, Any]:
+def _open_words(model: str, space: str, *, is_new: bool) -> tuple[ProjectionHead, Any]:
     """Return the head and the tokenizer of a model whose words have vectors in the teacher's space."""
     from gerund.entry import load
 
-    lm = load(model)
+    if not is_new:
+        raise ConfigError("distill.words_of is for a new head, and the base has one; leave it out")
+    lm = load(model, device="cpu")
     head = lm.head
     if head is None or head.words is None or head.settings.space != space:
         raise ConfigError(f"distill.words_of: {model} has no head with vectors of words in the space of this teacher")

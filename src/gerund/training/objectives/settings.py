@@ -509,14 +509,14 @@ class DistillConfig(TextConfig, VectorConfig):
     first step, by least squares over all texts, so that the language model has to learn only what they miss."""
     word_vectors: int = Field(default=0, ge=0)
     """How many words at most, the commonest of the texts, have a vector of their own that is added too, whatever their
-    case and however many tokens they are made of. They are fitted together with those of the tokens, quantized, and
-    stay as they are."""
+    case and however many tokens they are made of. They are fitted to the teacher (together with those of tokens,
+    where there are such), quantized, and stay as they are."""
     word_bytes: int | None = Field(default=None, ge=1)
     """Bytes of a word's vector, as codes of a product quantizer; it divides the dimensions. None stores 8 bits a
     number."""
     words_of: str | None = Field(default=None, min_length=1)
     """A model whose head has vectors of words in the teacher's space, as ``default`` has: those of the words in the
-    sources' files, beyond a limit too, are taken in the place of fitted ones, for which few texts don't suffice. Needs
+    sources' files, beyond a limit too, are taken in the place of fitted ones, which need many texts. Needs
     ``word_vectors``."""
     fit_head: int = Field(default=0, ge=0)
     """From how many texts the linear map of a new head is fitted by least squares, to what vectors of words miss; 0
