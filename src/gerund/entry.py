@@ -1,4 +1,4 @@
-"""``gerund.load``: from a ``ModelSpec`` to a ``LanguageModel`` that obeys it.
+"""``gerund.load``: load the ``LanguageModel`` that a ``ModelSpec`` describes.
 
 Knows: what the user may say. Does not know: which setting wins, or what is done with the model.
 """

@@ -1,6 +1,6 @@
-"""Load a model to generate or embed with: without torch where a packed network is enough.
+"""Load a model to generate or embed with, without torch where a packed network suffices.
 
-Knows: who can do it. Does not know: how.
+Knows: which models need torch. Does not know: how a model is loaded.
 """
 
 from pathlib import Path

@@ -1,3 +1,3 @@
-"""The version, where every part of the package may read it."""
+"""The package's version."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""One command from a folder of documents to a model that was trained on them, measured before and after."""
+"""Adapt a model to a folder of documents: make pairs, train, and evaluate search before and after."""

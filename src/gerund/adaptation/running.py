@@ -1,4 +1,4 @@
-"""``gerund.adapt``: from documents to a model that was trained on them, evaluated before and after.
+"""``gerund.adapt``: train a model on your documents, and evaluate search on held-out ones before and after.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The blocks of tokens in which prompts are read, kept and found again; imports no torch."""
+"""Block size for prefilling and caching prompts; imports no torch."""
 
 BLOCK = 32
 """Tokens of a prompt that are read, kept and found again together."""

@@ -147,7 +147,7 @@ class BoundPlan:
     ) -> Tensor | None:
         """Return the attention ``(B, T, heads, head_dim)`` where a plan computes it itself; None, the usual, for not.
 
-        ``attention.branches`` does.
+        The plans of ``attention.ragged_batch`` do.
         """
         del module, layer, query, key, value, kwargs
         return None

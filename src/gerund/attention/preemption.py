@@ -1,7 +1,7 @@
-"""Preemption points between two layers, at which a thread may do other work, with the same model too.
+"""Preemption points: during a forward pass, run other work between two decoder layers.
 
-For a single thread that does all work, some of which can't wait for the end of a long pass. No result of a pass depends
-on its preemption points.
+For a single thread that does all work, some of which can't wait for the end of a long pass. The other work may use the
+same model; the result of the interrupted pass stays the same.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,1 +1,1 @@
-"""The command line: one small file a command, imported when it is used."""
+"""The command line: one module per command, imported when the command runs."""

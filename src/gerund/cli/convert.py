@@ -149,8 +149,8 @@ def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
     """Return how the other adapters were trained, by the names that these reports get beside the model's own."""
     from gerund.models.folder_files import demand_readable
 
-    given = {"infill": infill_adapter, "score": scorer}
-    reports = {name: where for job, name in _REPORTS.items() if (where := given[job])}
+    folders = {"infill": infill_adapter, "score": scorer}
+    reports = {name: where for job, name in _REPORTS.items() if (where := folders[job])}
     paths = {name: Path(where).expanduser() / "training.json" for name, where in reports.items()}
     there = {name: path for name, path in paths.items() if path.is_file()}
     for path in there.values():
@@ -161,12 +161,12 @@ def _reports(infill_adapter: str | None, scorer: str | None) -> dict[str, Path]:
 def _tell(lm: "LanguageModel", output: Path, identity: str, as_json: bool) -> None:
     plan = lm.encoder.with_defaults(lm.n_layers).attention
     numbers: dict[str, Any] = {"k": plan.k, "k0": plan.k0, "skips": plan.skips}
-    given = {name: value for name, value in numbers.items() if value is not None}
+    plan_settings = {name: value for name, value in numbers.items() if value is not None}
     if as_json:
-        about = {"attention": plan.name, **given, "pooling": lm.encoder.pooling, "fingerprint": identity}
+        about = {"attention": plan.name, **plan_settings, "pooling": lm.encoder.pooling, "fingerprint": identity}
         typer.echo(json.dumps({"folder": str(output), **about}))
         return
-    which = "".join(f" {name}={value}" for name, value in given.items())
+    which = "".join(f" {name}={value}" for name, value in plan_settings.items())
     what = f"{lm.model.config.model_type}, {lm.n_layers} layers"
     typer.echo(f"{output}: {what}, {plan.name}{which}, {lm.encoder.pooling} pooling")
     typer.echo(f"try: gerund embed texts.txt -m {shlex.quote(str(output))} -o vectors.parquet")

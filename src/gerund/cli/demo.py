@@ -1,4 +1,4 @@
-"""``gerund demo``: see one set of weights search, generate, rank and infill."""
+"""``gerund demo``: search, generate, rank and infill with one model, and write a page with the results."""
 
 import json
 import time

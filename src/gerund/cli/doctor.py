@@ -1,4 +1,4 @@
-"""``gerund doctor``: tell whether and how well a model can be read as an encoder."""
+"""``gerund doctor``: examine a model: attention plans that work, attention sinks, numerical checks, tokenizer."""
 
 import io
 import json

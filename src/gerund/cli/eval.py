@@ -237,7 +237,7 @@ def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceT
     from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
     from gerund.models.sources import SENTENCE_TRANSFORMERS
 
-    def one(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
+    def system_of(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
         if name == BM25 or parse_fusion(name) is not None or parse_index(name) is not None:
             return name
         if name.startswith(SENTENCE_TRANSFORMERS):
@@ -247,7 +247,7 @@ def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceT
             )
         return spec.model_copy(update={"model": name})
 
-    return [one(name) for name in names]
+    return [system_of(name) for name in names]
 
 
 class ProgressReporter:

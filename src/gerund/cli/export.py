@@ -1,4 +1,4 @@
-"""``gerund export``: write an encoder for other tools."""
+"""``gerund export``: export an encoder to sentence-transformers, ONNX, OpenVINO or GGUF, or merge its adapter."""
 
 import json
 from typing import TYPE_CHECKING, Annotated

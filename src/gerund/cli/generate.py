@@ -162,8 +162,8 @@ def _read_vectors(
     as_json: bool,
 ) -> None:
     """Write what the vectors of a file say; ``refused`` are values that go with prompts, by name."""
-    if given := next((name for name, value in refused.items() if value is not None), None):
-        raise ConfigError(f"--from-vector reads vectors, and {given} belongs to another use; give one of them")
+    if option := next((name for name, value in refused.items() if value is not None), None):
+        raise ConfigError(f"--from-vector reads vectors, and {option} belongs to another use; give one of them")
     from gerund.data.embedding.files import read_vectors
     from gerund.entry import load
 
@@ -195,9 +195,9 @@ def _expansion_of(
 
     ``refused`` are values of options that can't be combined with it, by name.
     """
-    given = {"--keep": keep, "--fraction": fraction}
+    expand_options = {"--keep": keep, "--fraction": fraction}
     if count is None:
-        for name, value in given.items():
+        for name, value in expand_options.items():
             if value:
                 raise ConfigError(f"{name} belongs to --expand N, such as --expand 5")
         return None

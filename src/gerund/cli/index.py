@@ -169,7 +169,7 @@ def command(
     requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
     requested["multi"] = _multi(multi, pool_factor)
     chunking = _chunking(None if about is None else about.chunking, requested)
-    given = spec if about is None or _says_something(spec) else index_view.own_model(about, output, spec)
+    encoder_spec = spec if about is None or _says_something(spec) else index_view.own_model(about, output, spec)
     machines = _Machines(where.start(usual=1), where.threads)
     if migrate:
         if about is None:
@@ -177,13 +177,13 @@ def command(
         from gerund.retrieval.index import load_encoder
         from gerund.retrieval.indexing import migrate_index
 
-        encoder = load_encoder(given or about.model_spec(output))
+        encoder = load_encoder(encoder_spec or about.model_spec(output))
         with machines.embedding(encoder, chunking) as embed:
             count = migrate_index(store, encoder, chunking, embed=embed)
         tell(f"{count} documents re-embedded: {output}")
         index = open_index(output, encoder)
     else:
-        index = open_index(output, given, chunking=chunking)
+        index = open_index(output, encoder_spec, chunking=chunking)
     with machines.adding(index):
         if watch and paths:
             _watch(index, paths, output, limits, prune=prune, interval=interval, as_json=as_json)

@@ -37,8 +37,8 @@ def open_existing(where: str, spec: "ModelSpec", answer_with: str | None = None)
 def own_model(about: "IndexMetadata", where: str, spec: "ModelSpec") -> "ModelSpec | None":
     """Return the model that an index names, with what the options say laid over it; None where they say nothing."""
     # An index says which runtime made its vectors, which `auto` does not take back.
-    given = {name: value for name in spec.model_fields_set if (value := getattr(spec, name)) != "auto"}
-    return about.model_spec(where).model_copy(update=given) if given else None
+    settings = {name: value for name in spec.model_fields_set if (value := getattr(spec, name)) != "auto"}
+    return about.model_spec(where).model_copy(update=settings) if settings else None
 
 
 def highlighted(text: str, query: str, language: str = "en") -> "Text":

@@ -1,4 +1,4 @@
-"""The ``gerund`` command: puts the commands together and turns errors into one plain sentence.
+"""The ``gerund`` command: registers the subcommands, and prints an error as one sentence with an exit status.
 
 Knows: the command functions and exit statuses. Does not know: what a command does. The command files
 import nothing heavy at their top, so ``gerund --help`` does not wait for torch; and only the named one is imported.

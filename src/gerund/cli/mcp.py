@@ -68,7 +68,7 @@ def command(
         gerund mcp my.index --http --port 8080
     """
     of_server: dict[str, Any] = {"host": host, "port": port, "api_key_file": api_key_file}
-    given = {name: value for name, value in of_server.items() if value is not None}
+    server_settings = {name: value for name, value in of_server.items() if value is not None}
     if http:
         from gerund.cli.serve import start
         from gerund.server.config import settings_of
@@ -78,10 +78,10 @@ def command(
                 "--answer-with is for standard input; for HTTP, gerund serve MODEL --encoder MODEL --index INDEX --mcp "
                 "has a model to answer and another to search"
             )
-        start(spec, settings_of({**given, "index": where, "mcp": True, "allow_add": allow_add}))
+        start(spec, settings_of({**server_settings, "index": where, "mcp": True, "allow_add": allow_add}))
         return
-    if given:
-        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for --http, which is missing")
+    if server_settings:
+        raise ConfigError(f"--{next(iter(server_settings)).replace('_', '-')} is for --http, which is missing")
     from gerund.integrations.mcp import serve_stdio
 
     index = index_view.open_existing(where, spec, answer_with)

@@ -178,17 +178,17 @@ def sampling_of(given: dict[str, Any], default: Sampling | None = None) -> Sampl
     """Return the settings that options of ``sampling`` make; ``default`` where none is given."""
     if default is not None and not given:
         return default
-    given = dict(given)
-    filters = [name for name in FILTERS if name in given]
-    temperature = given.setdefault("temperature", 1.0 if filters else 0.0)
+    settings = dict(given)
+    filters = [name for name in FILTERS if name in settings]
+    temperature = settings.setdefault("temperature", 1.0 if filters else 0.0)
     if temperature == 0 and filters:
         name = filters[0].replace("_", "-")
         raise ConfigError(f"--{name} chooses among sampled tokens, and --temperature 0 samples none")
-    if temperature == 0 and "seed" in given:
+    if temperature == 0 and "seed" in settings:
         raise ConfigError("--seed is for sampling and greedy decoding samples nothing; give --temperature, such as 0.8")
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
-    return Sampling(**given)
+    if "logit_bias" in settings:
+        settings["logit_bias"] = dict(map(_bias, settings["logit_bias"]))
+    return Sampling(**settings)
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -217,21 +217,21 @@ def text_settings(*names: str) -> Group:
 
 
 def _text_settings(values: dict[str, Any]) -> "GenerationKeywords":
-    given = _given(values)
-    if (schema := given.get("schema")) is not None and schema.startswith("@"):
-        given["schema"] = read_json(Path(schema[1:]))
-    return given  # type: ignore[return-value]
+    keywords = _given(values)
+    if (schema := keywords.get("schema")) is not None and schema.startswith("@"):
+        keywords["schema"] = read_json(Path(schema[1:]))
+    return keywords  # type: ignore[return-value]
 
 
 def rerank() -> Group:
     """Return options that make a ``Rerank``, or None."""
 
     def make(values: dict[str, Any]) -> Rerank | None:
-        given = _given(values)
-        scorer = given.pop("rerank", None)
-        if scorer is None and given and "samples" not in given:
-            raise ConfigError(f"--{next(iter(given))} belongs to --rank SCORER, such as --rank pmi")
-        return Rerank(**given, scorer=scorer) if given or scorer is not None else None
+        keywords = _given(values)
+        scorer = keywords.pop("rerank", None)
+        if scorer is None and keywords and "samples" not in keywords:
+            raise ConfigError(f"--{next(iter(keywords))} belongs to --rank SCORER, such as --rank pmi")
+        return Rerank(**keywords, scorer=scorer) if keywords or scorer is not None else None
 
     scorers = (
         "Generate several continuations and keep the best by this scorer: consensus (nearest to the others), pmi, "

@@ -1,4 +1,4 @@
-"""``gerund recipes``: the bundled trainings."""
+"""``gerund recipes``: list the bundled training recipes, or print one as YAML."""
 
 import json
 from typing import Annotated

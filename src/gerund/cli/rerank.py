@@ -1,4 +1,4 @@
-"""``gerund rerank``: which documents are relevant to a query, on the terminal or for many queries in a file."""
+"""``gerund rerank``: rank documents by relevance to a query, on the terminal or for many queries in a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

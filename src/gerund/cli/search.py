@@ -1,4 +1,4 @@
-"""``gerund search``: find what fits a query in an index."""
+"""``gerund search``: search an index, on this machine or through a running server."""
 
 import json
 from pathlib import Path, PurePath

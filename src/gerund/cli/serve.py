@@ -1,4 +1,4 @@
-"""``gerund serve``: one model behind OpenAI's interface, Cohere's rerank and infilling."""
+"""``gerund serve``: serve one model over HTTP, with the APIs of OpenAI and Ollama, Cohere's rerank and infilling."""
 
 from importlib.util import find_spec
 from pathlib import Path

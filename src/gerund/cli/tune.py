@@ -1,4 +1,4 @@
-"""``gerund tune``: choose a model's encoder config on validation data."""
+"""``gerund tune``: choose an encoder config, fusion weight or rerank measure on validation data."""
 
 import json
 import shlex
@@ -141,9 +141,9 @@ def command(
     )
     if tune_weight is not None:
         with lock:
-            model, told, line = tune_weight(spec, chosen, config, output)
+            model, report, line = tune_weight(spec, chosen, config, output)
         _save(model, spec.model, save)
-        typer.echo(json.dumps(told, ensure_ascii=False) if as_json else line)
+        typer.echo(json.dumps(report, ensure_ascii=False) if as_json else line)
         return
     from gerund.entry import load
     from gerund.evaluation.tuning import require_tunable_tasks, tune

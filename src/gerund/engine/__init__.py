@@ -1,1 +1,1 @@
-"""Serve many callers with one model: generation, encoding and other work, batched in the one thread that runs it."""
+"""Run one model for many callers: batched generation and encoding, and other calls, in a single thread."""

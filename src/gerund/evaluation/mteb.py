@@ -1,4 +1,4 @@
-"""MTEB: encoders as MTEB's models, local data as its tasks, and its own tasks by name."""
+"""Evaluate with MTEB: encoders as MTEB models, local data as MTEB tasks, and MTEB's tasks by name."""
 
 import logging
 import math

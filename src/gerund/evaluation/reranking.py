@@ -1,4 +1,4 @@
-"""BM25's first documents ranked anew by a model: nDCG@10 by measure and weight, and the choice between them."""
+"""Choose how a model re-ranks: nDCG@10 of BM25's first documents by relevance measure and weight."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

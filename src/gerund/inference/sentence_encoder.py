@@ -1,4 +1,4 @@
-"""An encoder run by sentence-transformers, such as all-MiniLM-L6-v2: a vector for each text, and nothing else.
+"""``SentenceEncoder``: an embedding model run by sentence-transformers, such as all-MiniLM-L6-v2.
 
 It is a peer in evaluations, and the encoder of an index or a server whose language model is another one.
 """

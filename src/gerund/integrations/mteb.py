@@ -1,4 +1,4 @@
-"""gerund's encoders as MTEB's models: what MTEB says about a model, and a loader that it can call.
+"""Use gerund's encoders in MTEB: a model's metadata (``ModelMeta``), with a loader that MTEB calls.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A disk cache of folders by key, which evicts the least recently used beyond a number of bytes; keys of files.
+"""A disk cache of folders by key, with a size limit and LRU eviction; and keys made from files.
 
 Entries are written atomically, and several processes may share a cache. Everything in it can be made again.
 """

@@ -1,1 +1,1 @@
-"""Models as objects in memory: loading them, pooling their states, adapters, fingerprints."""
+"""Find and load models, tokenizers, adapters and projection heads; compute fingerprints."""

@@ -1,7 +1,7 @@
-"""Adapters that come with gerund, for models that do not: folders as gerund saves them, but without the weights.
+"""Adapters bundled with gerund, for models that are downloaded separately.
 
-A base is recognized by its numbers, its tokens and a sample of its weights, whatever they are stored as. Imports no
-torch.
+Their folders are as gerund saves them, without the weights of the model. That model, the base, is recognized by its
+numbers, its tokens and a sample of its weights, whatever they are stored as. Imports no torch.
 """
 
 import json

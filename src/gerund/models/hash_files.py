@@ -1,4 +1,4 @@
-"""Files of the user's cache that say the hash of weights, and what was verified of a model; imports no torch.
+"""Cached hashes of weights and results of attention probes, in the user's cache; imports no torch.
 
 A hash belongs to files as the file system describes them: path, size, times of the last write and of the last change,
 which no program can set back. A file whose content was changed or replaced gets another description, regardless of its

@@ -1,4 +1,4 @@
-"""The shape of a projection head, as ``head.json`` says it; imports no torch."""
+"""``HeadConfig``: the layers and sizes of a projection head, stored as ``head.json``; imports no torch."""
 
 import hashlib
 import json

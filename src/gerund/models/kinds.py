@@ -1,4 +1,4 @@
-"""Tell what kind of model it is: an encoder-decoder, one without a head, a packed one; imports no torch."""
+"""Whether a model is an encoder-decoder, has a language modeling head, or is packed; imports no torch."""
 
 from __future__ import annotations
 

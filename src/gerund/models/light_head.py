@@ -1,4 +1,4 @@
-"""A linear projection head over numpy, with vectors of words where it has some; imports no torch.
+"""A linear projection head in numpy, with optional vectors of words; imports no torch.
 
 Shapes: B texts, T tokens, D dimensions of a state, E of a vector, V tokens of the vocabulary, W words, N words in the
 texts, C codes of a word, K centers, P numbers of a part.

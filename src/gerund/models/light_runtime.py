@@ -1,4 +1,4 @@
-"""Whether a model can be opened without torch: a quantized GGUF file on a processor, read as it is."""
+"""Whether a model can run without torch: a quantized GGUF file on a CPU, with no setting that needs torch."""
 
 import os
 import platform

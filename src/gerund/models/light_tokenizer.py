@@ -1,4 +1,4 @@
-"""A tokenizer without transformers: what gerund asks of one, by the names that transformers has for it.
+"""A tokenizer without transformers, with the methods of ``PreTrainedTokenizerFast`` that gerund uses.
 
 The Rust tokenizer is that of a file's own transformers tokenizer, and so are the special tokens and the chat template.
 Both are cached (``tokenizer_cache``), so that transformers is imported once for a file and then no more.

@@ -1,4 +1,4 @@
-"""Several LoRA adapters of one model as a single one, of the sum of their ranks."""
+"""Combine several LoRA adapters of one model into one, whose rank is the sum of theirs."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A packed network where a model of transformers is expected: one graph of ONNX Runtime computes all layers.
+"""A packed network with the interface of a transformers model: one ONNX Runtime graph computes all layers.
 
 The model is transformers' own, without weights: its config, its class and its modules say what they always say, and
 its body and its head compute by the network. No hook sees a layer of a graph. So what an attention plan means for each

@@ -1,4 +1,4 @@
-"""PEFT folders that are opened by themselves: which model they were trained on, and what each is for.
+"""PEFT folders opened as models: find the base model, and the task that each adapter was trained for.
 
 An adapter of a language model (``task_type`` ``CAUSAL_LM``) becomes part of the weights. An adapter that was trained to
 embed is active while the model encodes, and never while it generates. LLM2Vec publishes two adapters for a model, of

@@ -1,4 +1,4 @@
-"""Encoder settings in ``gerund.json`` and GGUF files, read and spelled; imports neither torch nor transformers."""
+"""Read and write encoder settings in ``gerund.json`` and GGUF files; imports neither torch nor transformers."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Store chunks in memory: BM25 by SQLite, and the dot products of all vectors and the query's.
+"""Store chunks in memory, with BM25 by SQLite and exact vector search by dot products.
 
 For small collections, for ranking the sentences of an answer, and as the reference in tests of other stores. It works
 without the ``index`` extra, and its BM25 scores are those of SQLite, so LanceDB in memory could not replace it.

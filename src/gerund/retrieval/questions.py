@@ -1,4 +1,4 @@
-"""Questions that a language model writes to passages, kept where a search by them finds the passage.
+"""Generate questions for passages, and keep those for which a search finds the passage's document.
 
 A question is kept if the search of ``gerund search``, over the documents to train on, has its document among the first
 three (the consistency filter of Promptagator, Dai et al. 2022). Its hard negatives are the best passages of other

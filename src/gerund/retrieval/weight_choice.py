@@ -1,4 +1,4 @@
-"""Choose what vectors count beside words in an index, on questions that the model writes to its own chunks.
+"""Choose the weight of vectors in hybrid search, on questions that a model generates for an index's chunks.
 
 Each question should find the document that it was written to. A model that writes a question takes words of the chunk,
 so words do better here than on the questions of people; a weight that wins nonetheless is not too high.

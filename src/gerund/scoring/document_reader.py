@@ -1,4 +1,4 @@
-"""Read documents and the queries behind them by a model of transformers, and keep what was read last.
+"""Read documents and queries with a transformers model, and cache the keys and values of recent documents.
 
 Each document is read once, and the query's tokens behind all of them in one pass.
 """

@@ -1,4 +1,4 @@
-"""Keep what was read last of documents, for the next query; imports no torch."""
+"""An LRU cache of what a model computed for documents, for use by later queries; imports no torch."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Late interaction: each token of a query counts its nearest token of a document (MaxSim).
+"""Late interaction: match each token of a query with its most similar token of a document (MaxSim).
 
 Khattab and Zaharia 2020, "ColBERT: Efficient and Effective Passage Search via Contextualized Late Interaction over
 BERT". Where the collection is known, a query's tokens are weighted by how rare they are in it (idf), so that words

@@ -1,4 +1,4 @@
-"""Read documents and the queries behind them by a packed network, and keep what was read last; imports no torch.
+"""Read documents and queries with a packed network, and cache keys and values of documents; imports no torch.
 
 Documents are read one after the other: products are no faster with more rows than the tokens of one.
 

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, and every error in one form."""
+"""The FastAPI application: routes, middleware and exception handlers."""
 
 from collections.abc import Sequence
 from typing import Any

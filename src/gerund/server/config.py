@@ -225,15 +225,15 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     model: dict[str, Any] = {}
     server: dict[str, Any] = {}
     valid = [*ModelSpec.model_fields, *ServerConfig.model_fields]
-    for given, value in content.items():
-        name = str(given).replace("-", "_")
+    for setting, value in content.items():
+        name = str(setting).replace("-", "_")
         name = FORMER_NAMES.get(name, name)
         if name in ("api_key", "key"):
             raise ConfigError(f"{path}: a key does not belong into this file; give api_key_file, or {KEY_VARIABLE}")
         if name not in valid:
             near = get_close_matches(name, valid, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "gerund serve --help lists them"
-            raise ConfigError(f"{path}: there is no setting {given!r}; {hint}")
+            raise ConfigError(f"{path}: there is no setting {setting!r}; {hint}")
         if value is not None:
             if name in _LISTS and isinstance(value, str):
                 value = [value]

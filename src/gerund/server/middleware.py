@@ -56,8 +56,8 @@ class GuardMiddleware:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
+        sent_id = headers.get(b"x-request-id", b"")
+        request_id = sent_id.decode() if _ID.fullmatch(sent_id) else f"{_IDS.getrandbits(128):032x}"
         method = scope["method"]
         answer = _Answer(send, request_id, self.settings.timeout, has_body=method != "HEAD")
         if method == "HEAD":  # the answer to GET, without its body
@@ -234,13 +234,13 @@ def _key(headers: dict[bytes, bytes]) -> bytes:
     >>> _key({b"authorization": b"Bearer secret"}), _key({b"authorization": b"Basic YW55OnNlY3JldA=="})
     (b'secret', b'secret')
     """
-    kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+    kind, _, credentials = headers.get(b"authorization", b"").partition(b" ")
     if kind.lower() == b"bearer":
-        return given.strip()
+        return credentials.strip()
     is_same_site = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
     if kind.lower() != b"basic" or not is_same_site:
         return b""
     try:
-        return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
     except ValueError:
         return b""

@@ -1,4 +1,4 @@
-"""What a declaration of a setting says, and what is made from it: checks, partial models, keywords, help.
+"""Declare each setting once, and derive checks, partial models, keywords and help from its declaration.
 
 A setting is declared once, in a generic dataclass such as ``EncoderSettings[Auto, Unset]``, by its kind, default and
 help. Two type variables say what stands in it elsewhere: ``Auto`` for "the model's own" (None in a config, "auto" in a

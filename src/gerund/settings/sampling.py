@@ -1,4 +1,4 @@
-"""How the next token is chosen, and how several continuations are ranked.
+"""Sampling settings (``Sampling``), and how several continuations are ranked (``Rerank``).
 
 Knows: names, ranges. Does not know: torch.
 """

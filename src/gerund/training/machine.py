@@ -1,4 +1,4 @@
-"""What this machine offers a training: bf16, compiled layers, memory, and random states that are put back."""
+"""What this machine offers for training: bf16, compiled layers, memory; and preserving random states."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Mining settings, and from documents to pairs of texts by one of four methods."""
+"""Mining settings, and the four methods that make pairs of texts from a document."""
 
 import re
 from collections.abc import Iterator, Sequence

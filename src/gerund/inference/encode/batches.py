@@ -1,4 +1,4 @@
-"""Run texts in batches of similar length, and pool what comes out; whatever computes them, and without torch."""
+"""Batch texts by length, run an encoder and pool its states, with torch or a packed network; imports no torch."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The methods by which a model embeds texts, whatever computes it; imports no torch."""
+"""``Embeds``: the embedding methods that torch and packed models share; imports no torch."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack, get_args

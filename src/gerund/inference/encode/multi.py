@@ -1,4 +1,4 @@
-"""Token vectors for late interaction: the states of a text's own tokens, projected, pooled and of length 1.
+"""Token vectors for late interaction: the states of a text's tokens, projected, pooled and normalized.
 
 Pooling takes the mean of neighboring tokens (Clavié et al. 2024, "Reducing the Footprint of Multi-Vector Retrieval
 with Minimal Performance Impact via Token Pooling", sequential pooling). In 8 bits each vector is divided by its

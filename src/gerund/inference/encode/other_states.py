@@ -1,4 +1,4 @@
-"""Pool other states than the text's: attention values, attention outputs, or states of tokens generated after it.
+"""Pool attention values, attention outputs or states of generated tokens, instead of a text's hidden states.
 
 Zhang et al., 2026, "LLM-based Embeddings: Attention Values Encode Sentence Semantics Better Than Hidden States" (arXiv
 2602.01572): the values of all tokens, pooled over layers and tokens (value aggregation); and the values weighted by the

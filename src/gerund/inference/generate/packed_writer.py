@@ -1,6 +1,6 @@
-"""A GGUF file that generates by its packed network, without torch and transformers.
+"""``PackedWriter``: generate from a GGUF file by its packed network, without torch and transformers.
 
-Everything about a text (prompts, sampling, constraints, stop strings) is the code of every other model.
+Prompts, sampling, constraints and stop strings are handled by the same code as for every other model.
 """
 
 from collections.abc import Sequence

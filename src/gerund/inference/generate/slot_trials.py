@@ -1,4 +1,4 @@
-"""Try slots with random keys and values: whether what a row computes depends on the others; imports no torch."""
+"""Test with random keys and values whether a row's result depends on other KV cache slots; imports no torch."""
 
 from collections.abc import Sequence
 from typing import Protocol

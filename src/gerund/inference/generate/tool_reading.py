@@ -1,4 +1,4 @@
-"""Split what a model writes into text and tool calls, as it comes.
+"""Parse what a model generates into text and tool calls, while it is streamed.
 
 Reading is lenient: keys in another order, a missing closing tag, a code fence or arguments in quotes are all right. A
 call is one only if a tool of that name was offered; all else stays text. Arguments are passed on as written, so those

@@ -1,4 +1,4 @@
-"""Tools in a chat: what is offered, which calls are allowed, and how a template that knows no tools is told of them.
+"""Tools in a chat: definitions, tool choice, and a prompt for chat templates that don't support tools.
 
 Knows: OpenAI's form of tools and Python functions. Does not know: how any model writes a call (``tool_formats``).
 """

@@ -1,7 +1,7 @@
-"""Run transformers' generation loop with our own choice of tokens.
+"""Run transformers' generation loop, with the next tokens chosen by the caller.
 
-What it would choose reads torch's global random state, which threads would share, and the defaults of the model's
-folder. Here the caller decides which token comes next.
+The loop's own sampling reads torch's global random state, which threads would share, and the defaults in the model's
+folder.
 """
 
 import copy

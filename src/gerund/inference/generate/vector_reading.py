@@ -1,4 +1,4 @@
-"""Read vectors as text: the model writes after embeddings that answer tokens make of a vector, or of their states."""
+"""Read vectors as text: answer tokens map a vector or states to embeddings, which the model continues."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

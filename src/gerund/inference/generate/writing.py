@@ -1,4 +1,4 @@
-"""The methods by which a model generates, whatever computes it; imports no torch."""
+"""``Writes``: the generation methods that torch and packed models share; imports no torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Event

@@ -45,29 +45,29 @@ export function start(state) {
   const { plan, layer } = form.elements;
   plan.replaceChildren(...state.plans.map((name) => element("option", name)));
   if (state.plans.includes(state.plan)) plan.value = state.plan;
-  let found = null;
+  let result = null;
   const percent = (value) => `${Math.round(100 * value)} %`;
   const show = () => {
     byId("layer-number").textContent = layer.value;
-    if (!found) return;
-    const own = found.layers[Number(layer.value)];
-    for (const [name, maps] of [["before", [own.before]], ["after", own.after]]) {
+    if (!result) return;
+    const mapsOfLayer = result.layers[Number(layer.value)];
+    for (const [name, maps] of [["before", [mapsOfLayer.before]], ["after", mapsOfLayer.after]]) {
       const canvas = byId(`map-${name}`);
       const mean = maps[0].map((row, at) => row.map((_, seen) => maps.reduce((sum, map) => sum + map[at][seen], 0) / maps.length));
-      draw(canvas, mean, found.tokens);
+      draw(canvas, mean, result.tokens);
       canvas.setAttribute("aria-label", `Attention of layer ${layer.value}, ${name} the conversion; the first token gets `
-        + percent(own[`sink_${name}`]));
+        + percent(mapsOfLayer[`sink_${name}`]));
     }
-    const runs = own.after.length > 1 ? ` Under the plan the layer runs ${own.after.length} times; the mean is shown.` : "";
+    const runs = mapsOfLayer.after.length > 1 ? ` Under the plan the layer runs ${mapsOfLayer.after.length} times; the mean is shown.` : "";
     byId("attention-note").textContent = `Each row is a token, and shows where it looks, averaged over heads. The first token gets `
-      + `${percent(own.sink_before)} of the attention in this layer, ${percent(own.sink_after)} under the plan.${runs}`;
+      + `${percent(mapsOfLayer.sink_before)} of the attention in this layer, ${percent(mapsOfLayer.sink_after)} under the plan.${runs}`;
   };
   onSubmit(form, async (signal) => {
-    const { layer: _, ...own } = settings(form);
-    found = await ask("v1/attention", { text: byId("attention-text").value, ...own }, signal);
-    layer.max = found.layers.length - 1;
-    layer.value = Math.min(Number(layer.value), found.layers.length - 1);
-    byId("map-plan").textContent = `Under ${found.plan}`;
+    const { layer: _, ...planSettings } = settings(form);
+    result = await ask("v1/attention", { text: byId("attention-text").value, ...planSettings }, signal);
+    layer.max = result.layers.length - 1;
+    layer.value = Math.min(Number(layer.value), result.layers.length - 1);
+    byId("map-plan").textContent = `Under ${result.plan}`;
     byId("maps").hidden = false;
     show();
   });
@@ -77,12 +77,12 @@ export function start(state) {
     byId(`map-${name}`).addEventListener("mousemove", (event) => {
       const canvas = event.target;
       const scale = canvas.width / canvas.getBoundingClientRect().width;
-      const side = (canvas.width - LABELS) / found.tokens.length;
+      const side = (canvas.width - LABELS) / result.tokens.length;
       const [seen, at] = [event.offsetX, event.offsetY].map((place) => Math.floor((place * scale - LABELS) / side));
-      const own = found.layers[Number(layer.value)];
-      const map = name === "before" ? own.before : own.after[0];
+      const mapsOfLayer = result.layers[Number(layer.value)];
+      const map = name === "before" ? mapsOfLayer.before : mapsOfLayer.after[0];
       const weight = map[at]?.[seen];
-      canvas.title = weight === undefined ? "" : `${found.tokens[at]} looks at ${found.tokens[seen]}: ${weight.toFixed(3)}`;
+      canvas.title = weight === undefined ? "" : `${result.tokens[at]} looks at ${result.tokens[seen]}: ${weight.toFixed(3)}`;
     });
   }
 }

@@ -19,13 +19,13 @@ export function start() {
   onSubmit(form, async (signal) => {
     keep.hidden = true;
     const pieces = field.value.split(GAP);
-    const found = await ask("infill", { text: field.value, ...settings(form) }, signal);
+    const result = await ask("infill", { text: field.value, ...settings(form) }, signal);
     output.replaceChildren();
     pieces.forEach((piece, place) => {
       output.append(piece);
-      if (place < found.spans.length) output.append(element("mark", found.spans[place]));
+      if (place < result.spans.length) output.append(element("mark", result.spans[place]));
     });
-    filled = found.text;
+    filled = result.text;
     keep.hidden = false;
   });
   keep.addEventListener("click", () => { field.value = filled; output.replaceChildren(); keep.hidden = true; field.focus(); });

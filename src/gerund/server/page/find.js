@@ -12,7 +12,7 @@ const UNSPACED = "(?:[\\p{sc=Han}\\p{sc=Hira}\\p{sc=Kana}\\p{sc=Hang}\\p{sc=Thai
 // Returns what to mark of a run: pairs of neighbours, as the search compares them; a single character as it is.
 function pairs(run) {
   const characters = run.match(new RegExp(UNSPACED, "gu"));
-  return characters.length < 2 ? characters : characters.slice(1).map((one, place) => characters[place] + one);
+  return characters.length < 2 ? characters : characters.slice(1).map((character, place) => characters[place] + character);
 }
 
 // Returns the text in parts, with the words of the query marked.
@@ -27,9 +27,9 @@ export function marked(text, query) {
   const whole = stems.length ? [`(?<![\\p{L}\\p{N}])(?:${stems.join("|")})(?![\\p{L}\\p{N}])`] : [];
   const parts = [];
   let at = 0;
-  for (const found of text.matchAll(new RegExp([...whole, ...runs].join("|"), "giu"))) {
-    parts.push(text.slice(at, found.index), element("mark", found[0]));
-    at = found.index + found[0].length;
+  for (const match of text.matchAll(new RegExp([...whole, ...runs].join("|"), "giu"))) {
+    parts.push(text.slice(at, match.index), element("mark", match[0]));
+    at = match.index + match[0].length;
   }
   return [...parts, text.slice(at)];
 }
@@ -49,8 +49,8 @@ export function start(state) {
   byId("search-none").hidden = Boolean(state.index);
   onSubmit(form, async (signal) => {
     const query = byId("search-text").value;
-    const found = await ask("v1/search", { query, ...settings(form) }, signal);
-    const hits = found.data.map((hit) => ({
+    const result = await ask("v1/search", { query, ...settings(form) }, signal);
+    const hits = result.data.map((hit) => ({
       score: hit.score, parts: marked(hit.text, query), head: [hit.title, hit.source, hit.heading].filter(Boolean),
     }));
     showHits(byId("search-output"), hits, "Nothing was found.");
@@ -58,10 +58,10 @@ export function start(state) {
 
   options(byId("candidates").elements.scorer, state.scorers.map((name) => [name, name]));
   onSubmit(byId("candidates"), async (signal) => {
-    const { scorer, ...own } = settings(byId("candidates"));
+    const { scorer, ...sampling } = settings(byId("candidates"));
     const prompt = byId("candidates-text").value;
-    const written = await ask("v1/completions", { prompt, temperature: 0.9, top_p: 0.95, ...own }, signal);
-    const texts = [...new Set(written.choices.map((one) => one.text).filter((text) => text.trim()))];
+    const written = await ask("v1/completions", { prompt, temperature: 0.9, top_p: 0.95, ...sampling }, signal);
+    const texts = [...new Set(written.choices.map((choice) => choice.text).filter((text) => text.trim()))];
     const scored = texts.length
       ? await ask("v1/score", { prefix: prompt, continuations: texts, scorer }, signal) : { data: [] };
     const hits = texts.map((text, place) => ({ text, score: scored.data[place].score }));
@@ -72,8 +72,8 @@ export function start(state) {
   onSubmit(byId("documents"), async (signal) => {
     const query = byId("documents-query").value;
     const documents = byId("documents-text").value.split("\n").map((line) => line.trim()).filter(Boolean);
-    const found = await ask("v2/rerank", { query, documents, ...settings(byId("documents")) }, signal);
-    const hits = found.results.map((one) => ({ score: one.relevance_score, parts: marked(documents[one.index], query) }));
+    const result = await ask("v2/rerank", { query, documents, ...settings(byId("documents")) }, signal);
+    const hits = result.results.map((item) => ({ score: item.relevance_score, parts: marked(documents[item.index], query) }));
     showHits(byId("documents-output"), hits, "There are no documents.");
   });
 }

@@ -11,12 +11,12 @@ export function element(tag, text, name) {
 
 // Reads the numbers and choices of settings; what is left empty is left out.
 export function settings(root) {
-  const found = {};
+  const values = {};
   for (const field of root.querySelectorAll(".settings [name]")) {
     if (field.value === "") continue;
-    found[field.name] = field.type === "number" || field.type === "range" ? Number(field.value) : field.value;
+    values[field.name] = field.type === "number" || field.type === "range" ? Number(field.value) : field.value;
   }
-  return found;
+  return values;
 }
 
 // Runs `work(signal)` when the form is sent. Ctrl + Enter sends, Stop and Escape stop.
@@ -56,10 +56,10 @@ export function onSubmit(form, work) {
 // Returns a bar of a score between the least and the greatest that is shown.
 export function bar(score, least, greatest) {
   const made = element("span", undefined, "bar");
-  const own = element("span");
+  const fill = element("span");
   const fraction = greatest > least ? (score - least) / (greatest - least) : 1;
-  own.style.width = `${Math.round(5 + 95 * fraction)}%`;
-  made.append(own);
+  fill.style.width = `${Math.round(5 + 95 * fraction)}%`;
+  made.append(fill);
   made.setAttribute("aria-hidden", "true");
   return made;
 }

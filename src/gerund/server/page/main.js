@@ -10,11 +10,11 @@ import { start as startWrite } from "./write.js";
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function choose(tab, focus = true) {
-  for (const one of tabs) {
-    const isChosen = one === tab;
-    one.setAttribute("aria-selected", String(isChosen));
-    one.tabIndex = isChosen ? 0 : -1;
-    byId(one.getAttribute("aria-controls")).hidden = !isChosen;
+  for (const item of tabs) {
+    const isChosen = item === tab;
+    item.setAttribute("aria-selected", String(isChosen));
+    item.tabIndex = isChosen ? 0 : -1;
+    byId(item.getAttribute("aria-controls")).hidden = !isChosen;
   }
   history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
   if (focus) tab.focus();

@@ -275,21 +275,21 @@ def _check_normalize(body: EmbeddingRequest, service: Service) -> None:
 def _prompt_name(body: EmbeddingRequest, service: Service) -> tuple[str | None, str]:
     """Return the name of the prompt to put before the texts, and the field that it comes from."""
     fields = ("prompt", "prompt_name", "input_type", "task")
-    given = [name for name in fields if getattr(body, name) is not None]
-    if len(given) > 1 and given != ["prompt", "prompt_name"]:  # for these two the library raises an error
-        raise ApiError(f"{given[0]} and {given[1]} both say which prompt to use; leave one out", param=given[1])
+    params = [name for name in fields if getattr(body, name) is not None]
+    if len(params) > 1 and params != ["prompt", "prompt_name"]:  # for these two the library raises an error
+        raise ApiError(f"{params[0]} and {params[1]} both say which prompt to use; leave one out", param=params[1])
     if body.prompt is not None or body.prompt_name is not None:
         return body.prompt_name, "prompt_name"
     kind, prompts = body.input_type or body.task, service.encoder.encoder.prompts
     if kind is None:
         return None, "prompt_name"
     if kind in prompts:
-        return kind, given[0]
+        return kind, params[0]
     for names in _KINDS:
         if kind in names:
-            return next((name for name in names if name in prompts), None), given[0]
+            return next((name for name in names if name in prompts), None), params[0]
     known = ", ".join(repr(name) for name in dict.fromkeys((*prompts, "query", "document")))
-    raise ApiError(f"{given[0]}: this encoder has no prompt for {kind!r}; it has {known}", param=given[0])
+    raise ApiError(f"{params[0]}: this encoder has no prompt for {kind!r}; it has {known}", param=params[0])
 
 
 def _embedding(vector_D: np.ndarray, encoding: str | None) -> str | list[float]:
@@ -439,11 +439,11 @@ async def _pair_scores(service: Service, request: Request, body: ScoreRequest) -
         raise ApiError("text_2: give the text or texts that text_1 is compared with", param="text_2")
     params: dict[str, str] = {}  # by text, so that each is encoded once
     sides: list[list[str]] = []
-    for field, given in (("text_1", body.text_1), ("text_2", body.text_2)):
-        listed = [given] if isinstance(given, str) else list(given or ())
+    for field, texts in (("text_1", body.text_1), ("text_2", body.text_2)):
+        listed = [texts] if isinstance(texts, str) else list(texts or ())
         sides.append(listed)
         for number, text in enumerate(listed):
-            params.setdefault(text, field if isinstance(given, str) else f"{field}.{number}")
+            params.setdefault(text, field if isinstance(texts, str) else f"{field}.{number}")
     left, right = sides
     if len(left) == 1:
         left = left * len(right)
@@ -468,13 +468,13 @@ def _count(service: Service, texts: Sequence[str]) -> int:
 
 
 def _with_plan(lm: "LanguageModel", body: AttentionRequest) -> "LanguageModel":
-    given = {name: value for name in _PLAN_SETTINGS if (value := getattr(body, name)) is not None}
+    settings = {name: value for name in _PLAN_SETTINGS if (value := getattr(body, name)) is not None}
     if body.plan is None:
-        if given:
-            name = next(iter(given))
+        if settings:
+            name = next(iter(settings))
             raise ApiError(f"{name} is a setting of a plan; name the plan", param=name)
         return lm
-    return lm.with_encoder(replace(lm.encoder, attention=AttentionPlan(body.plan, **given)))
+    return lm.with_encoder(replace(lm.encoder, attention=AttentionPlan(body.plan, **settings)))
 
 
 def _attention(encoder: "LanguageModel", inspection: "AttentionInspection") -> dict[str, Any]:

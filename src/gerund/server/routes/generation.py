@@ -102,10 +102,10 @@ async def tokenize(body: TokenizeRequest, service: Served) -> dict[str, Any]:
     not, unless the request says otherwise.
     """
     service.require_model(body.model)
-    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
-    if len(given) != 1:
-        raise ApiError("give one of prompt, content and messages", param=given[-1] if given else "prompt")
-    with errors_about(given[0]):
+    fields = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(fields) != 1:
+        raise ApiError("give one of prompt, content and messages", param=fields[-1] if fields else "prompt")
+    with errors_about(fields[0]):
         ids = await asyncio.to_thread(_tokenized, service, body)
     return {"tokens": ids, "count": len(ids), "max_model_len": service.limit}
 
@@ -225,11 +225,11 @@ def _pieces(body: InfillRequest) -> tuple[list[str], str]:
         "pieces": body.pieces is not None,
         "input_prefix": body.input_prefix is not None or body.input_suffix is not None,
     }
-    given = [name for name, is_given in forms.items() if is_given]
-    if len(given) != 1:
+    fields = [name for name, is_given in forms.items() if is_given]
+    if len(fields) != 1:
         raise ApiError(
             "give one of: text with [blank] for each span, pieces around the spans, input_prefix with input_suffix",
-            param=given[-1] if given else "text",
+            param=fields[-1] if fields else "text",
         )
     if body.text is not None:
         blank = body.blank or BLANK

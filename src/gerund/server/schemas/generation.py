@@ -330,11 +330,11 @@ class GenerationBody(Sampled):
     @property
     def requested_tokens(self) -> int | None:
         """The requested maximum of completion tokens; None if the request has none."""
-        given = {name: value for name in _LENGTHS if (value := getattr(self, name, None)) is not None}
-        if len(set(given.values())) > 1:
-            first, second, *_ = given
+        limits = {name: value for name in _LENGTHS if (value := getattr(self, name, None)) is not None}
+        if len(set(limits.values())) > 1:
+            first, second, *_ = limits
             raise ApiError(f"{first} and {second} both say how many tokens to generate; leave one out", param=second)
-        return next(iter(given.values()), None)
+        return next(iter(limits.values()), None)
 
     def settings(self, max_new_tokens: int, logprobs: int | None) -> GenerationConfig:
         """Return the settings for one prompt."""
@@ -432,8 +432,8 @@ class ChatRequest(GenerationBody):
     def refuse_with_index(self) -> None:
         """Raise an error for fields that an answer from the index has no use for."""
         kept = (*_WITH_INDEX, *_LENGTHS, *Sampled.model_fields, "tool_choice", "parallel_tool_calls", "n", "best_of")
-        given = {name: bool(getattr(self, name)) for name in type(self).model_fields if name not in kept}
-        _refuse_first({"n": self.choices > 1, "best_of": self.ranks, **given}, "with an index")
+        other_fields = {name: bool(getattr(self, name)) for name in type(self).model_fields if name not in kept}
+        _refuse_first({"n": self.choices > 1, "best_of": self.ranks, **other_fields}, "with an index")
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as ``chat`` takes them."""
@@ -540,7 +540,7 @@ def translated(kind: type[B], fields: dict[str, Any]) -> B:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        errors: list[Any] = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        errors: list[Any] = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
         param, message, code = worst(errors, fields)
         raise ApiError(message, param=param or None, code=code) from error
 

@@ -129,7 +129,7 @@ class OllamaChatRequest(OllamaBody):
                 "role": message.role,
                 "content": message.content or "",
                 "tool_calls": [
-                    {"type": "function", "function": one["function"]} for one in plain(message.tool_calls) or ()
+                    {"type": "function", "function": call["function"]} for call in plain(message.tool_calls) or ()
                 ] or None,
                 "name": message.tool_name,
                 "tool_call_id": message.tool_call_id,

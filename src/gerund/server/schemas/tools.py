@@ -1,4 +1,4 @@
-"""Tools in bodies: what is offered, which calls are allowed, and earlier calls in messages."""
+"""Tools in request bodies: definitions, tool choice, and earlier calls in messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

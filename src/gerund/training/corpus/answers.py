@@ -1,4 +1,4 @@
-"""Answers that a model writes to texts, kept on the disk so that an interrupted job goes on with the next ones.
+"""Generate a model's answers to texts, cached on disk so that an interrupted job can resume.
 
 Each file is named by a hash of the model and of its texts: no model answers the same texts twice.
 """
