@@ -1,4 +1,4 @@
-"""What this machine offers for training: bf16, compiled layers, memory; and preserving random states."""
+"""Detect bf16, torch.compile and peak memory for training, and save and restore random number states."""
 
 import importlib.util
 import os
