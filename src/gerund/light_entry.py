@@ -11,7 +11,7 @@ from gerund.errors import GerundError, MissingDependencyError
 from gerund.gguf_file import GgufFile, parts_of, read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.models.bundled import bundled_for, tell_bundled
-from gerund.models.light_runtime import light_source, not_packed, usual_threads
+from gerund.models.light_runtime import light_source, not_packed, return_freed_memory, usual_threads
 from gerund.models.saved_settings import encoder_settings, read_adapters, read_saved
 from gerund.packed.shape import NetworkShape, read_shape
 from gerund.settings.encoder import EncoderConfig, vectors_alike
@@ -81,6 +81,7 @@ def light_writer(spec: ModelSpec) -> "PackedWriter | None":
         return None
     from gerund.inference.generate.packed_writer import PackedWriter
 
+    return_freed_memory()
     cache, threads = user_cache("packed"), usual_threads()
     return PackedWriter.open(source.gguf, name=source.name, model_type="gguf", threads=threads, cache=cache)
 
@@ -107,6 +108,7 @@ def light_model(spec: ModelSpec) -> "LightModel | None":
         return light_model(spec.model_copy(update={"adapter": NO_ADAPTER}))
     if read.bundled is not None and spec.adapter is None:
         tell_bundled(source.name)
+    return_freed_memory()
     cut = read.encoder.exit_layer
     network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapter=read.adapter, cut=cut)
     adapter = spec.without_auto().adapter if read.bundled is None else AUTO_ADAPTER

@@ -30,7 +30,7 @@ from gerund.models.hash_files import (
     weights_key,
 )
 from gerund.models.light_head import LightHead
-from gerund.models.light_runtime import ARITHMETIC
+from gerund.models.light_runtime import ARITHMETIC, return_freed_memory
 from gerund.models.light_tokenizer import LightTokenizer
 from gerund.models.vectors import truncation
 from gerund.packed.network import PackedNetwork
@@ -149,6 +149,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
                     from gerund.entry import load
                 except ImportError as error:
                     raise MissingDependencyError(f"{self.name}: this needs {NEEDS_TORCH}") from error
+                return_freed_memory(returns=False)
                 say_once(f"{self.name}: this is done by torch, which loads the model a second time")
                 self._full = load(self.spec)
             return self._full

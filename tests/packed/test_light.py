@@ -246,3 +246,27 @@ def test_a_real_file_is_written_alike():
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert spent < 5  # 1.5 with Python's own cache and an idle processor
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
+@pytest.mark.parametrize("returns", [True, False])
+def test_freed_memory_returns_to_the_system(returns: bool):
+    # Blocks below one that stays are given back only where each is mapped by itself.
+    program = f"""
+import os
+import numpy as np
+from gerund.models.light_runtime import return_freed_memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+if {returns}:
+    return_freed_memory()
+np.ones(2**21)  # 16 MiB, after which glibc keeps blocks of that size
+before = resident()
+arrays = [np.ones(2**20) for _ in range(8)]
+stays = [bytearray(100_000) for _ in range(20)]
+del arrays
+print(resident() - before)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    kept = float(ended.stdout)
+    assert kept < 4 if returns else kept > 32

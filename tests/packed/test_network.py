@@ -117,6 +117,10 @@ def test_embeddings_may_be_given(network: PackedNetwork):
     np.testing.assert_array_equal(given.states, expected.states)
 
 
+def outputs_of(section) -> set[str]:
+    return {value.name for value in section.session.get_outputs()}
+
+
 def test_attention_probabilities(network: PackedNetwork):
     run = network.run(IDS, outputs=["attention", "states"])
     assert [one.shape for one in run.attention] == [(2, 4, 6, 6)] * 2
@@ -130,6 +134,7 @@ def test_a_cut_network_opens_where_the_cache_can_only_be_read(
 ):
     options = {"threads": 1, "accuracy": 0, "cache": tmp_path / "cache"}
     PackedNetwork.open(network.sources[0], **options)
+    parts = set((tmp_path / "cache").rglob("part-*"))
 
     def refuse(*_: object, **__: object):
         raise ResourceError("cannot write")
@@ -137,7 +142,7 @@ def test_a_cut_network_opens_where_the_cache_can_only_be_read(
     monkeypatch.setattr(graph_cache, "atomic_file", refuse)
     cut = PackedNetwork.open(network.sources[0], cut=1, **options)
     np.testing.assert_array_equal(cut.run(IDS).states, network.run(IDS).states)
-    assert not list((tmp_path / "cache").rglob("part-*"))
+    assert set((tmp_path / "cache").rglob("part-*")) == parts
 
 
 @pytest.mark.parametrize("caches", [True, False])
@@ -150,25 +155,30 @@ def test_a_cut_network_computes_the_same_in_one_copy_of_its_layers(
         # A graph of the same layers that hands nothing on is another one.
         PackedNetwork.open(network.sources[0], threads=1, accuracy=0, cache=folder).run(IDS, depth=1)
         cut = PackedNetwork.open(network.sources[0], threads=1, accuracy=0, cut=1, cache=folder)
-        kinds = ["logits", "states", "hidden_states"]
+        kinds = ["logits", "states"]
         wanted, found = (
             [
                 one.run(IDS[:, :4], cache=cache, outputs=kinds),
                 one.run(IDS[:, 4:], cache=cache, write_B=np.array([4, 4]), outputs=kinds),
-                one.run(IDS, depth=1, outputs=["states", "hidden_states"]),
+                one.run(IDS, depth=1),
             ]
             for one, cache in ((one, KeyValues(one.shape, 2, 8)) for one in (network, cut))
         )
         # The lower layers' graph is part of the whole network's.
         assert not cut._more_sections
         assert [section.layers for section in cut._sections] == [range(1), range(1, 2)]
+        assert all("hidden_0" not in outputs_of(section) for section in network._sections)
+        for depth in (1, None):
+            runs = (one.run(IDS, depth=depth, outputs=["states", "hidden_states"]) for one in (network, cut))
+            for runs_of, run in zip((wanted, found), runs, strict=True):
+                runs_of.append(run)
         attention = cut.run(IDS, outputs=["attention"]).attention
     exact = {"atol": 0, "rtol": 0} if caches else CLOSE
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one.states, other.states, **exact)
-        assert len(one.hidden_states) == len(other.hidden_states)
-        for state, same in zip(one.hidden_states, other.hidden_states, strict=True):
+        for state, same in zip(one.hidden_states or (), other.hidden_states or (), strict=True):
             np.testing.assert_allclose(state, same, **exact)
+    assert [len(run.hidden_states) for run in found[3:]] == [2, 3]
     np.testing.assert_allclose(found[1].logits, wanted[1].logits, **exact)
     np.testing.assert_allclose(attention[1], network.run(IDS, outputs=["attention"]).attention[1], **CLOSE)
 

@@ -1,8 +1,10 @@
 """Whether a model can run without torch: a quantized GGUF file on a CPU, with no setting that needs torch."""
 
+import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib.util import find_spec as find_module
 from pathlib import Path
 
@@ -24,6 +26,23 @@ PLAIN = frozenset(("F32", "F16", "BF16"))
 _SETTINGS = frozenset(("model", "runtime", "device", "adapter"))
 _READS = frozenset((*EncoderSpec.model_fields, "reranker"))
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/dri/renderD128")
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's parameters of mallopt
+
+
+def return_freed_memory(*, returns: bool = True) -> None:
+    """Have the system take back what is freed, in blocks of 128 KiB and more; done with glibc alone.
+
+    glibc comes to keep blocks of up to 32 MiB, so that a process stays as large as its largest batch made it. That is
+    faster where torch computes, by a third: ``returns=False``, and nothing is changed where torch is loaded already.
+    """
+    if returns and "torch" in sys.modules:
+        return
+    size = 1 << (17 if returns else 25)
+    with suppress(AttributeError, OSError, TypeError):
+        set_parameter = ctypes.CDLL(None).mallopt
+        set_parameter(_MMAP_THRESHOLD, size)
+        set_parameter(_TRIM_THRESHOLD, 2 * size)
 
 
 def light_source(spec: ModelSpec, *, encodes: bool = False) -> Source | None:

@@ -120,5 +120,6 @@ def _grouped(
                 start = sum(shape.size_of(before)[0] for before in names[: names.index(name)])
                 rows.append(np.pad(second, ((0, 0), (start, width - start - second.shape[1]))))
             first = np.concatenate([factors[name, layer][0] for name in present], 1)
-            grouped[group, layer] = np.ascontiguousarray(first), np.concatenate(rows)
+            # In the order of the graph's inputs, which share this memory.
+            grouped[group, layer] = np.ascontiguousarray(first), np.ascontiguousarray(np.concatenate(rows))
     return grouped

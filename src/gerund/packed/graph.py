@@ -33,8 +33,8 @@ _OPSETS = {"": 24, MICROSOFT: 1}
 _IR_VERSION = 11
 _ALIGNMENT = 4096  # of weights in their file, so that they can be mapped
 
-PIECE = 1 << 25
-"""Bytes of a large matrix that is multiplied in pieces. The system takes back the memory of no smaller ones at once."""
+PIECE = 1 << 23
+"""Bytes of a large matrix that is multiplied in pieces, since ONNX Runtime copies a matrix while it opens a graph."""
 
 
 class Weights(Protocol):
@@ -270,7 +270,7 @@ def _states(name: str) -> onnx.ValueInfoProto:
 
 
 def _in_pieces(graph: GraphBuilder, x: str, weights: Blocks | np.ndarray, name: str, bias: np.ndarray | None) -> str:
-    """Multiply with a matrix in pieces of its rows, since ONNX Runtime copies a matrix while it opens a graph."""
+    """Multiply with a matrix in pieces of its rows."""
     count = weights.codes_NGb.nbytes // PIECE if isinstance(weights, Blocks) else 0
     if not isinstance(weights, Blocks) or count < 2:
         return graph.linear(x, weights, name, bias)

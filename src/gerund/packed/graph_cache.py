@@ -98,8 +98,6 @@ def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
-    # An arena keeps the memory of the largest run for good, and runs without it are as fast.
-    options.enable_cpu_mem_arena = False
     if built:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options

@@ -35,7 +35,11 @@ _MOST_GROUPED = 8
 _MOST_AT_ONCE = 128  # tokens of a prompt in one run
 _MOST_BINDINGS = 8  # that a cache keeps
 _INTEGERS = ("write", "query_shape")
+_MANY_TOKENS = 64  # a run of so many gives its memory back, which takes longer than a run of few
 _WITH_ATTENTION = "body with attention"
+
+_GIVE_BACK = ort.RunOptions()
+_GIVE_BACK.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 OUTPUTS = ("logits", "states", "hidden_states", "attention")
 """What ``PackedNetwork.run`` can return."""
@@ -194,8 +198,8 @@ class PackedNetwork:
         ranges = [layers for layers in (range(cut), range(cut, shape.n_layers)) if layers]
         self._sections = [self._open_section(layers, hands_on=layers is not ranges[-1]) for layers in ranges]
         self._head = self._open_session("head")
-        # Opened when they are used: those that give attention away, and those of other lower layers alone.
-        self._more_sections: dict[tuple[str, int], _Section] = {}
+        # Opened when they are used: those with more outputs, and those of other lower layers alone.
+        self._more_sections: dict[tuple[frozenset[str], int], _Section] = {}
 
     @classmethod
     def open(
@@ -255,16 +259,17 @@ class PackedNetwork:
         """What decides, beside the files, which bits a run gives."""
         return f"{self._variant}, {self._threads} threads, ONNX Runtime {ort.__version__}, {processor()}"
 
-    def _open_section(self, layers: range, kind: str = "body", *, hands_on: bool = False) -> _Section:
-        """Open the graph of some layers; sections share one file of weights."""
-        if len(layers) == self.shape.n_layers:
-            return _Section(self._open_session(kind), layers)
-        names = ["new_keys", "new_values", *(["attention"] if kind == _WITH_ATTENTION else [])]
-        if layers.stop < self.shape.n_layers:
-            names.append("hidden")
+    def _open_section(self, layers: range, more: Collection[str] = (), *, hands_on: bool = False) -> _Section:
+        """Open the graph of some layers; sections share one file of weights.
+
+        Outputs stay in memory until a run ends, so that hidden states and attention are outputs only with ``more``.
+        """
+        kind = _WITH_ATTENTION if "attention" in more else "body"
+        names = ["new_keys", "new_values", *(["attention"] if "attention" in more else [])]
         ends = [f"{name}_{layer}" for name in names for layer in layers]
-        if layers.stop == self.shape.n_layers:
-            ends += ["states", *(_hidden(layer) for layer in layers[:-1])]
+        ends.append("states" if layers.stop == self.shape.n_layers else _hidden(layers[-1]))
+        if "hidden_states" in more:
+            ends += [_hidden(layer) for layer in layers[:-1]]
         start = _hidden(layers.start - 1) if layers.start else None
         end = _hidden(layers[-1]) if hands_on else None
         return _Section(self._open_session(kind, Part(tuple(ends), start, end)), layers)
@@ -366,7 +371,9 @@ class PackedNetwork:
                 count = min(step, tokens - first)
                 masks, of_layer = self.causal_masks(count, cache.capacity, write)
             inputs = self._inputs(embedded_BTD[:, part], position_BT[:, part], masks, write, outputs)
-            results.append(self._run(inputs, cache, of_layer[:depth], outputs, adapted=adapted, depth=depth))
+            ends = rows * tokens > _MANY_TOKENS and part.stop >= tokens
+            options = _GIVE_BACK if ends else None
+            results.append(self._run(inputs, cache, of_layer[:depth], outputs, options, adapted=adapted, depth=depth))
         result = results[-1]
         if len(results) > 1 and "states" in result:
             result["states"] = np.concatenate([one["states"] for one in results], axis=1)
@@ -414,6 +421,7 @@ class PackedNetwork:
         cache: KeyValues,
         of_layer: list[int],
         outputs: Sequence[str],
+        options: ort.RunOptions | None,
         *,
         adapted: bool,
         depth: int | None,
@@ -435,9 +443,7 @@ class PackedNetwork:
         results: dict[str, np.ndarray] = {}
         for section, io in zip(sections, binding.ios, strict=True):
             results |= self._bind_outputs(io, section, outputs, inputs["embedded"].shape, binding.passed)
-            section.session.run_with_iobinding(io)
-        if "hidden_states" in outputs:
-            results |= {name: array.copy() for name, array in binding.passed.items()}
+            section.session.run_with_iobinding(io, options)
         if "attention" in outputs:
             attention = binding.ios[-1].get_outputs()[-(depth or self.shape.n_layers) :]
             results |= {f"attention_{layer}": value.numpy() for layer, value in enumerate(attention)}
@@ -451,14 +457,14 @@ class PackedNetwork:
         unknown = set(outputs) - set(OUTPUTS)
         if unknown:
             raise ConfigError(f"outputs are among {', '.join(OUTPUTS)}, not {', '.join(sorted(unknown))}")
-        kind, layers = _WITH_ATTENTION if "attention" in outputs else "body", range(depth or self.shape.n_layers)
-        if kind == "body" and depth is None:
+        more, layers = frozenset(outputs) & {"attention", "hidden_states"}, range(depth or self.shape.n_layers)
+        if not more and depth is None:
             return self._sections
-        if kind == "body" and self._sections[0].layers == layers:
+        if not more and self._sections[0].layers == layers:
             return self._sections[:1]
-        key = kind, len(layers)
+        key = more, len(layers)
         if key not in self._more_sections:
-            self._more_sections[key] = self._open_section(layers, kind)
+            self._more_sections[key] = self._open_section(layers, more)
         return [self._more_sections[key]]
 
     def _bind_outputs(
