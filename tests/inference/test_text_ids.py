@@ -310,3 +310,11 @@ def test_what_stands_around_a_text_is_counted_anew_when_the_tokenizer_puts_more_
         single=f"{bos} {bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
     )
     assert frame_of(tokenizer, "query: ", "")[0] == len(text_ids(tokenizer, "query: ")) > before[0]
+
+
+def test_control_tokens_of_a_rendered_prompt_are_one_token_each():
+    tokenizer = byte_tokenizer()
+    prompt = f"{tokenizer.eos_token}query: "
+    literal, rendered = frame_of(tokenizer, prompt, ""), frame_of(tokenizer, prompt, "", renders=True)
+    assert literal[0] - rendered[0] == len(tokenizer.eos_token) - 1
+    assert rendered == frame_of(tokenizer, prompt, "", renders=True)

@@ -295,18 +295,23 @@ _FRAMES = 100
 _lock = Lock()
 
 
-def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str) -> tuple[int, int]:
+def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str, *, renders: bool = False) -> tuple[int, int]:
     """Return how many tokens stand around a text, special ones included, and the last token of all.
+
+    ``renders`` parses control tokens around the text.
 
     What was found is kept: a request of a short text would spend as long on its frame as on the text.
     """
     frames = _of(tokenizer, _frames)
-    key = (tokenizer.num_special_tokens_to_add(), before, after)
+    key = (tokenizer.num_special_tokens_to_add(), before, after, renders)
     frame = frames.get(key)
     if frame is None:
         if len(frames) >= _FRAMES:
             frames.clear()
-        alone, with_letter = encode_texts(tokenizer, [before + after, f"{before}a{after}"])
+        texts = [before + after, f"{before}a{after}"]
+        if renders:
+            texts = [Rendered(text, with_specials=True) for text in texts]
+        alone, with_letter = encode_texts(tokenizer, texts)
         frame = frames[key] = len(alone.ids), with_letter.ids[-1]
     return frame
 
@@ -322,7 +327,7 @@ def _of(tokenizer: PreTrainedTokenizerBase, find: Callable[[PreTrainedTokenizerB
     return fact
 
 
-def _frames(_: PreTrainedTokenizerBase) -> dict[tuple[int, str, str], tuple[int, int]]:
+def _frames(_: PreTrainedTokenizerBase) -> dict[tuple[int, str, str, bool], tuple[int, int]]:
     """Return where frames are kept: nothing is known of a tokenizer yet."""
     return {}
 

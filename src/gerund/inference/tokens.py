@@ -210,7 +210,8 @@ def _shortened(
 def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> tuple[int, int]:
     """Return how many tokens stand around a text and between its copies, and the last one of all."""
     template = input_format.template
-    return frame_of(tokenizer, input_format.before + (template.between or ""), template.after)
+    before = input_format.before + (template.between or "")
+    return frame_of(tokenizer, before, template.after, renders=input_format.renders)
 
 
 def _prompt_length(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int:
