@@ -13,6 +13,7 @@ from gerund.jobs.disk_cache import user_cache
 from gerund.models.bundled import bundled_for, tell_bundled
 from gerund.models.light_runtime import light_source, not_packed, return_freed_memory, usual_threads
 from gerund.models.saved_settings import encoder_settings, read_adapters, read_saved
+from gerund.models.training_record import is_trained_to_infill
 from gerund.packed.shape import NetworkShape, read_shape
 from gerund.settings.encoder import EncoderConfig, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
@@ -136,7 +137,8 @@ def _reading(spec: ModelSpec, file: GgufFile, shape: NetworkShape) -> "Reading |
         if own is not None and not vectors_alike(encoder, stored):
             return None  # which torch tells the user
     else:
-        saved, adapters = read_saved(bundled.folder), set(read_adapters(bundled.folder).values())
+        saved, by_job = read_saved(bundled.folder), read_adapters(bundled.folder)
+        adapters = set(by_job.values())
         stored = usual if saved is None else saved.applied_to(usual)
         encoder = spec.without_auto().applied_to(stored)
         head = read_light_head(bundled.folder)
@@ -146,7 +148,8 @@ def _reading(spec: ModelSpec, file: GgufFile, shape: NetworkShape) -> "Reading |
             return None
         for folder in adapters:
             read_adapter(folder, shape)
-        read = Reading(encoder, next(iter(adapters), None), head, bundled)
+        fills_gaps = is_trained_to_infill(bundled.folder, by_job, spec.without_auto())
+        read = Reading(encoder, next(iter(adapters), None), head, bundled, fills_gaps)
     return read if _is_light(encoder, shape) else None
 
 

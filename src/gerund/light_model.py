@@ -53,12 +53,14 @@ class Reading:
         adapter: the folder of the adapter; None without one.
         head: projects the pooled states; None without one.
         bundled: the adapters of gerund that it is from; None where it is the file's own.
+        fills_gaps: whether the adapter is known to be trained to infill.
     """
 
     encoder: EncoderConfig
     adapter: Path | None = None
     head: LightHead | None = None
     bundled: BundledAdapters | None = None
+    fills_gaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
         super().__init__(network, tokenizer, "gguf", name)
         self.path, self.encoder, self.n_layers = path, read.encoder, network.shape.n_layers
         self.spec = spec.with_encoder(read.encoder, self.n_layers)
+        self.fills_gaps = read.fills_gaps
         self._adapter_hash = adapter_hash(read.adapter)
         self.adapters = LightAdapters(self._adapter_hash)
         self._full: Any = None

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gerund
-from gerund import ModelSpec
+from gerund import ModelSpec, light_entry
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode import packed_runtime
 from gerund.light_entry import light_model
@@ -65,6 +66,22 @@ def test_vectors_are_those_under_torch(file: Path, settings: dict[str, Any]):  #
     assert light.fingerprint(4) == lm.fingerprint(4)
     assert (light.spec, light.max_length, light.encoder) == (lm.spec, lm.max_length, lm.encoder)
     assert light.fusion_weight == lm.fusion_weight
+
+
+def test_an_adapter_that_was_trained_to_infill_is_known_without_torch(
+    file: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    light = light_of(file)
+    assert light.fills_gaps is gerund.load(file, runtime="packed").fills_gaps is False
+    record = {"recipe": {"objectives": [{"kind": "distill"}, {"kind": "msg"}]}}
+    (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
+    bundle = SimpleNamespace(folder=tmp_path, fits_tokens=lambda _: True)
+    monkeypatch.setattr(light_entry, "bundled_for", lambda *_: bundle)
+    trained = light_of(file)
+    assert trained.fills_gaps
+    assert light._full is trained._full is None, "neither asked the model of torch"
 
 
 def test_tokens_words_and_spans_too(file: Path):  # noqa: F811

@@ -108,13 +108,15 @@ def test_embeddings(live: Running, served_lm: Any) -> None:
     assert live.post("/api/embed", input="the " * 600, truncate=False).status_code == 400
 
 
-def test_descriptions(live: Running, with_tools: Running) -> None:
+def test_descriptions(live: Running, with_tools: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     [entry] = live.client.get("/api/tags").json()["models"]
     assert (entry["name"], entry["details"]["family"]) == ("tiny", "llama")
     shown = live.ok("/api/show", model="tiny")
     assert shown["model_info"]["llama.context_length"] == 512
     assert shown["template"] == live.lm.tokenizer.chat_template
-    assert shown["capabilities"] == ["completion", "embedding", "insert"]
+    assert shown["capabilities"] == ["completion", "embedding"], "it was not trained to infill"
+    monkeypatch.setattr(live.lm, "fills_gaps", True)
+    assert live.ok("/api/show", model="tiny")["capabilities"] == ["completion", "embedding", "insert"]
     assert "tools" in with_tools.ok("/api/show", name="tiny:latest")["capabilities"]
     assert live.client.get("/api/version").json()["version"].count(".") == 2
 

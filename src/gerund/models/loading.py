@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import (
 from gerund.attention import matmul_attention
 from gerund.attention.layouts import is_one_graph
 from gerund.attention.weight_checks import refuse_unsound
-from gerund.checks import place, read_json
+from gerund.checks import place
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.gguf_file import read_file
 from gerund.models import gguf_architectures
@@ -65,6 +65,7 @@ from gerund.models.sentence_transformers_folder import (
     is_ready_made,
 )
 from gerund.models.sources import Source, find, find_spec
+from gerund.models.training_record import is_trained_to_embed, is_trained_to_infill
 from gerund.models.vectors import read_transform
 from gerund.models.weights import (
     INDEX,
@@ -449,13 +450,6 @@ def refuse_incomplete(info: dict[str, Any], name: str) -> None:
             raise ModelError(f"cannot load {name}: {keys[0]}{more} {what} its weights")
 
 
-RECORD = "training.json"
-"""The record of a training in a model's folder."""
-# The training objectives for infilling, and for vectors.
-_FILLING = "msg"
-_EMBEDDING = frozenset({"contrastive", "distill", "gen", "gur", "late", "simcse", "sscl", "unimae"})
-
-
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in memory with its settings.
@@ -549,8 +543,8 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         "spec": _spec_again(spec, source, packed, bundled),
         "stamp": stamp,
     }
-    fills_gaps = seq2seq or _is_trained_to_infill(settings, adapters_there, spec)
-    trained = _is_trained_to_embed(settings, adapters_there)
+    fills_gaps = seq2seq or is_trained_to_infill(settings, adapters_there, spec)
+    trained = is_trained_to_embed(settings, adapters_there)
     return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, trained, reranker, layer)
 
 
@@ -626,37 +620,6 @@ def _keeps_head(spec: ModelSpec, own_folders: Mapping[Job, Path], settings: Path
     if spec.adapter is None or answers_folder(spec.adapter) is not None:
         return True
     return not has_answers and "encode" not in own_folders
-
-
-def _is_trained_to_infill(settings: Path | None, folders: Mapping[Job, Path], spec: ModelSpec) -> bool:
-    """Whether the spec names an adapter for infilling, or the training record shows that objective."""
-    if spec.infill_adapter is not None:
-        return spec.infill_adapter != NO_ADAPTER
-    records = []
-    if spec.adapter is None:
-        if folders.get("infill") not in (None, folders.get("encode")):
-            return True
-        if settings is not None:
-            records.append(settings / RECORD)
-    elif not spec.leaves_adapters:
-        # The record of a trained adapter is in its folder, or in the one above.
-        records += [Path(spec.adapter) / RECORD, Path(spec.adapter).parent / RECORD]
-    return any(_FILLING in _trained_for(path) for path in records)
-
-
-def _is_trained_to_embed(settings: Path | None, folders: Mapping[Job, Path]) -> bool:
-    """Whether the training record shows an objective for vectors; what an adapter was trained for goes with it."""
-    return (
-        settings is not None and "encode" not in folders and not _EMBEDDING.isdisjoint(_trained_for(settings / RECORD))
-    )
-
-
-def _trained_for(record: Path) -> list[str]:
-    """Return the objectives that a model was trained for; empty without a record."""
-    try:
-        return [str(objective["kind"]) for objective in read_json(record)["recipe"]["objectives"]]
-    except (DataError, LookupError, TypeError):
-        return []
 
 
 def _adapter_in(where: str | Path, job: Job) -> Path:

@@ -36,6 +36,7 @@ from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
 from gerund.models.sources import Source
+from gerund.models.training_record import RECORD
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
 from gerund.training.machine import check_machine, compile_layers, has_bf16, preserve_random_states, uses_bf16
@@ -363,8 +364,8 @@ def write_model(
 def _keep_record(source: Source | None, folder: Path) -> None:
     """Copy the record of how a base was trained, which says what its adapters are for."""
     settings = None if source is None else loading.settings_folder(source)
-    if settings is not None and (settings / loading.RECORD).is_file():
-        shutil.copyfile(settings / loading.RECORD, folder / loading.RECORD)
+    if settings is not None and (settings / RECORD).is_file():
+        shutil.copyfile(settings / RECORD, folder / RECORD)
 
 
 def write_adapter(trained: TrainableModel, folder: Path) -> None:

@@ -226,7 +226,8 @@ def _capabilities(service: Service) -> list[str]:
     """Return what the model can do, by Ollama's names."""
     tokenizer = service.lm.tokenizer
     capabilities = ["completion", "embedding"]
-    if not is_encoder_decoder(service.lm.model):
+    # Editors complete code before the cursor's suffix by it, which only a model that was trained to infill does well.
+    if service.lm.fills_gaps and not is_encoder_decoder(service.lm.model):
         capabilities.append("insert")
     if service.chats and (service.settings.tool_prompt is not None or has_tools_in_template(tokenizer)):
         capabilities.append("tools")
