@@ -108,6 +108,7 @@ def test_ollama(indexed: Running) -> None:
     whole = indexed.ok("/api/chat", model=NAME, messages=BREAD, stream=False)
     assert whole["message"]["content"].startswith(DOCUMENTS["bread"])
     assert whole["message"]["sources"][0]["source"] == "bread"
+    assert "eval_duration" not in whole, "a quotation is not generated"
     with indexed.client.stream("POST", "/api/chat", json={"model": f"{NAME}:latest", "messages": BREAD}) as found:
         lines = [json.loads(line) for line in found.iter_lines()]
     assert "".join(line["message"]["content"] for line in lines) == whole["message"]["content"]
@@ -115,6 +116,19 @@ def test_ollama(indexed: Running) -> None:
     single = indexed.ok("/api/generate", model=NAME, prompt=BREAD[0]["content"], stream=False)
     assert (single["response"], single["found"]) == (whole["message"]["content"], True)
     assert indexed.post("/api/generate", model=NAME, prompt="a", raw=True).status_code == 400
+
+
+def test_durations_by_ollamas_names(indexed: Running, written: Any) -> None:
+    pytest.importorskip("llguidance")
+    written("Flour. [1]")
+    body = {"model": NAME, "messages": BREAD}
+    with indexed.client.stream("POST", "/api/chat", json=body) as found:
+        last = [json.loads(line) for line in found.iter_lines()][-1]
+    for answer in (last, indexed.ok("/api/chat", **body, stream=False)):
+        times = [answer[name] for name in ("prompt_eval_duration", "eval_duration", "total_duration")]
+        assert times[0] > 0
+        assert times[1] > 0
+        assert times[0] + times[1] <= times[2]
 
 
 def test_a_question_refers_to_the_conversation(indexed: Running) -> None:

@@ -1,6 +1,7 @@
 """Ollama's routes, asked as its clients ask: shapes of its documentation, streams of lines, and what is refused."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from gerund.inference.generate.sequence import SequenceState
 from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running
 from tests.server.test_tools import RESULT, TOOLS, scripted  # noqa: F401 - a fixture
@@ -34,7 +36,33 @@ def test_a_chat_is_the_librarys(live: Running, served_lm: Any) -> None:
     assert not any(piece["done"] for piece in pieces)
     assert last["message"]["content"] == ""
     assert (last["done"], last["eval_count"], last["model"]) == (True, 6, "tiny:latest")
-    assert last["total_duration"] >= last["eval_duration"] > 0
+
+
+def test_durations_are_those_of_the_engine(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(sequence: SequenceState, *token: Any) -> None:
+        time.sleep(0.02)
+        put(sequence, *token)
+
+    put = SequenceState.put
+    monkeypatch.setattr(SequenceState, "put", slow)
+    options, ns = {"temperature": 0, "num_predict": 6}, 20_000_000
+    for route, body in (
+        ("/api/chat", {"messages": HELLO}),
+        ("/api/generate", {"prompt": "Hello"}),
+        ("/api/generate", {"prompt": "Hello", "raw": True}),
+    ):
+        whole = live.ok(route, **body, stream=False, options=options)
+        for answer in (whole, lines(live, route, **body, options=options)[-1]):
+            assert answer["eval_count"] == 6
+            assert answer["prompt_eval_count"] == whole["prompt_eval_count"] > 0
+            # The first token ends the reading of the prompt; five follow.
+            assert answer["eval_duration"] >= 5 * ns, route
+            assert answer["prompt_eval_duration"] >= ns, route
+            assert answer["total_duration"] >= answer["prompt_eval_duration"] + answer["eval_duration"]
+            assert answer["load_duration"] == 0
+    filled = live.ok("/api/generate", prompt="the ", suffix=" end", stream=False, options=options)
+    assert filled["total_duration"] > 0
+    assert "eval_duration" not in filled, "its prompt is read several times"
 
 
 def test_options_are_those_of_ollama(live: Running, served_lm: Any) -> None:

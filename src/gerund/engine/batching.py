@@ -26,6 +26,7 @@ from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import CancelFlag, Cancelled, Emit, Piece, SequenceState
 from gerund.inference.tokens import Tokens
+from gerund.types import Generation
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -219,6 +220,13 @@ class GenerateJob(Job):
         self.request = request
         self.todo = deque(request.rows)
         self.left = len(request.rows)
+
+    def settle(self, result: list[Generation]) -> None:
+        """Set the result, unless the job is over."""
+        self.times.first_token = min(
+            (row.first_token_at for row in self.request.rows if row.first_token_at is not None), default=None
+        )
+        super().settle(result)
 
 
 @dataclass

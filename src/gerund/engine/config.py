@@ -1,7 +1,7 @@
 """Engine settings, futures and state."""
 
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Generic, TypeVar
 
 from gerund.checks import demand_number, flag, whole_number
@@ -122,6 +122,21 @@ class EngineState:
         return asdict(self)
 
 
+@dataclass
+class RequestTimes:
+    """When an engine worked on a request, in nanoseconds of ``time.perf_counter_ns()``; None for what has not happened.
+
+    Attributes:
+        began: the end of its time in the queue.
+        first_token: when the prompt was read and the first token generated.
+        ended: when the result was there.
+    """
+
+    began: int | None = None
+    first_token: int | None = None
+    ended: int | None = None
+
+
 @dataclass(frozen=True)
 class EngineFuture(Generic[T]):
     """The future result of a request to an engine.
@@ -130,10 +145,12 @@ class EngineFuture(Generic[T]):
         future: the ``concurrent.futures`` future. Its callbacks run in the engine's thread, or in the thread that
             cancels it; they must be quick.
         tokens: what admission counts for the request.
+        times: when the engine worked on it.
     """
 
     future: "Future[T]"
     tokens: int
+    times: RequestTimes = field(default_factory=RequestTimes, compare=False)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result and return it; ``timeout`` is in seconds, None waits for ever.

@@ -360,7 +360,7 @@ class Engine:
     def _submit(self, job: Job) -> EngineFuture[Any]:
         job.on_turn = self._on_turn
         self._admission.admit(job, lambda: self._inbox.append(job))
-        return EngineFuture(job.future, job.tokens)
+        return EngineFuture(job.future, job.tokens, job.times)
 
     # ------------------------------------------------------------------------------------------ the engine's thread
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from gerund.checks import demand_between
+from gerund.engine.config import RequestTimes
 from gerund.errors import ClosedError, DeadlineError, QueueFullError, TooLargeError
 
 # Tokens per second before anything was measured, and the weight of that guess in seconds.
@@ -32,6 +33,7 @@ class Job:
     def __init__(self, tokens: int, deadline: float | None = None) -> None:
         self.future: Future[Any] = Future()
         self.tokens = tokens
+        self.times = RequestTimes()
         self._created = time.monotonic()
         if deadline is not None:
             demand_between("deadline", deadline, float("-inf"), float("inf"))
@@ -40,6 +42,7 @@ class Job:
 
     def begin(self) -> None:
         """Report the queue time, the first time that this is called."""
+        self.times.began = self.times.began or time.perf_counter_ns()
         report, self.on_turn = self.on_turn, None
         if report is not None:
             report(time.monotonic() - self._created)
@@ -53,6 +56,7 @@ class Job:
 
     def settle(self, result: Any) -> None:
         """Set the result, unless the job is over."""
+        self.times.ended = time.perf_counter_ns()
         with suppress(InvalidStateError):
             self.future.set_result(result)
 

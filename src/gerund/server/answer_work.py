@@ -135,6 +135,7 @@ class AnswerWork:
         async with self.service.context(request) as context:
             with errors_about("messages"):
                 answer = await context.ask(self.question)
+        form.times = context.times
         form.details = described_sources(answer)
         return form.whole([_completion(answer)], _usage(answer))
 
@@ -166,6 +167,7 @@ class AnswerWork:
             for chunk in _parts(form, texts.add(pieces.end())):
                 yield chunk
             [generation] = await context.result(future)
+            form.times = future.times
             answer = await context.call(partial(prepared.answer, generation), tokens=1)
         # A quoted answer, or one that was held back, comes at once; every answer ends with its list of sources.
         text = _text(answer)

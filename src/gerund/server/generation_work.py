@@ -115,6 +115,7 @@ class GenerationWork:
                 completions = [await context.result(future) for future in futures]
             except GerundError as error:  # contradictory settings may show only in the middle of a completion
                 raise api_error(error, blamed(error, self.given)) from error
+            form.times = futures[0].times if futures else None
             if self.tools is not None:
                 completions = [list(map(self.tools.read, items)) for items in completions]
             if not self.generates:
@@ -143,6 +144,7 @@ class GenerationWork:
             began = loop.time()
             ids, futures = await self._submit(context, streams=True)
             form.echoes = await self._echoes(context, ids)
+            form.times = futures[0].times if futures else None
             pieces = context.pieces(futures)
             first = await anext(pieces, None)
             metrics.first.observe(loop.time() - began)

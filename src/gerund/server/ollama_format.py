@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from gerund.engine.config import RequestTimes
 from gerund.inference.generate.tool_reading import Event
 from gerund.server.openai_format import Echo, Wire
 from gerund.types import Generation, TokenLogprob, ToolCall
@@ -38,8 +39,8 @@ class OllamaForm:
         self._is_chat, self._model = kind == "chat", model
         self.echoes: Sequence[Echo] = ()
         self.details: Mapping[str, Any] = {}
+        self.times: RequestTimes | None = None
         self._began = time.perf_counter_ns()
-        self._answered: int | None = None  # when the first text came
         self._reason = "stop"
 
     def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,6 @@ class OllamaForm:
     def first(self, count: int) -> tuple[()]:
         """Return nothing: a stream begins with its text."""
         del count
-        self._answered = time.perf_counter_ns()
         return ()
 
     def parts(self, index: int, parts: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
@@ -90,17 +90,24 @@ class OllamaForm:
         return {"model": self._model, "created_at": moment(), **content}
 
     def _end(self, usage: dict[str, Any]) -> dict[str, Any]:
-        now, times = time.perf_counter_ns(), {}
-        if self._answered is not None:
-            times = {"prompt_eval_duration": self._answered - self._began, "eval_duration": now - self._answered}
         return {
             "done": True,
             "done_reason": self._reason,
-            "total_duration": now - self._began,
-            "load_duration": 0,
+            "total_duration": time.perf_counter_ns() - self._began,
+            "load_duration": 0,  # the model was in memory
             "prompt_eval_count": usage["prompt_tokens"],
             "eval_count": usage["completion_tokens"],
-            **times,
+            **self._durations(),
+        }
+
+    def _durations(self) -> dict[str, int]:
+        """Return how long prompt and answer took, without the time in the queue; nothing where that isn't known."""
+        times = self.times
+        if times is None or times.began is None or times.first_token is None or times.ended is None:
+            return {}
+        return {
+            "prompt_eval_duration": times.first_token - times.began,
+            "eval_duration": times.ended - times.first_token,
         }
 
 

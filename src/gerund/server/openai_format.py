@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gerund.engine.config import RequestTimes
 from gerund.inference.generate.tool_reading import CallDelta, Event
 from gerund.server.errors import ApiError, ClientGoneError, api_error
 from gerund.server.logs import note_defect
@@ -46,6 +47,8 @@ class AnswerForm(Protocol):
     echoes: Sequence[Echo]
     details: Mapping[str, Any]
     """What a message says, besides its text, of an answer from the index; empty for others."""
+    times: RequestTimes | None
+    """When the engine generated the answer; None where it did not, as for a quoted answer."""
 
     def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
         """Return the answer with all completions."""
@@ -83,6 +86,7 @@ class Form:
         self._sends_usage, self.wire = sends_usage, SERVER_SENT
         self.echoes: Sequence[Echo] = ()
         self.details: Mapping[str, Any] = {}
+        self.times: RequestTimes | None = None
         self._head = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, Request
 
-from gerund.engine.config import EngineFuture, EngineState
+from gerund.engine.config import EngineFuture, EngineState, RequestTimes
 from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, InputError, StaleIndexError
 from gerund.inference.generate.config import GenerationConfig
@@ -51,6 +51,7 @@ class RequestContext:
         self._service, self._timeout = service, service.settings.timeout
         self._ends = self._loop.time() + self._timeout + _GRACE
         self._futures: list[EngineFuture[Any]] = []
+        self.times: RequestTimes | None = None  # of the answer that the engine generates, if it does
         self._is_closed = False
         self._disconnected = asyncio.ensure_future(_disconnected(request))
         # Pieces of the text, and prompts that are done; None when the request is not wanted any more.
@@ -96,7 +97,9 @@ class RequestContext:
     def submit(self, pending: PendingAnswer, on_text: Emit | None = None) -> EngineFuture[list[Generation]]:
         """Have the engine generate a prepared answer."""
         engine, ids, settings = self._service.engine, pending.prompt.ids, pending.settings
-        return self.hold(engine.submit_generate(ids, settings, on_text=on_text, deadline=self.deadline))
+        future = engine.submit_generate(ids, settings, on_text=on_text, deadline=self.deadline)
+        self.times = future.times
+        return self.hold(future)
 
     async def result(self, future: EngineFuture[T]) -> T:
         """Wait for a result of the engine."""

@@ -6,6 +6,7 @@ forward pass: those of one call or, in a server, those of different requests.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -132,6 +133,7 @@ class SequenceState:
         self.request, self.draws, self.index = request, draws, index
         self.ids, self.room, self.is_done = ids, room, False
         self.cached_tokens = 0  # of the prompt, which an earlier prompt left in the cache
+        self.first_token_at: int | None = None  # by time.perf_counter_ns()
         self._prompt, self._emit = ids if decodes_prompt else [], emit
         self._tokens: list[int] = []
         self._token_logprobs: list[float] = []
@@ -178,6 +180,8 @@ class SequenceState:
     def put(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> None:
         """Append the chosen token, with the base model's log-probabilities of it and of the most likely tokens."""
         request = self.request
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter_ns()
         self._token_logprobs.append(logprob)
         is_end = token in request.ends
         if is_end:
