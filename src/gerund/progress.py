@@ -48,6 +48,17 @@ def counted_by(count: Callable[[float], None]) -> Iterator[None]:
 
 
 @contextmanager
+def counted_as(share: float) -> Iterator[None]:
+    """Count called work, with its silent ``progress``, as a share of the work around it: 0.5 for one of two passes."""
+    count = _counter.get()
+    if count is None:
+        yield
+        return
+    with counted_by(lambda more: count(share * more)):
+        yield
+
+
+@contextmanager
 def progress(total: int | None, label: str, *, show: bool | None = None) -> Iterator[Advance]:
     """Show a bar on stderr while the block runs; yields a function that advances it.
 

@@ -11,7 +11,9 @@ from gerund.errors import FingerprintError
 from gerund.inference.encode.multi import TokenReader
 from gerund.jobs.engine import LocalEngine
 from gerund.models.late_head import LateHead
-from gerund.retrieval.embedding import embedded_by
+from gerund.progress import counted_by
+from gerund.retrieval.chunking import cut
+from gerund.retrieval.embedding import Embedder, embedded_by
 from gerund.retrieval.store import from_bytes
 from gerund.scoring.late_interaction import LateInteraction, TokenRarity
 from gerund.settings.late import LateConfig
@@ -58,6 +60,26 @@ def test_the_second_stage_reads_no_document(lm, tmp_path, place, monkeypatch):
     again = plain.search(QUERY, 4, rerank=3, rerank_by="maxsim", rerank_weight=1)
     wanted = lm.rerank(QUERY, texts, by="maxsim")
     assert [hit.text for hit in again[:3]] == [texts[place] for place in wanted.indices]
+
+
+def test_progress_is_that_of_both_passes(lm, monkeypatch):
+    shares, after_first = [], []
+    vectors = TokenReader.vectors
+
+    def watched(self, texts, **how):
+        after_first.append(sum(shares))
+        return vectors(self, texts, **how)
+
+    monkeypatch.setattr(TokenReader, "vectors", watched)
+    chunks = [cut(document, lm.tokenizer, Chunking(tokens=40)) for document in DOCUMENTS]
+    with counted_by(shares.append):
+        Embedder(lm, Chunking(tokens=40, multi=1)).embedded(chunks)
+    assert after_first == [pytest.approx(0.5)]
+    assert sum(shares) == pytest.approx(1)
+    shares.clear()
+    with counted_by(shares.append):
+        Embedder(lm, Chunking(tokens=40)).embedded(chunks)
+    assert sum(shares) == pytest.approx(1)
 
 
 def test_what_is_stored_of_a_chunk(lm, tmp_path):

@@ -12,7 +12,7 @@ from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
 from gerund.normalization import joined_lines
-from gerund.progress import progress
+from gerund.progress import counted_as, progress
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.indexing import Embed, Embedded
 from gerund.retrieval.store import to_bytes
@@ -83,16 +83,19 @@ class Embedder:
 
     def embedded(self, documents: Sequence[Sequence[Chunk]]) -> Embedded:
         """Return the vectors of chunks, and their token vectors where the index has some."""
-        vectors_ND = self.chunks(documents)
         if not self.chunking.multi:
-            return Embedded(vectors_ND)
+            return Embedded(self.chunks(documents))
         from gerund.inference.encode.multi import rounded  # which imports torch
 
+        # The model reads every chunk twice, and both passes take about as long.
+        with counted_as(0.5):
+            vectors_ND = self.chunks(documents)
         lm = cast("TextModel", self.lm)
         reader = lm.token_reader()
         texts = [joined_lines(self._text(chunk)) for chunks in documents for chunk in chunks]
         tokens = reader.tokens(texts, is_query=False, empty="zeros")
-        vectors = reader.vectors(tokens, pool_factor=self.chunking.multi)
+        with counted_as(0.5):
+            vectors = reader.vectors(tokens, pool_factor=self.chunking.multi)
         return Embedded(vectors_ND, [to_bytes(rounded(own_TE, "int8")) for own_TE in vectors])
 
     def _encode(self, texts: Sequence[str], job: str) -> np.ndarray:
