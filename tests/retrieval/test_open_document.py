@@ -152,11 +152,29 @@ def test_architectures_that_cannot_be_read_on_from_are_read_whole(path, tmp_path
     assert not (tmp_path / "cache").exists()
 
 
+def test_numbers_only_tell_several_sources_apart(tmp_path):
+    long = tmp_path / "long.txt"
+    others = " ".join(f"Line {number} of the coast carries grain and stone." for number in range(40))
+    long.write_text(f"{TEXT} {others}", encoding="utf-8")
+    ask = ["ask", "--document", long, "--cache-size", "0", QUESTION]
+    quoted = run_cli(*ask)
+    assert quoted.out.startswith("The first public railway was opened in 1825.\n\n"), quoted.out + quoted.err
+    assert "[1]" not in quoted.out
+    assert f"{long}:0-" in quoted.out
+    every = run_cli(*ask, "--sources").out
+    assert every.startswith("The first public railway was opened in 1825. [1]\n\n")
+    assert "\n[2] " in every
+    written = run_cli(*ask, "--generate", "--no-fallback", "--max-new-tokens", 4, "--verify")
+    assert written.code == 0, written.err
+    assert f"{long}:0-{len(long.read_text())}" in written.out
+    assert "[1]" not in written.out
+
+
 @pytest.mark.slow
 def test_on_the_command_line(path, tmp_path):
     ask = ["ask", "--document", path, "--cache", tmp_path / "cache"]
     ran = run_cli(*ask, QUESTION)
-    assert (ran.code, ran.out.splitlines()[0]) == (0, "The first public railway was opened in 1825. [1]")
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "The first public railway was opened in 1825.")
     ran = run_cli(*ask, "--generate", "--max-new-tokens", 4, "--json", stdin=QUESTION)
     assert ran.code == 0, ran.err
     assert "was not trained to answer questions" in ran.err

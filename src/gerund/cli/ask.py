@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gerund.retrieval.document_reader import ReadLimits
     from gerund.retrieval.question_answering import QuestionAnswering
     from gerund.settings.model_spec import ModelSpec
-    from gerund.types import Answer
+    from gerund.types import Answer, Source
 
 
 @options.takes(
@@ -278,16 +278,21 @@ def _answered(
     reader: "QuestionAnswering", question: str, k: int, asked: dict[str, Any], *, every: bool, verify: bool
 ) -> "Answer":
     """Print the answer as it is generated, then its sources, and how well they support it."""
+    from gerund.retrieval.open_document import OpenDocument
+
     stream = reader.stream(question, k, **asked)
     for piece in stream:
         typer.echo(piece, nl=False)
     answer = stream.result
     assert answer is not None
+    shown = [source for source in answer.sources if every or source.number in answer.cited]
+    # Of a --document there is usually one source, so there is nothing for a number to tell apart.
+    numbered = len(shown) > 1 or not isinstance(reader, OpenDocument)
     quoted = answer.method == "extractive"
-    typer.echo("".join(f" [{number}]" for number in answer.cited) if quoted else "")
-    _print_sources(answer, reader.chunking.language, every=every)
+    typer.echo("".join(f" [{number}]" for number in answer.cited) if quoted and numbered else "")
+    _print_sources(shown, answer.question, reader.chunking.language, numbered=numbered, every=every)
     if verify:
-        _print_checks(answer)
+        _print_checks(answer, numbered=numbered)
     if answer.rerank is not None:
         tell(str(answer.rerank))
     _tell_faults(answer, has_instructions=bool(asked["instructions"]))
@@ -315,27 +320,28 @@ def _tell_faults(answer: "Answer", *, has_instructions: bool) -> None:
         tell("the answer was cut off; --max-new-tokens lets it be longer")
 
 
-def _print_checks(answer: "Answer") -> None:
+def _print_checks(answer: "Answer", *, numbered: bool) -> None:
     for check in answer.checks:
-        numbers = "".join(f" [{number}]" for number in check.sources)
+        numbers = "".join(f" [{number}]" for number in check.sources if numbered)
         typer.echo(f"{check.support:11} {check.coverage:.2f}  {' '.join(check.text.split())}{numbers}")
     if not answer.checks:
         tell("a quoted sentence has the words of its source, with single spaces: there is nothing to verify")
 
 
-def _print_sources(answer: "Answer", language: str, *, every: bool) -> None:
+def _print_sources(shown: "list[Source]", question: str, language: str, *, numbered: bool, every: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    shown = [source for source in answer.sources if every or source.number in answer.cited]
     if shown:
         console.print()
     for source in shown:
-        line = Text(f"[{source.number}] ").append(f"{source.source}:{source.start}-{source.end}", style="cyan")
+        line = Text(f"[{source.number}] " if numbered else "").append(
+            f"{source.source}:{source.start}-{source.end}", style="cyan"
+        )
         console.print(line.append(f"  {source.heading or source.title}", style="dim"))
         if every:
-            console.print(Text("    ").append_text(index_view.highlighted(source.text, answer.question, language)))
+            console.print(Text("    ").append_text(index_view.highlighted(source.text, question, language)))
 
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool, verify: bool) -> None:
