@@ -82,6 +82,8 @@ def start(spec: "ModelSpec", settings: "ServerConfig") -> None:
         find(settings.encoder).demand_reachable()
     if settings.index is not None and settings.encoder is None:
         spec = _with_index(spec, settings.index)
+    if settings.index is not None:
+        _refuse_other_model(settings.index, settings.encoder or spec)
     find(spec.model).demand_reachable()  # before a port is opened
     _serve(spec, settings, keys)
 
@@ -109,6 +111,17 @@ def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
     if about is None or about.spec is None:
         return spec
     return own_model(about, where, spec) or about.model_spec(where)
+
+
+def _refuse_other_model(where: str, encoder: "ModelSpec | str") -> None:
+    """Refuse an index of another model before the model is loaded, where files tell."""
+    from gerund.retrieval.index import demand_index, store_at
+    from gerund.retrieval.model_check import refuse_other_model
+
+    demand_index(where)
+    about = store_at(where).about()
+    assert about is not None
+    refuse_other_model(about, where, encoder)
 
 
 def _require_libraries(*, mcp: bool) -> None:

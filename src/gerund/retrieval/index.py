@@ -28,6 +28,7 @@ from gerund.retrieval.indexing import (
 )
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
+from gerund.retrieval.model_check import refuse_other_model
 from gerund.retrieval.question_answering import (
     EXTRACTIVE,
     GENERATE,
@@ -133,6 +134,7 @@ class Index(QuestionAnswering):
         """
         if self._lm is None:
             if self._answer_with is not None:
+                self._refuse_other_model()
                 self._lm = _loaded(self._answer_with)
             elif hasattr(self.encoder, "generate"):
                 self._lm = self.encoder  # type: ignore[assignment]
@@ -153,6 +155,7 @@ class Index(QuestionAnswering):
         """
         if self._encoder is None:
             given = self._given
+            self._refuse_other_model()
             if given is None and self._about is not None:
                 given = self._about.model_spec(self.store.name)
             try:
@@ -565,6 +568,11 @@ class Index(QuestionAnswering):
             f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint})"
             f"{difference(about, lm)}; open it with that model, or migrate it (gerund index --migrate)"
         )
+
+    def _refuse_other_model(self) -> None:
+        """Refuse a model that isn't loaded yet and can't search this index, by what its files say."""
+        if self._about is not None and self._given is not None and _is_spec(self._given):
+            refuse_other_model(self._about, self.store.name, self._given)
 
     def _require_own_encoder(self, lm: "LanguageModel | SentenceEncoder") -> None:
         """Refuse to embed documents with another encoder, even if its vectors are in the same space."""
