@@ -356,7 +356,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
     samplings = [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_p=0.9, seed=4),
                  Sampling(repetition_penalty=1.3)]  # fmt: skip
     jobs = []
-    for number in range(48):
+    for number in range(32):
         if number % 3 == 2:
             jobs.append([text() for _ in range(chance.randint(1, 3))])
         else:
@@ -395,7 +395,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
         for one in clients:
             one.join(240)
     assert sorted(found) == list(range(len(jobs))), "some were lost"
-    assert sum(one is None for one in found.values()) < 12
+    assert sum(one is None for one in found.values()) < 8
     for index, job in enumerate(jobs):
         got, wanted = found[index], expected[index]
         if got is None:

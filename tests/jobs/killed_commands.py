@@ -12,9 +12,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import mteb  # noqa: F401  (once here rather than in every child)
+# Imported once here rather than in every child.
+import mteb  # noqa: F401
+import sentence_transformers  # noqa: F401
 import torch
 
+import gerund.cli.embed
+import gerund.cli.eval
+import gerund.data.embedding.job
+import gerund.evaluation.registry
+import gerund.evaluation.run
+import gerund.evaluation.systems.selection
+import gerund.papers.rankgen_suffixes  # noqa: F401
 from gerund.cli.main import run
 from gerund.entry import load
 from gerund.inference.encode import batches, sweep
@@ -24,8 +33,8 @@ from gerund.settings.model_spec import ModelSpec
 from tests.tiny import save_tiny
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-N_TEXTS = 200
-"""About 40 passes of each command: more than all interruptions together wait for."""
+N_TEXTS = 120
+"""About 28 passes of each command: more than all interruptions together wait for."""
 # So slow that it is the passes, and not the beginning and the end of a command, that are interrupted.
 SECONDS_A_PASS = 0.02
 

@@ -13,6 +13,7 @@ from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.lm_eval import (
     HarnessTask,
+    _own_tasks,
     last_word_task,
     lm_eval_model,
     multiple_choice_task,
@@ -93,8 +94,21 @@ def test_as_tasks_of_an_evaluation(lm, data):
     assert tasks["lm-eval/words.local"].run(one, EvaluationConfig()).main == "acc"
 
 
-@pytest.mark.slow
-def test_what_has_to_be_fetched_and_cannot_be(lm):
+@pytest.fixture
+def some_of_its_tasks(monkeypatch):
+    """Let the harness read the files of a few of its tasks: all of them take it twenty seconds."""
+    from lm_eval.tasks._index import TaskIndex
+
+    monkeypatch.setattr(TaskIndex, "_iter_yaml_files", lambda root: (root / "lambada").glob("**/*.yaml"))
+    _own_tasks.cache_clear()
+    yield
+    _own_tasks.cache_clear()
+
+
+@pytest.mark.parametrize("chosen", ["some_of_its_tasks", pytest.param("lm", marks=pytest.mark.full)])
+def test_what_has_to_be_fetched_and_cannot_be(lm, request, chosen):
+    request.getfixturevalue(chosen)
+    assert "lambada_openai" in HarnessTask.known_names()
     task = HarnessTask(name="lm-eval/lambada_openai")
     with pytest.raises(DataError, match="lm-eval/lambada_openai cannot be run"):
         task.run(language_model_system("tiny", lm), EvaluationConfig())

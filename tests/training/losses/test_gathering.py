@@ -1,41 +1,19 @@
 """Two processes that share their rows learn what one process with all rows learns."""
 
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import gerund
 from gerund.training.processes import gather_numbers, gather_rows
-from tests.training.losses import two_processes
-from tests.training.losses.two_processes import ROWS, results_of
-
-PROCESSES = 2
+from tests.training.losses.two_processes import ROWS, results_of, work
+from tests.training.processes.starting import start_two
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    source = str(Path(gerund.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if sys.platform != "linux":
-        environment.pop("GLOO_SOCKET_IFNAME")
-    with ExitStack() as stack:
-        started = []
-        for rank in range(PROCESSES):
-            command = [sys.executable, two_processes.__file__, str(folder), str(rank)]
-            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-            started.append(stack.enter_context(process))
-            stack.callback(process.kill)  # before the wait that the process's own exit is
-        for process in started:
-            _, said = process.communicate(timeout=600)
-            assert process.returncode == 0, said
-    return [load_file(folder / f"{rank}.safetensors") for rank in range(PROCESSES)]
+    start_two(work, folder)
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
 
 
 @pytest.mark.slow

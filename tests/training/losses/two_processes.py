@@ -1,10 +1,8 @@
-"""What one of two processes does: ``python two_processes.py FOLDER RANK``; its results go to FOLDER.
+"""What one of two processes does, whose results go to a folder.
 
 Not a test by itself; test_gathering.py starts it and compares with one process.
 """
 
-import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 from gerund.errors import DataError
 from gerund.training.losses.contrastive import cached_loss, excluded_pairs, info_nce
 from gerund.training.processes import gather_numbers, gather_rows
+from tests.training.processes.one_of_two import joined
 
 ROWS, WIDTH = 6, 5
 
@@ -73,9 +72,18 @@ def complaint(work: object, rows: torch.Tensor) -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8)
 
 
-def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+def work(folder: Path, rank: int, port: int) -> None:
+    """Gather rows and gradients as process ``rank`` of two."""
+    with joined(folder, rank, port):
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in gathered(rank).items()}, folder / f"{rank}.safetensors"
+        )
+        torch.distributed.destroy_process_group()
+
+
+def gathered(rank: int) -> dict[str, torch.Tensor]:
+    """Return what this process has seen, and what it was refused."""
     own = slice(rank * ROWS // 2, (rank + 1) * ROWS // 2)
     found = {**results_of("plain", own, 2), **results_of("cached", own, 2)}
     rows = torch.arange(4.0).view(2, 2) + 10 * rank
@@ -86,10 +94,4 @@ def main(folder: Path, rank: int) -> None:
     found["wider rows"] = complaint(gather_rows, torch.zeros(2, 3 + rank))
     found["more numbers"] = complaint(gather_numbers, torch.zeros(2 + rank))
     found["still in step"], _ = gather_rows(torch.full((1, 1), float(rank)))
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / f"{rank}.safetensors")
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    return found

@@ -18,6 +18,12 @@ PAIRS = {"files": ["pairs.jsonl"]}
 T5 = {"num_layers": 2, "num_decoder_layers": 1, "dropout_rate": 0.0}
 
 
+def names_asked(request):
+    """Return the recipes that the chosen tests of this module name; other modules have names of their own."""
+    chosen = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return {item.callspec.params["name"] for item in chosen if "name" in item.callspec.params}
+
+
 def recipes(corpus, base, cache):
     """Return the recipes of this file by name, as plain data without an output."""
     common = {

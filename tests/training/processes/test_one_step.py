@@ -8,15 +8,14 @@ from safetensors.torch import load_file
 from gerund.training.recipe import load_recipe
 from tests.tiny import save_tiny
 from tests.training.processes.one_of_two import one_step, work_steps
-from tests.training.processes.recipes import STEPS, steps_of
+from tests.training.processes.recipes import STEPS, names_asked, steps_of
 from tests.training.processes.starting import start_two
 
 
 @pytest.fixture(scope="module")
 def steps(request, paired_corpus, base, tmp_path_factory):
     """Take a step by each chosen recipe in one process, and in two that begin with the first one's weights."""
-    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    asked = {each["name"] for each in params if isinstance(each.get("name"), str)}
+    asked = names_asked(request)
     folder = tmp_path_factory.mktemp("steps")
     teacher = save_tiny(folder / "teacher", "llama")
     expected = {}

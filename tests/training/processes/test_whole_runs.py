@@ -14,7 +14,7 @@ from gerund.training.run_folder import newest_checkpoint
 from gerund.training.sharding import OPTIMIZER, WEIGHTS, Stored
 from tests.training.outcomes import assert_equal_states, read_log, state
 from tests.training.processes.one_of_two import carry_out
-from tests.training.processes.recipes import SAME, SHARDED, WHOLE, recipes
+from tests.training.processes.recipes import SAME, SHARDED, WHOLE, names_asked, recipes
 from tests.training.processes.starting import run_two
 
 NAMES = [name if name in WHOLE else pytest.param(name, marks=pytest.mark.full) for name in SAME]
@@ -23,8 +23,7 @@ NAMES = [name if name in WHOLE else pytest.param(name, marks=pytest.mark.full) f
 @pytest.fixture(scope="module")
 def compared(request, paired_corpus, base, tmp_path_factory):
     """Train the recipes of chosen tests in one process and in two; return both folders, and what stopped the two."""
-    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    asked = {each["name"] for each in params if isinstance(each.get("name"), str)}
+    asked = names_asked(request)
     names = [name for name in SAME if name in asked | {*WHOLE}]
     folder = tmp_path_factory.mktemp("processes")
     files = {}
