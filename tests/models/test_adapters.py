@@ -152,17 +152,17 @@ def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_fol
     barrier = threading.Barrier(6)
 
     def encode() -> None:
-        for _ in range(40):
+        for _ in range(20):
             if not np.array_equal(lm.encode(TEXTS), wanted_vectors):
                 wrong.append("encode")
 
     def run() -> None:
-        for _ in range(120):
+        for _ in range(60):
             if not torch.equal(logits(lm), wanted_logits):
                 wrong.append("logits")
 
     def write() -> None:
-        for _ in range(8):
+        for _ in range(4):
             if [item.token_ids for item in lm.generate(TEXTS, max_new_tokens=4)] != wanted_text:
                 wrong.append("generate")
 

@@ -87,8 +87,16 @@ def test_prompts_that_are_read_by_blocks_get_what_a_pass_over_them_gives(kind, e
         torch.testing.assert_close(slots.prefill(ids, start), expected, atol=2e-4, rtol=1e-3)
 
 
-def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bundled) -> None:
-    room, lengths = 900, (100, 200, 250, 700, 850)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param((100, 250, 850), marks=pytest.mark.slow),
+        pytest.param((100, 200, 250, 700, 850), marks=pytest.mark.full),
+    ],
+    ids=["some", "all"],
+)
+def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bundled, lengths) -> None:
+    room = 900
     found = check_batching(bundled.model, bundled.tokenizer, 2, room)
     if not found.recalls:
         pytest.skip(found.why)
