@@ -11,7 +11,7 @@ from gerund.errors import ConfigError, ModelError, ResourceError
 from gerund.packed import graph, graph_cache
 from gerund.packed import network as packed_network
 from gerund.packed.gguf_weights import GgufWeights
-from gerund.packed.network import MASKED, KeyValues, PackedNetwork
+from gerund.packed.network import MASKED, KeyValues, PackedNetwork, parts_of
 from gerund.packed.shape import read_shape
 from tests.packed import reference
 
@@ -91,6 +91,7 @@ def test_a_long_prompt_is_read_in_parts(network: PackedNetwork, monkeypatch: pyt
     found = []
     for cache, most in zip(caches, (256, 2), strict=True):
         monkeypatch.setattr(packed_network, "_MOST_AT_ONCE", most)
+        monkeypatch.setattr(packed_network, "_LEAST_AT_ONCE", 1)
         network.run(IDS[:, :1], cache=cache)
         at = np.array([[0, 4], [2, 3]])
         found.append(
@@ -115,6 +116,17 @@ def test_embeddings_may_be_given(network: PackedNetwork):
     expected = network.run(IDS)
     given = network.run(None, embedded_BTD=network.embed(IDS))
     np.testing.assert_array_equal(given.states, expected.states)
+
+
+def test_no_part_of_a_prompt_is_so_short_that_it_takes_other_kernels():
+    for first in (0, 8, 104):
+        for end in range(first + 1, first + 700):
+            parts = list(parts_of(first, end, 128))
+            assert [begin for begin, _ in parts] == [first, *(stop for _, stop in parts[:-1])]
+            assert parts[-1][1] == end
+            sizes = [stop - begin for begin, stop in parts]
+            assert max(sizes) <= 128
+            assert len(sizes) == 1 or min(sizes) >= 16
 
 
 def outputs_of(section) -> set[str]:

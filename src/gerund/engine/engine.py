@@ -96,7 +96,7 @@ def _prepare(lm: "ServedModel", config: EngineConfig, counts: "Counter[str]", *,
     slots = decoding.slots(batching, config.slots, room, by_blocks=by_blocks)
     # Decode steps run between two layers of a prefill, and a layer takes less time for fewer tokens.
     portion = whole_blocks(config.prefill_tokens) if by_blocks else None
-    writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ) if tokens else None, portion)
+    writers = BatchDecoder(slots, PrefixCache(tokens, LEAST_READ, slots.block) if tokens else None, portion)
     queue = GenerationQueue(lm, writers, config.slots, counts)
     return _Prepared(queue, encoding, batching.guarantee, batching.why, room)
 

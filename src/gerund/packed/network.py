@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV h
 L layers, P masks, N places where logits are wanted.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ MASKED = np.float32(-1e9)
 # Up to so many tokens of a text, the queries that share keys and values are multiplied with them at once.
 _MOST_GROUPED = 8
 _MOST_AT_ONCE = 128  # tokens of a prompt in one run
+_LEAST_AT_ONCE = 16  # few tokens take other kernels, so that last bits would depend on where parts of a prompt end
 _MOST_BINDINGS = 8  # that a cache keeps
 _INTEGERS = ("write", "query_shape")
 _MANY_TOKENS = 64  # a run of so many gives its memory back, which takes longer than a run of few
@@ -363,16 +364,14 @@ class PackedNetwork:
         cache = KeyValues(self.shape, rows, tokens, scratch=True) if cache is None else cache
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
-        results, step = [], max(1, tokens) if whole else _MOST_AT_ONCE
-        for first in range(0, max(1, tokens), step):
-            part, write = slice(first, first + step), write_B + first
+        results = []
+        for first, end in parts_of(0, tokens, tokens if whole else _MOST_AT_ONCE):
+            part, write = slice(first, end), write_B + first
             masks = masks_PB1TS
             if masks is None:
-                count = min(step, tokens - first)
-                masks, of_layer = self.causal_masks(count, cache.capacity, write)
+                masks, of_layer = self.causal_masks(end - first, cache.capacity, write)
             inputs = self._inputs(embedded_BTD[:, part], position_BT[:, part], masks, write, outputs)
-            ends = rows * tokens > _MANY_TOKENS and part.stop >= tokens
-            options = _GIVE_BACK if ends else None
+            options = _GIVE_BACK if end == tokens and rows * tokens > _MANY_TOKENS else None
             results.append(self._run(inputs, cache, of_layer[:depth], outputs, options, adapted=adapted, depth=depth))
         result = results[-1]
         if len(results) > 1 and "states" in result:
@@ -509,6 +508,19 @@ class PackedNetwork:
             attention = tuple(results[f"attention_{layer}"] for layer in range(depth or self.shape.n_layers))
         states = results["states"] if "states" in outputs else None
         return Outputs(results.get("logits"), states, hidden, attention)
+
+
+def parts_of(first: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield where each part of a prompt begins and ends: of 16 to ``most`` tokens, or the whole of a short one.
+
+    >>> list(parts_of(0, 300, 128)), list(parts_of(32, 161, 128)), list(parts_of(0, 3, 128))
+    ([(0, 128), (128, 256), (256, 300)], [(32, 144), (144, 161)], [(0, 3)])
+    """
+    while end - first > most:
+        step = most if end - first >= most + _LEAST_AT_ONCE else most - _LEAST_AT_ONCE
+        yield first, first + step
+        first += step
+    yield first, end
 
 
 def _check_sizes(

@@ -103,7 +103,7 @@ def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bu
     slots = slots_of(found, bundled.model, 2, room, by_blocks=True)
     ids = [5 + 17 * place % 8000 for place in range(max(lengths))]
     for first in lengths:
-        kept = PrefixCache(room, LEAST_READ)
+        kept = PrefixCache(room, LEAST_READ, BLOCK)
         slots.prefill(ids[:first])
         kept.store(slots, ids[:first])
         for second in lengths:
@@ -204,7 +204,7 @@ def test_a_bare_model_computes_the_same_and_hooks_of_others_stay(bundled) -> Non
 def test_beginnings_are_shared_by_blocks_and_the_least_useful_go() -> None:
     model = model_of("llama", max_position_embeddings=512)
     slots = Slots(model, 2, 200)
-    kept = PrefixCache(4 * BLOCK, least=4)
+    kept = PrefixCache(4 * BLOCK, least=4, block=BLOCK)
     first = [3 + number % 50 for number in range(3 * BLOCK + 5)]
     other = [*first[: 2 * BLOCK], *([7] * 20)]
     whole_V = slots.prefill(first)

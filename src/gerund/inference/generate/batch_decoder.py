@@ -11,7 +11,6 @@ from hashlib import blake2b
 from itertools import islice
 
 from gerund.arrays import Array, library_of
-from gerund.attention.blocks import BLOCK
 from gerund.inference.generate.decoding import LEAST_READ, KeyValues, SlotTable
 from gerund.inference.generate.sequence import CancelFlag, Cancelled, Fail, SequenceState, advance
 
@@ -19,22 +18,22 @@ from gerund.inference.generate.sequence import CancelFlag, Cancelled, Fail, Sequ
 class PrefixCache:
     """A bounded LRU cache of prompt prefixes.
 
-    Prefixes are cached in blocks of tokens, each keyed by a hash of all tokens up to its end; so prompts share the
-    blocks of their common prefix. At least ``least`` tokens of a prompt are always read.
+    Prefixes are cached in blocks of ``block`` tokens, each keyed by a hash of all tokens up to its end; so prompts
+    share the blocks of their common prefix. At least ``least`` tokens of a prompt are always read.
     """
 
-    def __init__(self, tokens: int, least: int) -> None:
-        self._most, self._least = tokens // BLOCK, max(1, least)
+    def __init__(self, tokens: int, least: int, block: int) -> None:
+        self._most, self._least, self._block = tokens // block, max(1, least), block
         self._blocks: OrderedDict[bytes, KeyValues] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many tokens are cached."""
-        return BLOCK * len(self._blocks)
+        return self._block * len(self._blocks)
 
     def restore(self, slots: SlotTable, ids: Sequence[int], reader: int = 0) -> int:
         """Copy the cached prefix of a prompt into the slot that will read it; return its number of tokens."""
         hits = []
-        for key in _block_keys(ids[: max(0, len(ids) - self._least)]):
+        for key in self._keys(ids[: max(0, len(ids) - self._least)]):
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -46,25 +45,24 @@ class PrefixCache:
             layers = [tuple(zip(*layer, strict=True)) for layer in zip(*(block for _, block in hits), strict=True)]
             join = library_of(layers[0][0][0]).concatenate
             slots.copy_in([(join(keys, axis=1), join(values, axis=1)) for keys, values in layers], 0, reader)
-        return BLOCK * len(hits)
+        return self._block * len(hits)
 
     def store(self, slots: SlotTable, ids: Sequence[int], reader: int = 0) -> None:
         """Cache the blocks of the prompt that was read last."""
-        keys = list(_block_keys(ids))[: self._most]
+        keys = list(self._keys(ids))[: self._most]
         for number, key in enumerate(keys):
             if key not in self._blocks:
-                self._blocks[key] = slots.copy_out(number * BLOCK, (number + 1) * BLOCK, reader)
+                self._blocks[key] = slots.copy_out(number * self._block, (number + 1) * self._block, reader)
         for key in reversed(keys):
             self._blocks.move_to_end(key)
         while len(self._blocks) > self._most:
             self._blocks.popitem(last=False)
 
-
-def _block_keys(ids: Sequence[int]) -> Iterator[bytes]:
-    hash_ = blake2b(digest_size=16)
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        hash_.update(array("q", ids[start : start + BLOCK]).tobytes())
-        yield hash_.digest()
+    def _keys(self, ids: Sequence[int]) -> Iterator[bytes]:
+        hash_ = blake2b(digest_size=16)
+        for start in range(0, len(ids) - self._block + 1, self._block):
+            hash_.update(array("q", ids[start : start + self._block]).tobytes())
+            yield hash_.digest()
 
 
 class BatchDecoder:

@@ -27,6 +27,7 @@ class SlotTable(Protocol):
         room: tokens of a sequence.
         readers: prompts of a pass, at most.
         by_blocks: prompts may be read in parts, and several together.
+        block: of how many tokens a prompt's parts are multiples, where others have cached its beginning.
         lengths: how many tokens each sequence has.
     """
 
@@ -34,6 +35,7 @@ class SlotTable(Protocol):
     room: int
     readers: int
     by_blocks: bool
+    block: int
     lengths: list[int]
 
     def prefill(self, ids: Sequence[int], cached: int = 0) -> Array:

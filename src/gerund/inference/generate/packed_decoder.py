@@ -33,7 +33,7 @@ from gerund.inference.generate.sequence import (
 from gerund.inference.generate.slot_trials import is_steady, recalls
 from gerund.jobs.disk_cache import sha256_of
 from gerund.models.hash_files import cache_key, cache_text, cached_text, describe_files
-from gerund.packed.network import KeyValues, PackedNetwork
+from gerund.packed.network import KeyValues, PackedNetwork, parts_of
 from gerund.types import Guarantee
 
 # Tokens of a part of a prompt: products are no faster with more, and memory grows.
@@ -55,6 +55,7 @@ class PackedSlots:
 
     readers = 1
     by_blocks = True
+    block = 8
 
     def __init__(
         self,
@@ -79,10 +80,9 @@ class PackedSlots:
         if not cached:
             self._prompt = None
         self._prompt = self._with_room(self._prompt, 1, len(ids) - 1)
-        for begin in range(cached, len(ids), _TOKENS_AT_ONCE):
-            part = ids[begin : begin + _TOKENS_AT_ONCE]
-            is_last = begin + len(part) == len(ids)
-            logits_11V = self._run([part], self._prompt, [begin], logits=is_last, logits_at=np.array([[-1]]))
+        for begin, end in parts_of(cached, len(ids), _TOKENS_AT_ONCE):
+            is_last, last = end == len(ids), np.array([[-1]])
+            logits_11V = self._run([ids[begin:end]], self._prompt, [begin], logits=is_last, logits_at=last)
         return logits_11V[0, 0]
 
     def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> np.ndarray:

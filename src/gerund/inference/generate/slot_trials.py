@@ -6,12 +6,11 @@ from typing import Protocol
 import numpy as np
 
 from gerund.arrays import Array, library_of
-from gerund.attention.blocks import BLOCK
 from gerund.errors import GerundError
 from gerund.inference.generate.decoding import LEAST_READ, SlotTable
 
-# A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes.
-_LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (BLOCK, 3 * BLOCK, 8 * BLOCK)
+# A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes in blocks.
+_LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (1, 3, 8, 10, 19, 32)
 
 
 class TriedSlots(SlotTable, Protocol):
@@ -74,7 +73,7 @@ def recalls(slots: SlotTable, size: int) -> bool:
     slots.lengths = []
     most = min(_LENGTH, slots.room - 1)
     try:
-        return most > BLOCK + LEAST_READ and _same_prompts(slots, tried_tokens(most, size))
+        return most > slots.block + LEAST_READ and _same_prompts(slots, tried_tokens(most, size))
     except (GerundError, RuntimeError, TypeError, ValueError):
         return False
 
@@ -92,7 +91,7 @@ def _same_prompts(slots: SlotTable, ids: list[int]) -> bool:
         logits[end] = slots.prefill(ids[:end])
         if not same(end):
             return False
-    for cached in (cached for cached in _CACHED if cached + LEAST_READ <= len(ids)):
+    for cached in (blocks * slots.block for blocks in _CACHED if blocks * slots.block + LEAST_READ <= len(ids)):
         slots.prefill(ids[::-1])  # overwrites the slot
         slots.copy_in([(keys[:, :cached], values[:, :cached]) for keys, values in full], 0)
         if not (same_bits(slots.prefill(ids, cached), full_V) and same(len(ids))):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from gerund.attention.blocks import whole_blocks
+from gerund.attention.blocks import BLOCK, whole_blocks
 from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import ADDITIVE, FUSED
 from gerund.attention.layouts import decoder_layers, is_stream_hook
@@ -208,6 +208,8 @@ class Slots:
     ``by_blocks``: read prompts in a way that allows parts, and several together.
     ``shared``: all layers share one memory: for trials of whether rows depend on each other, which need no text.
     """
+
+    block = BLOCK
 
     def __init__(
         self,
