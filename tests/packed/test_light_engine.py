@@ -255,3 +255,12 @@ def test_a_real_file_is_served_alike():
         found[-1].append(one.rerank("how to bake bread", documents, by="lift").scores)
     assert found[0][:2] == found[1][:2]
     assert found[0][2] == pytest.approx(found[1][2], abs=1e-3)
+
+
+def test_a_short_beginning_that_prompts_share_is_read_once(light: LightModel):
+    prompts = [[*range(5, 16), *range(start, start + 20)] for start in (40, 70)]
+    settings = GenerationConfig(max_new_tokens=6)
+    with Engine(light, EngineConfig(slots=2)) as engine:
+        texts = [engine.submit_generate(prompt, settings).result()[0].text for prompt in prompts]
+        assert engine.state().tokens_reused == 8
+    assert texts == [light.generate(prompt, 6)[0].text for prompt in prompts]
