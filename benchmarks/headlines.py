@@ -90,7 +90,7 @@ HEADLINES = (
     ),
     Headline(
         "### Serving quantized files",
-        "The same GGUF file in both servers, chats of 48 tokens, on a busy processor with AVX2 alone.",
+        "The same GGUF file in both servers, chats of 48 tokens, on a processor with AVX2 alone.",
         "serve:gguf",
         ("file", "clients", "system", "rate", "ratio"),
     ),

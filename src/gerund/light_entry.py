@@ -62,6 +62,7 @@ def _full() -> Any:
             f"this model is computed by {NEEDS_TORCH}. Without torch only quantized GGUF files are read, with "
             "onnxruntime and onnx (pip install 'gerund[packed]')"
         ) from error
+    return_freed_memory(returns=False)
     return entry
 
 

@@ -82,7 +82,7 @@ def start(spec: "ModelSpec", settings: "ServerConfig") -> None:
         find(settings.encoder).demand_reachable()
     if settings.index is not None and settings.encoder is None:
         spec = _with_index(spec, settings.index)
-    if settings.index is not None:
+    if settings.index is not None and settings.workers == 1:  # each worker opens the index by itself
         _refuse_other_model(settings.index, settings.encoder or spec)
     find(spec.model).demand_reachable()  # before a port is opened
     _serve(spec, settings, keys)
@@ -116,12 +116,12 @@ def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
 def _refuse_other_model(where: str, encoder: "ModelSpec | str") -> None:
     """Refuse an index of another model before the model is loaded, where files tell."""
     from gerund.retrieval.index import demand_index, store_at
-    from gerund.retrieval.model_check import refuse_other_model
+    from gerund.retrieval.model_check import refuse_other_dimensions
 
     demand_index(where)
     about = store_at(where).about()
     assert about is not None
-    refuse_other_model(about, where, encoder)
+    refuse_other_dimensions(about, where, encoder)
 
 
 def _require_libraries(*, mcp: bool) -> None:

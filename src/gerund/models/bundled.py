@@ -68,10 +68,15 @@ def bundled_for(spec: ModelSpec, config: Any, files: Callable[[], Sequence[Path]
 
     ``files`` returns the model's weights, and is called for a config like that of a base alone.
     """
-    if not (spec.adapter == AUTO_ADAPTER or (spec.adapter is None and not spec.says_reading)):
+    if not takes_bundled(spec):
         return None
     fitting = (bundle for bundle in map(BundledAdapters, bundled_folders()) if bundle.fits_config(config))
     return next((bundle for bundle in fitting if bundle.sample.is_of(files())), None)
+
+
+def takes_bundled(spec: ModelSpec) -> bool:
+    """Whether a model's settings leave its adapters to gerund."""
+    return spec.adapter == AUTO_ADAPTER or (spec.adapter is None and not spec.says_reading)
 
 
 def tell_bundled(name: str) -> None:

@@ -28,6 +28,7 @@ _READS = frozenset((*EncoderSpec.model_fields, "reranker"))
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/dri/renderD128")
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's parameters of mallopt
+_memory_returns = [False]  # as it was set last
 
 
 def return_freed_memory(*, returns: bool = True) -> None:
@@ -36,8 +37,9 @@ def return_freed_memory(*, returns: bool = True) -> None:
     glibc comes to keep blocks of up to 32 MiB, so that a process stays as large as its largest batch made it. That is
     faster where torch computes, by a third: ``returns=False``, and nothing is changed where torch is loaded already.
     """
-    if returns and "torch" in sys.modules:
+    if returns == _memory_returns[0] or (returns and "torch" in sys.modules):
         return
+    _memory_returns[0] = returns
     size = 1 << (17 if returns else 25)
     with suppress(AttributeError, OSError, TypeError):
         set_parameter = ctypes.CDLL(None).mallopt

@@ -59,6 +59,8 @@ def open_session(
     threads: int | None,
     folder: Path,
     part: Part | None = None,
+    *,
+    arena: bool = True,
 ) -> ort.InferenceSession:
     """Return the session of a graph, from the cache or built and cached.
 
@@ -69,6 +71,8 @@ def open_session(
         threads: how many threads a run uses; None for one per core.
         folder: the cache's.
         part: what of the graph is wanted, if not all; the weights stay in one file.
+        arena: whether memory of a run is kept for the next one, unless the run hands it back; only outputs in memory
+            of the caller are no part of it.
 
     Raises:
         ModelError: ONNX Runtime refuses the graph, because its weights do not fit together.
@@ -81,7 +85,7 @@ def open_session(
             if entry is not None and _intact(entry):
                 with suppress(*_REFUSED):
                     graph = str(entry / _GRAPH) if part is None else _part_of(entry, part)
-                    options = _options(threads, built=True)
+                    options = _options(threads, built=True, arena=arena)
                     options.add_session_config_entry(_WEIGHTS_FOLDER, str(entry))
                     return ort.InferenceSession(graph, options, providers=_PROVIDERS)
             if sum(path.stat().st_size for path in sources) >= _TAKES_A_WHILE:
@@ -91,13 +95,14 @@ def open_session(
         raise ResourceError(f"{folder} did not keep it")
     except (ResourceError, OSError) as error:
         warnings.warn(f"could not cache the graph of {sources[0].name}, which stays in memory: {error}", stacklevel=2)
-    return _in_memory(build(), threads, sources[0], part)
+    return _in_memory(build(), _options(threads, arena=arena), sources[0], part)
 
 
-def _options(threads: int | None, *, built: bool = False) -> ort.SessionOptions:
+def _options(threads: int | None, *, built: bool = False, arena: bool = True) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
+    options.enable_cpu_mem_arena = arena
     if built:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
@@ -158,7 +163,9 @@ def _part_of(entry: Path, part: Part) -> str | bytes:
     return str(path)
 
 
-def _in_memory(builder: "GraphBuilder", threads: int | None, source: Path, part: Part | None) -> ort.InferenceSession:
+def _in_memory(
+    builder: "GraphBuilder", options: ort.SessionOptions, source: Path, part: Part | None
+) -> ort.InferenceSession:
     from gerund.packed.graph import keep_part
 
     model, arrays = builder.model("memory")
@@ -167,7 +174,6 @@ def _in_memory(builder: "GraphBuilder", threads: int | None, source: Path, part:
         keep_part(model, part)
     left = {tensor.name for tensor in model.graph.initializer}
     weights = {name: array for name, array in zip(names, arrays, strict=True) if name in left}
-    options = _options(threads)
     options.add_external_initializers(list(weights), list(map(ort.OrtValue.ortvalue_from_numpy, weights.values())))
     try:
         return ort.InferenceSession(model.SerializeToString(), options, providers=_PROVIDERS)

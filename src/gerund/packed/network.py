@@ -287,7 +287,9 @@ class PackedNetwork:
             attention = kind == _WITH_ATTENTION
             return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
 
-        return open_session(self.sources, f"{self._variant}, {kind}", built, self._threads, self._cache, part)
+        # Logits and attention are given away in memory of ONNX Runtime, which an arena would not hand back.
+        variant, arena = f"{self._variant}, {kind}", kind == "body"
+        return open_session(self.sources, variant, built, self._threads, self._cache, part, arena=arena)
 
     def embed(self, ids_BT: np.ndarray) -> np.ndarray:
         """Return the embeddings (B, T, D) of tokens, float32, scaled as the first layer expects them."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from gerund.checks import check_unicode, flag, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
+from gerund.models.light_runtime import return_freed_memory
 from gerund.models.sources import SENTENCE_TRANSFORMERS, with_absolute_paths
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
@@ -28,7 +29,7 @@ from gerund.retrieval.indexing import (
 )
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
-from gerund.retrieval.model_check import refuse_other_model
+from gerund.retrieval.model_check import refuse_other_dimensions
 from gerund.retrieval.question_answering import (
     EXTRACTIVE,
     GENERATE,
@@ -134,7 +135,6 @@ class Index(QuestionAnswering):
         """
         if self._lm is None:
             if self._answer_with is not None:
-                self._refuse_other_model()
                 self._lm = _loaded(self._answer_with)
             elif hasattr(self.encoder, "generate"):
                 self._lm = self.encoder  # type: ignore[assignment]
@@ -571,8 +571,8 @@ class Index(QuestionAnswering):
 
     def _refuse_other_model(self) -> None:
         """Refuse a model that isn't loaded yet and can't search this index, by what its files say."""
-        if self._about is not None and self._given is not None and _is_spec(self._given):
-            refuse_other_model(self._about, self.store.name, self._given)
+        if self._about is not None and isinstance(self._given, ModelSpec | str | Path):
+            refuse_other_dimensions(self._about, self.store.name, self._given)
 
     def _require_own_encoder(self, lm: "LanguageModel | SentenceEncoder") -> None:
         """Refuse to embed documents with another encoder, even if its vectors are in the same space."""
@@ -646,6 +646,7 @@ def load_encoder(encoder: Any) -> "LanguageModel | SentenceEncoder":
         return _loaded(encoder)
     from gerund.inference.sentence_encoder import SentenceEncoder
 
+    return_freed_memory(returns=False)  # which torch computes
     spec = ModelSpec.of(encoder)
     if others := spec.model_fields_set - {"model", *_MACHINE_SETTINGS}:
         option = sorted(others)[0].replace("_", "-")

@@ -1,136 +1,83 @@
-"""Refuse a model that can't search an index before it is loaded, by what its files say; imports no torch.
+"""Refuse a model whose vectors have other dimensions than an index, before it is loaded; imports no torch.
 
-What the files don't tell, such as whether two models of the same sizes have the same weights, is left to the
-fingerprint, which is known once the model is loaded.
+Whether a model whose vectors have the same dimensions is the index's own is known once it is loaded.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from gerund.checks import read_json
 from gerund.errors import FingerprintError, GerundError
 from gerund.gguf_file import read_file
-from gerund.models.bundled import BundledAdapters, bundled_folders
-from gerund.models.head_settings import HEAD_FILE
+from gerund.models.bundled import BundledAdapters, bundled_folders, takes_bundled
+from gerund.models.head_settings import HEAD_FILE, HeadConfig
 from gerund.models.saved_settings import read_saved
+from gerund.models.sentence_transformers_folder import MODULES_FILE
 from gerund.models.sources import SENTENCE_TRANSFORMERS, Source, find_spec
 from gerund.retrieval.store import IndexMetadata
 from gerund.settings.answers import ANSWERS_FILE
-from gerund.settings.encoder import EncoderConfig
+from gerund.settings.encoder import EncoderConfig, read_settings
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.templates import HIDDEN, NO_TRANSFORM
 
-_CONFIG, _MODULES = "config.json", "modules.json"
 
-
-@dataclass(frozen=True)
-class _Sizes:
-    """The width of a model's hidden states and its number of layers; None for what its files don't say."""
-
-    width: int | None
-    layers: int | None
-    is_gguf: bool
-
-    @classmethod
-    def of(cls, source: Source) -> "_Sizes":
-        if source.gguf is not None:
-            file = read_file(source.gguf)
-            return cls(file.value("embedding_length"), file.value("block_count"), is_gguf=True)
-        config = {} if source.folder is None else read_json(source.folder / _CONFIG)
-        config = config.get("text_config", config)
-        if config.get("model_type") == "opt":  # some project their states
-            config = {}
-        return cls(config.get("hidden_size"), config.get("num_hidden_layers"), is_gguf=False)
-
-    def differ(self, other: "_Sizes") -> bool:
-        """Whether the weights of two models can't be the same; programs count the layers of a GGUF file differently."""
-        if None in (self.width, other.width):
-            return False
-        counted = self.is_gguf == other.is_gguf and None not in (self.layers, other.layers)
-        return self.width != other.width or (counted and self.layers != other.layers)
-
-    def __str__(self) -> str:
-        return f"{self.layers} layers of width {self.width}"
-
-
-def refuse_other_model(about: IndexMetadata, index: str, given: Any) -> None:
+def refuse_other_dimensions(about: IndexMetadata, index: str, model: ModelSpec | str | Path) -> None:
     """Refuse a model that is yet to be loaded, where its files say that it can't search an index.
 
     Args:
         about: the index's metadata.
         index: its name in messages.
-        given: the model, as ``gerund.load`` takes it.
+        model: as ``gerund.load`` takes it.
 
     Raises:
-        FingerprintError: its vectors have other dimensions, or its weights are others and it shares no space.
+        FingerprintError: its vectors have other dimensions.
     """
     try:
-        spec = ModelSpec.of(given)
-        why = _difference(about, index, spec)
-    except (GerundError, AttributeError):  # loading says what is wrong with its files
+        spec = ModelSpec.of(model)
+        possible = _dimensions(spec)
+    except GerundError:  # loading says what is wrong with its files
         return
-    if why is not None:
+    if possible and about.dimensions not in possible:
         raise FingerprintError(
-            f"{index} was made with {about.model}, not with {spec.model}, {why}; open it with the "
-            "index's model, or migrate it (gerund index --migrate)"
+            f"{index} was made with {about.model}, not with {spec.model}, whose vectors have "
+            f"{' or '.join(map(str, sorted(possible)))} dimensions, not {about.dimensions}; open it with the index's "
+            "model, or migrate it (gerund index --migrate)"
         )
 
 
-def _difference(about: IndexMetadata, index: str, spec: ModelSpec) -> str | None:
-    """Return how a model is known to differ from that of an index; None where only loading tells."""
+def _dimensions(spec: ModelSpec) -> set[int]:
+    """Return the dimensions that a model's vectors may have; none where only loading tells."""
     if spec.model.startswith(SENTENCE_TRANSFORMERS) or spec.adapter not in (None, NO_ADAPTER, AUTO_ADAPTER):
-        return None
+        return set()
     source = find_spec(spec)
-    sizes = _Sizes.of(source)
-    if sizes.width is None or source.adapted is not None:
-        return None
-    bundles = _possible_bundles(spec, sizes)
-    dimensions = None if bundles else _dimensions(source, spec, sizes.width)
-    if dimensions not in (None, about.dimensions):
-        return f"whose vectors have {dimensions} dimensions, not {about.dimensions}"
-    heads = [bundle.folder for bundle in bundles] or ([] if source.folder is None else [source.folder])
-    spaces = {space for head in heads if (space := _space(head)) is not None}
-    # A model without a declared space may be the teacher whose space the index declares.
-    if spaces & {about.fingerprint, about.space} or (about.space and (bundles or not spaces or spec.says_reading)):
-        return None
-    own = _sizes_of_own(about, index)
-    return f"which has {sizes}, not {own}" if own is not None and sizes.differ(own) else None
-
-
-def _sizes_of_own(about: IndexMetadata, index: str) -> _Sizes | None:
-    try:
-        return _Sizes.of(find_spec(about.model_spec(index)))
-    except GerundError:  # it was made in memory, or its files are elsewhere now
-        return None
-
-
-def _possible_bundles(spec: ModelSpec, sizes: _Sizes) -> list[BundledAdapters]:
-    """Return the adapters that come with gerund for a model of these sizes, which it may load with."""
-    if spec.adapter == NO_ADAPTER or (spec.adapter is None and spec.says_reading):
-        return []
-    numbers = (sizes.width, sizes.layers)
-    return [
-        bundle
-        for bundle in map(BundledAdapters, bundled_folders())
-        if numbers == tuple(bundle.base["numbers"][name] for name in ("hidden_size", "num_hidden_layers"))
-    ]
-
-
-def _dimensions(source: Source, spec: ModelSpec, width: int) -> int | None:
-    """Return the dimensions of a model's vectors; None where a head or a transform decides."""
-    folder, usual = source.folder, EncoderConfig()
-    if folder is not None and any((folder / name).exists() for name in (_MODULES, HEAD_FILE, ANSWERS_FILE)):
-        return None
-    saved = None if folder is None else read_saved(folder)
+    folder, width = source.folder, _width(source)
+    if width is None or source.adapted is not None:
+        return set()
+    heads = set() if folder is None else _dimensions_of_heads([folder])
+    if folder is not None and ((folder / ANSWERS_FILE).exists() or (not heads and (folder / MODULES_FILE).exists())):
+        return set()
+    saved, usual = None if folder is None else read_saved(folder), EncoderConfig()
     encoder = spec.without_auto().applied_to(usual if saved is None else saved.applied_to(usual))
-    is_plain = encoder.transform == NO_TRANSFORM and encoder.states == HIDDEN
-    return width * encoder.poolings if is_plain else None
+    if encoder.transform != NO_TRANSFORM or encoder.states != HIDDEN:
+        return set()
+    bundles = map(BundledAdapters, bundled_folders()) if takes_bundled(spec) else ()
+    fitting = [bundle.folder for bundle in bundles if bundle.base["numbers"]["hidden_size"] == width]
+    # Some settings leave a head out.
+    return {width * encoder.poolings} | heads | _dimensions_of_heads(fitting)
 
 
-def _space(folder: Path) -> str | None:
-    """Return the space that the head in a folder declares; None without one."""
-    path = folder / HEAD_FILE
-    space = read_json(path).get("space") if path.is_file() else None
-    return space if isinstance(space, str) else None
+def _width(source: Source) -> int | None:
+    """Return the width of a model's hidden states; None where its files don't say it."""
+    if source.gguf is not None:
+        width: int | None = read_file(source.gguf).value("embedding_length")
+        return width
+    config = {} if source.folder is None else read_json(source.folder / "config.json")
+    config = config.get("text_config", config) if isinstance(config, dict) else {}
+    return None if config.get("model_type") == "opt" else config.get("hidden_size")  # some OPTs project their states
+
+
+def _dimensions_of_heads(folders: Iterable[Path]) -> set[int]:
+    paths = [folder / HEAD_FILE for folder in folders]
+    heads = [HeadConfig.from_dict(read_settings(path, "head")["head"]) for path in paths if path.is_file()]
+    return {head.dimensions for head in heads if head.dimensions is not None}

@@ -48,8 +48,8 @@ class PrefixCache:
         return self._block * len(hits)
 
     def store(self, slots: SlotTable, ids: Sequence[int], reader: int = 0) -> None:
-        """Cache the blocks of the prompt that was read last."""
-        keys = list(self._keys(ids))[: self._most]
+        """Cache the blocks of the prompt that was read last, unless few tokens were read, which take other kernels."""
+        keys = list(self._keys(ids))[: self._most] if len(ids) >= self._least else []
         for number, key in enumerate(keys):
             if key not in self._blocks:
                 self._blocks[key] = slots.copy_out(number * self._block, (number + 1) * self._block, reader)

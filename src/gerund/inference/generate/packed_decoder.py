@@ -33,6 +33,7 @@ from gerund.inference.generate.sequence import (
 from gerund.inference.generate.slot_trials import is_steady, recalls
 from gerund.jobs.disk_cache import sha256_of
 from gerund.models.hash_files import cache_key, cache_text, cached_text, describe_files
+from gerund.packed import network as packed_network
 from gerund.packed.network import KeyValues, PackedNetwork, parts_of
 from gerund.types import Guarantee
 
@@ -264,7 +265,8 @@ class PackedDecoding:
     def _key(self, count: int, room: int) -> str | None:
         """Return what a trial depends on; None where the files are small, and it takes no time."""
         files = describe_files(self.network.sources)
-        code = (sha256_of(Path(module)) for module in (__file__, slot_trials.__file__))
+        modules = (__file__, slot_trials.__file__, decoding.__file__, packed_network.__file__)
+        code = (sha256_of(Path(module)) for module in modules)
         return cache_key(files, self.network.arithmetic, str((count, room)), *code) if files else None
 
     def _try(self, count: int, room: int) -> Reproducibility:
