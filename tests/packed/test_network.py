@@ -110,6 +110,8 @@ def test_logits_only_where_they_are_wanted(network: PackedNetwork):
     assert some.logits.shape == (2, 1, reference.VOCABULARY)
     np.testing.assert_allclose(some.logits[:, 0], every[[0, 1], [5, 2]], **CLOSE)
     assert network.run(IDS).logits is None
+    # An arena would keep the memory of the largest logits.
+    assert not network._head.get_session_options().enable_cpu_mem_arena
 
 
 def test_embeddings_may_be_given(network: PackedNetwork):
