@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from gerund.attention import masked
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import ADDITIVE, FUSED, attach
 from gerund.attention.layouts import attach_streams, decoder_layers
@@ -153,6 +154,18 @@ def test_gradients_equal_the_slow_ones_with_and_without_checkpointing(name, plan
         scale = max(1.0, own.abs().max().item())
         torch.testing.assert_close(fast[key], own, atol=1e-4 * scale, rtol=1e-3, msg=lambda m, k=key: f"{k}: {m}")
         torch.testing.assert_close(checkpointed[key], fast[key], atol=1e-5 * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize("by_place", [True, False])
+def test_attention_that_hands_a_plan_on_gets_it_for_a_mask_by_place_or_by_name(by_place):
+    class StableLmAttention(torch.nn.Module):
+        def forward(self, hidden_states, attention_mask=None, attention_plan=None):
+            return hidden_states, attention_mask, attention_plan
+
+    module, states, plan = StableLmAttention(), torch.zeros(1, 2, 4), object.__new__(BoundPlan)
+    masked._attach_module(0, module)
+    given = module(states, plan) if by_place else module(states, attention_mask=plan)
+    assert given == (states, None, plan)
 
 
 @pytest.mark.parametrize("name", ["stablelm", "bloom", "xglm", "longcat_flash", "deepseek_v32"])

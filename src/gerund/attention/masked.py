@@ -138,7 +138,8 @@ def _attach_module(index: int, module: nn.Module) -> list[RemovableHandle]:
         if not isinstance(plan, BoundPlan):
             return None
         if way is Way.HANDED_ON:
-            return args, {**kwargs, _MASK: None, "attention_plan": plan}
+            args, kwargs = _with_mask(None, place, args, kwargs)
+            return args, {**kwargs, "attention_plan": plan}
         if plan.reroutes(index) and (
             way is Way.HIDING or hasattr(module, "indexer") or kwargs.get("alibi") is not None
         ):
