@@ -1,4 +1,4 @@
-"""Projection heads, applied to pooled states, vectors of words, and their files in a model's folder.
+"""Projection heads over pooled states, vectors of words, and the files that both are saved in.
 
 Vectors of words are knowledge that a small model's layers can't store: a word is a run of tokens of letters and digits,
 regardless of case; its key is a hash of its characters, combined from those of its tokens. The vectors of a text's

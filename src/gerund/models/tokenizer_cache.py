@@ -1,4 +1,4 @@
-"""The tokenizers of GGUF files as ``tokenizer.json``, cached: to make one of a large vocabulary takes seconds.
+"""Cache the tokenizers of GGUF files as ``tokenizer.json``: to build one with a large vocabulary takes seconds.
 
 An entry belongs to a file's content, to the code that makes tokenizers, and to the versions of transformers and
 tokenizers. One that was changed is made again.

@@ -1,4 +1,4 @@
-"""A LoRA adapter as low-rank products of the graph, which a run takes or leaves out.
+"""Read a LoRA adapter for the packed network, which applies it only where a run asks for it.
 
 Matrices that read the same values share a product: their first factors stand beside each other, and their second ones
 in the columns of their outputs.

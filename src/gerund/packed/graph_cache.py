@@ -1,4 +1,4 @@
-"""Keep built graphs on disk, with weights as this processor multiplies them, and map them from there.
+"""Cache built ONNX graphs on disk, with weights laid out for this processor, and map them into memory.
 
 Mapped weights take no memory of a process, and processes share them. An entry belongs to a file's content, to the code
 that builds graphs, to ONNX Runtime's version and to the processor. It appears as a whole or not at all, and one that

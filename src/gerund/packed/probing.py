@@ -1,4 +1,4 @@
-"""See which tokens a layer of a packed network reads, one layer at a time.
+"""Find out which tokens each layer of a packed network attends to, one layer at a time.
 
 Shapes: T tokens, D width, L layers, P masks, R rows.
 """
