@@ -245,7 +245,6 @@ def _check(path: Path, sha256: str, where: str) -> None:
 _VISION = "mmproj"  # prefix of llama.cpp's image encoders, which are next to the model
 
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
-_OLLAMA_TENSOR = "application/vnd.ollama.image.tensor"
 _OLLAMA_DEFAULTS = ("registry.ollama.ai", "library", "latest")
 
 

@@ -14,9 +14,6 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-_SUPER = 256  # values of a K-quant's block
-_FLOATS = (Type.F32, Type.F16, Type.BF16)
-
 
 @dataclass(frozen=True)
 class Blocks:

@@ -1,6 +1,5 @@
 """T5 encoders with a projection as scorers: RankGen's published checkpoints, read without their code."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,15 +72,6 @@ def _fuse_gelu(module: nn.Module) -> None:
             setattr(module, name, nn.GELU(approximate="tanh"))
         else:
             _fuse_gelu(child)
-
-
-def is_t5_scorer(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint of this layout."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and ARCHITECTURE in (config.get("architectures") or [])
 
 
 def read_t5_scorer(
