@@ -1,4 +1,4 @@
-"""What a model was trained for, by the record of its training; imports neither torch nor transformers."""
+"""Tell from a model's ``training.json`` whether it was trained to infill or to embed; imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
