@@ -303,18 +303,31 @@ class TestLongTexts:
 def test_what_stands_around_a_text_is_counted_anew_when_the_tokenizer_puts_more_there():
     tokenizer = byte_tokenizer()
     before = frame_of(tokenizer, "query: ", "")
-    assert before == frame_of(tokenizer, "query: ", "") == (len(text_ids(tokenizer, "query: ")), before[1])
-    assert frame_of(tokenizer, "query: query: ", "")[0] > before[0]
+    assert before == frame_of(tokenizer, "query: ", "") == (len(text_ids(tokenizer, "query: ")), before.last, False)
+    assert frame_of(tokenizer, "query: query: ", "").size > before.size
     bos = tokenizer.bos_token
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} {bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
     )
-    assert frame_of(tokenizer, "query: ", "")[0] == len(text_ids(tokenizer, "query: ")) > before[0]
+    assert frame_of(tokenizer, "query: ", "").size == len(text_ids(tokenizer, "query: ")) > before.size
 
 
-def test_control_tokens_of_a_rendered_prompt_are_one_token_each():
+def test_control_tokens_of_a_prompt_are_parsed_and_those_of_a_text_are_not():
     tokenizer = byte_tokenizer()
-    prompt = f"{tokenizer.eos_token}query: "
-    literal, rendered = frame_of(tokenizer, prompt, ""), frame_of(tokenizer, prompt, "", renders=True)
-    assert literal[0] - rendered[0] == len(tokenizer.eos_token) - 1
-    assert rendered == frame_of(tokenizer, prompt, "", renders=True)
+    eos = tokenizer.eos_token
+    prompt, text = f"{eos}query: ", f"a {eos} b"
+    frame = frame_of(tokenizer, prompt, "")
+    assert frame.has_control
+    assert not frame_of(tokenizer, "query: ", "").has_control
+    assert frame.size == frame_of(tokenizer, "query: ", "").size + 1
+    cut = InputFormat(prompt=prompt, max_length=frame.size + 3)
+    [tokens] = tokenize(tokenizer, [text], cut, warn=False)
+    assert len(tokens) == frame.size + 3
+    assert (
+        tokens.ids
+        == text_ids(tokenizer, Rendered(prompt + text, literal=[(len(prompt), 99)], with_specials=True))[: len(tokens)]
+    )
+    [whole] = tokenize(tokenizer, [text], InputFormat(prompt=prompt))
+    assert whole.ids.count(tokenizer.eos_token_id) == 1
+    [parsed] = tokenize(tokenizer, [text], InputFormat(prompt=prompt, parses_control=True))
+    assert parsed.ids.count(tokenizer.eos_token_id) == 2

@@ -3,8 +3,8 @@
 Control tokens such as ``<|im_start|>`` or ``</s>`` steer a model. In a text that a user gives they are plain text: they
 are tokenized as the characters that they are spelled with, as ``split_special_tokens`` of transformers does. In a
 ``Rendered`` text, such as a filled chat template, they are parsed, and the tokenizer's own special tokens (BOS, EOS)
-are not added, since the template has them; so a rendered text has no second BOS. Parts of a rendered text may be marked
-as literal: there they are plain text again. Added tokens that are not special always keep their meaning.
+are not added, since the template has them; so a rendered text has no second BOS. So it is with the prompt before a text
+that is encoded, but special tokens are added there. Parts of a rendered text may be marked as literal: there they are plain text again. Added tokens that are not special always keep their meaning.
 
 ``split_special_tokens`` is a switch of the tokenizer itself, which all threads share. It is never touched: a text
 that turns out to contain a control token is tokenized again by a copy of the tokenizer that has it switched on.
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from gerund.errors import ModelError
@@ -65,14 +65,6 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, specials: bool = 
     """Return the token ids of one text; see ``encode_texts``."""
     [encoded] = encode_texts(tokenizer, [text], specials=specials)
     return encoded.ids
-
-
-def has_control(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    """Whether a text holds a control token's characters, such as ``<|user|>``."""
-    if not text:
-        return False
-    [encoded] = _call(tokenizer, [text], False, False)
-    return not _of(tokenizer, _control_ids).isdisjoint(encoded.ids)
 
 
 def encode_texts(
@@ -295,24 +287,34 @@ _FRAMES = 100
 _lock = Lock()
 
 
-def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str, *, renders: bool = False) -> tuple[int, int]:
-    """Return how many tokens stand around a text, special ones included, and the last token of all.
+class Frame(NamedTuple):
+    """What stands around a text: prompt, template and special tokens."""
 
-    ``renders`` parses control tokens around the text.
+    size: int  # its number of tokens
+    last: int  # the last token of all
+    has_control: bool  # whether prompt or template have control tokens such as <|im_start|>
+
+
+def frame_of(tokenizer: PreTrainedTokenizerBase, before: str, after: str) -> Frame:
+    """Return what stands around a text, its control tokens parsed.
 
     What was found is kept: a request of a short text would spend as long on its frame as on the text.
     """
     frames = _of(tokenizer, _frames)
-    key = (tokenizer.num_special_tokens_to_add(), before, after, renders)
+    key = (tokenizer.num_special_tokens_to_add(), before, after)
     frame = frames.get(key)
     if frame is None:
         if len(frames) >= _FRAMES:
             frames.clear()
+        has_control = False
+        if before + after:
+            [parsed] = _call(tokenizer, [before + after], False, False)
+            has_control = not _of(tokenizer, _control_ids).isdisjoint(parsed.ids)
         texts = [before + after, f"{before}a{after}"]
-        if renders:
+        if has_control:
             texts = [Rendered(text, with_specials=True) for text in texts]
         alone, with_letter = encode_texts(tokenizer, texts)
-        frame = frames[key] = len(alone.ids), with_letter.ids[-1]
+        frame = frames[key] = Frame(len(alone.ids), with_letter.ids[-1], has_control)
     return frame
 
 
@@ -327,7 +329,7 @@ def _of(tokenizer: PreTrainedTokenizerBase, find: Callable[[PreTrainedTokenizerB
     return fact
 
 
-def _frames(_: PreTrainedTokenizerBase) -> dict[tuple[int, str, str, bool], tuple[int, int]]:
+def _frames(_: PreTrainedTokenizerBase) -> dict[tuple[int, str, str], Frame]:
     """Return where frames are kept: nothing is known of a tokenizer yet."""
     return {}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gerund.checks import check_unicode, one_of
 from gerund.errors import ConfigError, TextError
-from gerund.inference.text_ids import TextIds, cut_start, encode_texts, frame_of, has_control, text_ids
+from gerund.inference.text_ids import Frame, TextIds, cut_start, encode_texts, frame_of, text_ids
 from gerund.normalization import Alignment, normalized
 from gerund.settings.templates import NO_FRAME, Template
 from gerund.types import Rendered
@@ -53,12 +53,11 @@ class Tokens:
 class InputFormat:
     """How texts are turned into tokens.
 
-    ``parses_control`` reads the control tokens in a text as such, which is for texts that were made of token ids.
-    ``normalizes`` reads texts in their normal form.
+    Control tokens in prompt and template are parsed, those in a text are text. ``parses_control`` parses them there
+    too, which is for texts that were made of token ids. ``normalizes`` reads texts in their normal form.
     ``template`` stands around the text, behind the prompt; with ``prepends`` a placeholder stands before the text in
-    it, and before the quotation mark that opens it. ``follows_sentence_transformers`` parses the control tokens in the
-    prompt, though never those in a text, and takes the prompt to be as long as it is alone, where a token holds
-    characters of both.
+    it, and before the quotation mark that opens it. ``follows_sentence_transformers`` takes the prompt to be as long
+    as it is alone, where a token holds characters of both.
     """
 
     prompt: str = ""
@@ -71,7 +70,6 @@ class InputFormat:
     overflow: Overflow = "truncate"
     parses_control: bool = False
     follows_sentence_transformers: bool = False
-    renders: bool = field(default=False, repr=False)
     normalizes: bool = False
 
     @property
@@ -102,7 +100,7 @@ def tokenize(
 
     A text is empty when it has no character but white space, or none that the tokenizer has a token for. Tokens of the
     prompt are told from those of the text by their character offsets: a token that holds any character of the text
-    belongs to the text. Control tokens in prompt and text are text, but for a ``Rendered`` one, which takes no prompt.
+    belongs to the text. A ``Rendered`` text takes no prompt.
     """
     if input_format.normalizes:
         return _in_normal_form(tokenizer, texts, input_format, offsets=offsets, warn=warn)
@@ -113,8 +111,6 @@ def tokenize(
     result: list[Tokens | None] = [None] * len(texts)
     if not filled:
         return result
-    if input_format.follows_sentence_transformers and has_control(tokenizer, input_format.before):
-        input_format = replace(input_format, renders=True)
     room = _room(tokenizer, input_format)
     formatted = [_Formatted.of(tokenizer, texts[index], index, input_format, room) for index in filled]
     encoded = encode_texts(
@@ -175,17 +171,18 @@ class _Formatted:
         if isinstance(text, Rendered):
             raise TextError.about("text", index, "is rendered and takes no prompt; put the prompt into its template")
         before, template = input_format.before, input_format.template
-        ends = template.after or input_format.has_copy
-        if ends and room is not None and len(text) > _LONG * room:
-            # The end of the whole is the template's, so a long text is cut here and not where the whole is tokenized.
+        has_control = _frame(tokenizer, input_format).has_control
+        if (has_control or template.after or input_format.has_copy) and room is not None and len(text) > _LONG * room:
+            # What isn't cut where the whole is tokenized, because it ends with the template or has control tokens.
             [encoded] = encode_texts(tokenizer, [text], offsets=True, most=room)
             text = text[: max(end for _, end in encoded.offsets)]
         text = template.sentence(text)
         if template.between is not None:
             before += text + template.between
         whole, begin, end = before + text + template.after, len(before), len(before) + len(text)
-        if input_format.renders:
-            whole = Rendered(whole, literal=[(begin, end)], with_specials=True)
+        if has_control:
+            literal = [] if input_format.parses_control else [(begin, end)]
+            whole = Rendered(whole, literal=literal, with_specials=True)
         return cls(whole, begin, end)
 
 
@@ -196,7 +193,7 @@ def _shortened(
     assert room is not None
     [alone] = encode_texts(tokenizer, [text], offsets=True, most=room)
     places = alone.offsets[alone.before : len(alone.ids) - alone.after]
-    fixed, _ = _frame(tokenizer, input_format)
+    fixed = _frame(tokenizer, input_format).size
     kept = min(len(places), max(1, (room - fixed) // 2))
     while True:
         formatted = _Formatted.of(tokenizer, text[: places[kept - 1][1]], index, input_format, room)
@@ -207,17 +204,16 @@ def _shortened(
         kept = max(1, kept - max(1, (len(encoded.ids) - room) // 2))
 
 
-def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> tuple[int, int]:
-    """Return how many tokens stand around a text and between its copies, and the last one of all."""
+def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> Frame:
+    """Return what stands around a text and between its copies."""
     template = input_format.template
-    before = input_format.before + (template.between or "")
-    return frame_of(tokenizer, before, template.after, renders=input_format.renders)
+    return frame_of(tokenizer, input_format.before + (template.between or ""), template.after)
 
 
 def _prompt_length(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int:
     """Return how many tokens what stands before a text has alone, without a special token that closes it."""
     before = input_format.before
-    text = Rendered(before, with_specials=True) if input_format.renders else before
+    text = Rendered(before, with_specials=True) if frame_of(tokenizer, before, "").has_control else before
     ids = text_ids(tokenizer, text)
     return len(ids) - (ids[-1] in tokenizer.all_special_ids)
 
@@ -247,9 +243,9 @@ def _room(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int 
         raise ConfigError("append_eos needs a tokenizer with an end token, and this one has none")
     if input_format.max_length is None:
         return None
-    around, last = _frame(tokenizer, input_format)
-    fixed = around + int(input_format.prepends)
-    room = input_format.max_length - int(input_format.append_eos and last != tokenizer.eos_token_id)
+    frame = _frame(tokenizer, input_format)
+    fixed = frame.size + int(input_format.prepends)
+    room = input_format.max_length - int(input_format.append_eos and frame.last != tokenizer.eos_token_id)
     if input_format.repeat_text:
         room = fixed + (room - fixed) // 2
     if room <= fixed + int(input_format.has_copy):
@@ -280,8 +276,9 @@ def _tokens(
             start = min(end, _prompt_length(tokenizer, input_format))
     # A text that may spell control tokens may consist of them alone; by the conventions of sentence-transformers the
     # prompt may reach into the text's first token.
-    may_be_empty = input_format.parses_control or input_format.follows_sentence_transformers
-    if start == end and not (may_be_empty or isinstance(formatted.whole, Rendered)):
+    is_rendered = isinstance(formatted.whole, Rendered) and not formatted.begin
+    may_be_empty = is_rendered or input_format.parses_control or input_format.follows_sentence_transformers
+    if start == end and not may_be_empty:
         return None
     behind = last - end
     if room is not None and len(ids) > room:

@@ -95,8 +95,8 @@ class EncoderSettings(Generic[Auto, Unset]):
     )
     prompt: Text | Unset = setting(
         "",
-        "Text put before every text, unless the call gives another; with {text}, around it, as its template. For a "
-        "reranker, what it is asked to find.",
+        "Text put before every text, unless the call gives another; with {text}, around it, as its template. Control "
+        "tokens such as <s> are parsed in it, though never in a text. For a reranker, what it is asked to find.",
     )
     prompts: Texts | Unset = setting(
         {},
@@ -176,9 +176,8 @@ class EncoderSettings(Generic[Auto, Unset]):
     conventions: Literal["gerund", "sentence-transformers", "llm2vec"] | Unset = setting(
         "gerund",
         "Conventions where libraries differ: gerund, or sentence-transformers, as for every ready-made encoder. There "
-        "control tokens in a prompt are parsed, the prompt is as long as it is alone, its tokens count in the weights "
-        "of a weighted mean, and max_length may be above the tokenizer's own limit. llm2vec: control tokens in a "
-        "prompt are parsed, and what a prompt puts after a text is pooled with it.",
+        "the prompt is as long as it is alone, its tokens count in the weights of a weighted mean, and max_length may "
+        "be above the tokenizer's own limit. llm2vec: what a prompt puts after a text is pooled with it.",
     )
     similarity: Similarity | Unset = setting(
         "cosine",

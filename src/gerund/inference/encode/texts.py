@@ -11,7 +11,7 @@ from gerund.inference.encode.reading import ReadsTexts
 from gerund.inference.encode.spans import check_words, word_token_states
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.vectors import unit
-from gerund.settings.encoder import LLM2VEC_CONVENTIONS, EncoderConfig
+from gerund.settings.encoder import EncoderConfig
 from gerund.settings.templates import NO_TRANSFORM, PromptText, Template, templates_around
 from gerund.types import EncodeResult
 
@@ -100,7 +100,6 @@ def _tokens(
         empty=empty,
         overflow=overflow,
         follows_sentence_transformers=config.follows_sentence_transformers,
-        renders=config.conventions == LLM2VEC_CONVENTIONS,
         normalizes=config.normalizes_texts,
     )
     return tokenize(runtime.tokenizer, texts, input_format, offsets=offsets, warn=warn)
