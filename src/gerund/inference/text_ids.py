@@ -4,7 +4,8 @@ Control tokens such as ``<|im_start|>`` or ``</s>`` steer a model. In a text tha
 are tokenized as the characters that they are spelled with, as ``split_special_tokens`` of transformers does. In a
 ``Rendered`` text, such as a filled chat template, they are parsed, and the tokenizer's own special tokens (BOS, EOS)
 are not added, since the template has them; so a rendered text has no second BOS. So it is with the prompt before a text
-that is encoded, but special tokens are added there. Parts of a rendered text may be marked as literal: there they are plain text again. Added tokens that are not special always keep their meaning.
+that is encoded, but special tokens are added there. Parts of a rendered text may be marked as literal: there they are
+plain text again. Added tokens that are not special always keep their meaning.
 
 ``split_special_tokens`` is a switch of the tokenizer itself, which all threads share. It is never touched: a text
 that turns out to contain a control token is tokenized again by a copy of the tokenizer that has it switched on.
