@@ -95,7 +95,9 @@ def _load(spec: ModelSpec, token: str | bool | None = None, *, generates: bool =
         return lm
     if lm.encoder.transform == NO_TRANSFORM:
         raise ConfigError("a sample is for a transform, such as transform='whitening'; give one")
-    return lm.fitted(texts)
+    fitted = lm.fitted(texts)
+    fitted._spec = lm._spec
+    return fitted
 
 
 def _take_answers(lm: LanguageModel, spec: ModelSpec, folder: Path | None) -> None:

@@ -355,8 +355,7 @@ class LanguageModel(Writes, Embeds, Ranks):
         other = copy(self)
         other.transform = transform
         other.runtime = replace(self.runtime, transform=transform, autocast=None)
-        if self._spec is not None and self._spec.sample is None:
-            other._spec = None  # no spec can fit it again
+        other._spec = None  # no spec fits it again, but that of a file of texts: see ``load``
         return other
 
     def rerouting_layers(self, texts: Sequence[str]) -> str:

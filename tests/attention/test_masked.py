@@ -11,6 +11,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import ADDITIVE, FUSED, attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masked import way_of
+from gerund.attention.preemption import pausing
 from gerund.attention.probe import verify
 from gerund.attention.shared_layer_state import hands_on
 from gerund.attention.sweep import Sweep
@@ -312,6 +313,15 @@ def test_layers_and_prepend_are_for_single_states():
 
 def test_an_unknown_module_is_left_alone():
     assert way_of(torch.nn.Linear(2, 2)) is None
+
+
+@pytest.mark.parametrize("name", ["bloom", "stablelm"])
+@torch.no_grad()
+def test_a_pass_between_two_layers_leaves_the_plan_alone(name):
+    model, inputs, plan = ready(name), batch("left"), AttentionPlan("bidir")
+    expected = run(model, plan, inputs)
+    with pausing(lambda: model.base_model(inputs["input_ids"][:, :2], use_cache=False)):
+        assert torch.equal(run(model, plan, inputs), expected)
 
 
 @pytest.mark.slow

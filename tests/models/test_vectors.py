@@ -164,6 +164,8 @@ def test_a_file_of_texts_fits_it_at_load(tiny_folder, tmp_path) -> None:
     other = gerund.load(tiny_folder, dtype="float32", transform="all-but-the-top-2").fitted(SAMPLE)
     np.testing.assert_array_equal(lm.encode(WORDS), other.encode(WORDS))
     assert gerund.load(lm.spec).fingerprint() == lm.fingerprint()
+    with pytest.raises(ConfigError, match="has no spec"):
+        _ = lm.fitted(SAMPLE[:150]).spec
     with pytest.raises(ConfigError, match="a sample is for a transform"):
         gerund.load(tiny_folder, sample=path)
     with pytest.raises(DataError, match=r"absent.txt: cannot be read"):

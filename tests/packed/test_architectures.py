@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gerund.errors import ModelError
+from gerund.packed import network as packed_network
 from gerund.packed.network import KeyValues, PackedNetwork
 from gerund.packed.shape import ARCHITECTURES
 from tests.models.gguf_writer import write_gguf
@@ -27,7 +28,7 @@ IDS = np.random.default_rng(0).integers(3, 259, (1, 40))
 
 
 @pytest.mark.parametrize("case", PACKED)
-def test_architecture(tmp_path: Path, case: str):
+def test_architecture(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch):
     arch, kind, config = PACKED[case]
     model = built(kind, config)
     path = write_gguf(model, TOKENIZER, tmp_path / "model.gguf", arch)
@@ -38,10 +39,14 @@ def test_architecture(tmp_path: Path, case: str):
     for mine, other in zip(run.hidden_states, expected.hidden_states, strict=True):
         np.testing.assert_allclose(mine, other.numpy(), atol=2e-4, rtol=1e-3)
     np.testing.assert_allclose(run.logits, expected.logits.numpy(), atol=2e-4, rtol=1e-3)
+    cache = KeyValues(network.shape, 1, 48)
+    monkeypatch.setattr(packed_network, "_MOST_AT_ONCE", 32)
+    parts: list[None] = []
+    begun = network.run(IDS[:, :33], cache=cache, outputs=["logits"], between=lambda: parts.append(None))
+    assert len(parts) == 2
+    np.testing.assert_allclose(begun.logits, run.logits[:, :33], atol=2e-4, rtol=1e-3)
     if network.shape.ropes[0].long_divisors is not None:
         return  # a text that has become long keeps the keys of a short one
-    cache = KeyValues(network.shape, 1, 48)
-    network.run(IDS[:, :33], cache=cache)
     steps = [
         network.run(IDS[:, place : place + 1], cache=cache, write_B=np.array([place]), outputs=["logits"]).logits
         for place in range(33, 40)

@@ -7,8 +7,8 @@ instead of its mask, and its attention module with the plan's mask for this laye
 """
 
 import inspect
+from contextvars import ContextVar
 from enum import Enum
-from threading import local
 from typing import Any
 
 import torch
@@ -68,20 +68,16 @@ def has_indexer(model: PreTrainedModel) -> bool:
     return any(hasattr(part, "indexer") for part in model.modules())
 
 
-class _Passing(local):
-    """What this thread's pass goes through the model with, for layers that are not told, and for their attention."""
-
-    plan: BoundPlan | None = None
-    at: "tuple[BoundPlan, int] | None" = None
-
-
-_passing = _Passing()
+# What a pass goes through the model with, for layers that are not told, and for their attention. Work between two
+# layers runs in a context of its own (``preemption.pause``), so its passes leave these alone.
+_plan: ContextVar[BoundPlan | None] = ContextVar("plan", default=None)
+_at: ContextVar[tuple[BoundPlan, int] | None] = ContextVar("at", default=None)
 
 
 def plan_of(kwargs: dict[str, Any]) -> BoundPlan | None:
     """Return the plan that a decoder layer is called under, whether its keywords say it or not."""
     plan: BoundPlan | None = kwargs.get("attention_plan")
-    return _passing.plan if plan is None else plan
+    return _plan.get() if plan is None else plan
 
 
 def attach_carrier(model: PreTrainedModel) -> None:
@@ -94,14 +90,15 @@ def attach_carrier(model: PreTrainedModel) -> None:
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del module
-        _passing.plan = kwargs.get("attention_plan")
-        if _passing.plan is None:
+        plan = kwargs.get("attention_plan")
+        _plan.set(plan)
+        if plan is None:
             return None
         return args, {name: value for name, value in kwargs.items() if name != "attention_plan"}
 
     def end(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         del module, args, output
-        _passing.plan = None
+        _plan.set(None)
 
     setattr(begin, _MARK, True)
     base.register_forward_pre_hook(begin, with_kwargs=True)
@@ -133,7 +130,7 @@ def _attach_module(index: int, module: nn.Module) -> list[RemovableHandle]:
     way = way_of(module)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _passing.at = None
+        _at.set(None)
         plan = args[place] if place < len(args) else kwargs.get(_MASK)
         if not isinstance(plan, BoundPlan):
             return None
@@ -144,13 +141,14 @@ def _attach_module(index: int, module: nn.Module) -> list[RemovableHandle]:
             way is Way.HIDING or hasattr(module, "indexer") or kwargs.get("alibi") is not None
         ):
             raise UnsupportedModelError(f"{type(module).__name__} cannot have its last token's key before the text")
-        _passing.at = plan, index
+        _at.set((plan, index))
         mask = _mask(plan, index, module, args[0] if args else kwargs["hidden_states"], kwargs)
         return _with_mask(mask < 0 if way is Way.HIDING else mask, place, args, kwargs)
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         del module, args
-        at, _passing.at = _passing.at, None
+        at = _at.get()
+        _at.set(None)
         if at is not None and at[0].record is not None and isinstance(output[1], Tensor):
             at[0].record(at[1], at[0].is_second_stream, output[1])
 

@@ -25,12 +25,11 @@ from gerund.attention.ragged_batch import Branches
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.models.adapters import active_name
 from gerund.models.light_runtime import not_packed
-from gerund.packed.network import KeyValues, PackedNetwork
+from gerund.packed.network import MASKED, KeyValues, PackedNetwork
 from gerund.packed.probing import moved_by_layer
 
-# Tokens of a pass without a cache, and of a part of a prompt: products are no faster with more, and memory grows.
+# Tokens of a pass without a cache: products are no faster with more, and memory grows.
 _TOKENS_AT_ONCE = 512
-_HIDDEN = torch.finfo(torch.float32).min
 
 
 class WritesInPlace(Protocol):
@@ -205,7 +204,7 @@ class PackedBody(PreTrainedModel):
         The layers are those that the plan has views for; see ``packed.probing``.
         """
         T = ids_1T.shape[1]
-        masks, layers = _Pass(self.network, plan, None, None).masks(1, T, T, 0)
+        masks, layers = _Pass(self.network, plan, None, None).masks(1, T, T)
         assert masks is not None
         assert layers is not None
         return torch.from_numpy(moved_by_layer(self.network, ids_1T[0].numpy(), masks[:, 0], layers))
@@ -238,12 +237,11 @@ class _Pass:
     def texts(self, ids_BT: Tensor | None, position_BT: Tensor | None, embedded_BTD: Tensor | None) -> Tensor:
         """Return the states of whole texts, some rows at a time."""
         B, T = _given(ids_BT, embedded_BTD).shape[:2]
-        masks, layers = self.masks(B, T, T, 0)
+        masks, layers = self.masks(B, T, T)
         rows = max(1, _TOKENS_AT_ONCE // T)
         found = []
         for first in range(0, B, rows):
             part = slice(first, first + rows)
-            pause()
             found.append(
                 self._run(
                     None if ids_BT is None else ids_BT[part],
@@ -251,6 +249,7 @@ class _Pass:
                     None if embedded_BTD is None else embedded_BTD[part],
                     None if masks is None else masks[:, part],
                     layers,
+                    None if self.mask_BS is None else self.mask_BS[part, :T].numpy(),
                 )
             )
         return found[0] if len(found) == 1 else torch.cat(found)
@@ -258,34 +257,13 @@ class _Pass:
     def continued(self, ids_BT: Tensor | None, position_BT: Tensor | None, embedded_BTD: Tensor | None) -> Tensor:
         """Return the states of tokens that go into a cache."""
         assert self.cache is not None
-        T = _given(ids_BT, embedded_BTD).shape[1]
-        before = self.cache.get_seq_length()
-        # Causal tokens do not see what is read after them, so a long prompt is read in parts.
-        size = _TOKENS_AT_ONCE if self.plan is None else T
-        found = []
-        for first in range(0, T, size):
-            part = slice(first, min(first + size, T))
-            pause()
-            found.append(self._into_cache(ids_BT, position_BT, embedded_BTD, part, before))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
-
-    def _into_cache(
-        self, ids_BT: Tensor | None, position_BT: Tensor | None, embedded_BTD: Tensor | None, part: slice, before: int
-    ) -> Tensor:
-        assert self.cache is not None
-        given = _given(ids_BT, embedded_BTD)
-        B, T = given.shape[0], part.stop - part.start
-        past = before + part.start
+        B, T = _given(ids_BT, embedded_BTD).shape[:2]
+        past = self.cache.get_seq_length()
         memory = _Memory.of(self.cache, self.network, B, T)
-        masks, layers = self.masks(B, T, past + T, past)
-        states = self._run(
-            None if ids_BT is None else ids_BT[:, part],
-            _positions(position_BT, before, B, given.shape[1])[:, part],
-            None if embedded_BTD is None else embedded_BTD[:, part],
-            masks,
-            layers,
-            memory,
-        )
+        masks, layers = self.masks(B, T, past + T)
+        real_BS = None if self.mask_BS is None else self.mask_BS[:, : past + T].numpy()
+        position_BT = _positions(position_BT, past, B, T)
+        states = self._run(ids_BT, position_BT, embedded_BTD, masks, layers, real_BS, memory)
         memory.done()
         return states
 
@@ -296,6 +274,7 @@ class _Pass:
         embedded_BTD: Tensor | None,
         masks: np.ndarray | None,
         layers: list[int] | None,
+        real_BS: np.ndarray | None,
         memory: "_Memory | None" = None,
     ) -> Tensor:
         """Return the last hidden states ``(B, T, D)``, and hand the plan what it wants to see of each layer."""
@@ -304,18 +283,20 @@ class _Pass:
         if plan is not None:
             wanted += ["attention"] * (plan.record is not None) + ["hidden_states"] * (plan.beside is not None)
         if memory is not None and masks is not None and (more := memory.both.capacity - masks.shape[-1]):
-            masks = np.pad(masks, (*[(0, 0)] * 4, (0, more)), constant_values=_HIDDEN)
+            masks = np.pad(masks, (*[(0, 0)] * 4, (0, more)), constant_values=MASKED)
         found = self.network.run(
             None if ids_BT is None else ids_BT.numpy(),
             position_BT.numpy(),
             embedded_BTD=None if embedded_BTD is None else embedded_BTD.detach().float().numpy(),
             masks_PB1TS=masks,
             mask_of_layer_L=layers,
+            real_BS=real_BS,
             cache=None if memory is None else memory.both,
             write_B=None if memory is None else memory.begin_B,
             outputs=tuple(wanted),
             depth=self.depth,
             adapted=self.adapted,
+            between=pause,
         )
         if plan is not None and plan.record is not None and found.attention is not None:
             for layer, weights_BHTS in enumerate(found.attention):
@@ -327,18 +308,11 @@ class _Pass:
                 before = hidden_BTD
         return torch.from_numpy(found.states)
 
-    def masks(self, B: int, T: int, S: int, past: int) -> tuple[np.ndarray | None, list[int] | None]:
+    def masks(self, B: int, T: int, S: int) -> tuple[np.ndarray | None, list[int] | None]:
         """Return the different masks ``(P, B, 1, T, S)`` and which of them each layer takes; None for causal ones."""
-        windows = self.network.shape.windows[: self.depth]
         if self.plan is None:
-            if self.mask_BS is None:
-                return None, None
-            known = dict.fromkeys(windows)
-            found = [_causal(self.mask_BS[:, :S], T, past, window) for window in known]
-            order = list(known)
-            return torch.stack([one.expand(B, 1, T, S) for one in found]).numpy(), [
-                order.index(window) for window in windows
-            ]
+            return None, None
+        windows = self.network.shape.windows[: self.depth]
         query = torch.empty(()).expand(B, 1, T, 1)
         width = getattr(self.plan, "width", S)
         self.plan.check_lengths(T, width)
@@ -360,15 +334,6 @@ def _positions(position_BT: Tensor | None, start: int, B: int, T: int) -> Tensor
     if position_BT is None:
         position_BT = torch.arange(start, start + T)[None]
     return position_BT.expand(B, T)
-
-
-def _causal(real_BS: Tensor, T: int, past: int, window: int | None) -> Tensor:
-    """Return what is added to the scores of the last ``T`` tokens under the causal mask, ``(B, 1, T, S)``."""
-    key_S, query_T1 = torch.arange(past + T), torch.arange(past, past + T)[:, None]
-    see_BTS = (key_S <= query_T1) & real_BS[:, None].bool()
-    if window is not None:
-        see_BTS = see_BTS & (query_T1 - key_S < window)
-    return torch.where(see_BTS | (key_S == query_T1), 0.0, _HIDDEN)[:, None]
 
 
 class _Memory:

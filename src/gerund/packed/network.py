@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV h
 L layers, P masks, N places where logits are wanted.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,15 +302,21 @@ class PackedNetwork:
         [logits_1NV] = self._head.run(["logits"], {"rows": np.ascontiguousarray(states_ND, np.float32)[None]})
         return np.asarray(logits_1NV[0])
 
-    def causal_masks(self, tokens: int, slots: int, write_B: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    def causal_masks(
+        self, tokens: int, slots: int, write_B: np.ndarray, real_BS: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[int]]:
         """Return the causal masks (P, B, 1, T, S) of tokens at ``write_B`` onwards, and each layer's mask.
 
-        A layer with a window sees that many slots, its own included.
+        A layer with a window sees that many slots, its own included. A slot that is not in ``real_BS``, which may have
+        fewer slots, is seen by its own token alone.
         """
         place_BT = write_B[:, None] + np.arange(tokens)
         distance_BTS = place_BT[..., None] - np.arange(slots)
         kinds = sorted(set(self.shape.windows), key=lambda window: window or 0)
         masks = [(distance_BTS >= 0) & (distance_BTS < (window or slots + 1)) for window in kinds]
+        if real_BS is not None:
+            real_B1S = np.pad(real_BS, ((0, 0), (0, slots - real_BS.shape[1])))[:, None]
+            masks = [mask & (real_B1S | (distance_BTS == 0)) for mask in masks]
         masks_PB1TS = np.where(np.stack(masks)[:, :, None], np.float32(0), MASKED)
         return masks_PB1TS, [kinds.index(window) for window in self.shape.windows]
 
@@ -322,14 +328,18 @@ class PackedNetwork:
         embedded_BTD: np.ndarray | None = None,
         masks_PB1TS: np.ndarray | None = None,
         mask_of_layer_L: Sequence[int] | np.ndarray | None = None,
+        real_BS: np.ndarray | None = None,
         cache: KeyValues | None = None,
         write_B: np.ndarray | None = None,
         logits_at: np.ndarray | None = None,
         outputs: Sequence[str] = ("states",),
         adapted: bool = False,
         depth: int | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> Outputs:
         """Run the network on some tokens of each text.
+
+        Give a long prompt to a cache whole: it is read in parts, and some rotary positions depend on its length.
 
         Args:
             ids_BT: the tokens; None with ``embedded_BTD``.
@@ -338,6 +348,7 @@ class PackedNetwork:
             masks_PB1TS: additive masks, float32; S is the capacity of the cache, or T without one. Causal by default,
                 with the windows of the model's layers, over slots up to a token's own.
             mask_of_layer_L: which of the masks each layer takes; the first by default.
+            real_BS: False for the slots of padding, which causal masks then hide.
             cache: keys and values of earlier tokens, written in place; None keeps nothing.
             write_B: the slot of the cache that each text's first token takes, the others following; 0 by default.
             logits_at: (B, n), where logits are wanted among the T tokens of each text; every token by default.
@@ -346,6 +357,7 @@ class PackedNetwork:
             depth: the number of layers to compute, from the bottom; ``states`` are then those of the last of them after
                 the final norm, and ``hidden_states`` have one more array than there are layers, none of them normed.
                 The cache is not for a later run.
+            between: called before each part of a prompt, of up to 128 tokens.
 
         Raises:
             ConfigError: shapes that do not fit together.
@@ -366,13 +378,16 @@ class PackedNetwork:
         cache = KeyValues(self.shape, rows, tokens, scratch=True) if cache is None else cache
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
+        angles = [rope.angles(position_BT) for rope in self.shape.ropes]
         results = []
         for first, end in parts_of(0, tokens, tokens if whole else _MOST_AT_ONCE):
+            between()
             part, write = slice(first, end), write_B + first
             masks = masks_PB1TS
             if masks is None:
-                masks, of_layer = self.causal_masks(end - first, cache.capacity, write)
-            inputs = self._inputs(embedded_BTD[:, part], position_BT[:, part], masks, write, outputs)
+                masks, of_layer = self.causal_masks(end - first, cache.capacity, write, real_BS)
+            turned = [(cos_BTR[:, part], sin_BTR[:, part]) for cos_BTR, sin_BTR in angles]
+            inputs = self._inputs(embedded_BTD[:, part], turned, masks, write, outputs)
             options = _GIVE_BACK if end == tokens and rows * tokens > _MANY_TOKENS else None
             results.append(self._run(inputs, cache, of_layer[:depth], outputs, options, adapted=adapted, depth=depth))
         result = results[-1]
@@ -388,7 +403,7 @@ class PackedNetwork:
     def _inputs(
         self,
         embedded_BTD: np.ndarray,
-        position_BT: np.ndarray,
+        angles: Iterable[tuple[np.ndarray, np.ndarray]],
         masks_PB1TS: np.ndarray,
         write_B: np.ndarray,
         outputs: Sequence[str],
@@ -403,8 +418,8 @@ class PackedNetwork:
             "write": write_B,
             "query_shape": np.array([rows, self.shape.n_heads // group, tokens * group, self.shape.head_dim]),
         }
-        for index, rope in enumerate(self.shape.ropes):
-            inputs[f"cos_{index}"], inputs[f"sin_{index}"] = rope.angles(position_BT)
+        for index, (cos_BTR, sin_BTR) in enumerate(angles):
+            inputs[f"cos_{index}"], inputs[f"sin_{index}"] = cos_BTR, sin_BTR
         for index, mask_B1TS in enumerate(masks_PB1TS):
             inputs[f"masks_{index}"] = mask_B1TS if group == 1 else np.tile(mask_B1TS, (1, 1, group, 1))
         return inputs

@@ -159,6 +159,13 @@ def test_a_tokenizer_that_closes_every_text_itself():
     assert [session.generate(5)] == lm.generate([TEXT], 5)
 
 
+def test_control_tokens_of_a_prompt_are_parsed_and_those_of_the_text_are_not():
+    lm = build(append_eos=True)
+    vector, session = lm.encode_and_prefill("a</s>", prompt="</s>Q: ")
+    assert session.token_ids.count(lm.tokenizer.eos_token_id) == 1
+    np.testing.assert_allclose(vector, lm.encode(["a</s>"], prompt="</s>Q: ")[0], atol=2e-6)
+
+
 def test_the_context_ends_the_text():
     lm = build()
     _, session = lm.encode_and_prefill("x" * 59)  # with <s> 60 of 64 tokens

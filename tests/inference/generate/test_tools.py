@@ -118,6 +118,9 @@ TEXTS = [
     ("hermes", "Just < text with <tool_ in it, and {\"a\": 1}. "), ("hermes", '{"answer": 5}'), ("hermes", ' {"'),
     ("hermes", '<tool_call>{"name": "unknown", "arguments": {"a": 1}}</tool_call> and more'),
     ("hermes", "<tool_call>\nno JSON\n</tool_call>\nbye"), ("llama", '{"name": "Ann", "parameters": {}}'),
+    ("hermes", "Hm.\n <tool_call>no JSON</tool_call>"),
+    ("hermes", '<tool_call>{"name": "g\\_et", "arguments": {}}</tool_call>'),
+    ("hermes", '{"name": "\\u12", "arguments": {}}'),
     ("functiongemma", "<start_function_call>nothing<end_function_call>"), ("mistral-list", "[1, 2]"),
 ]  # fmt: skip
 

@@ -16,6 +16,15 @@ from gerund.progress import progress
 # State values per batch. On a CPU more brings no speed, since the caches are full already, and costs memory.
 _CPU_BATCH_NUMBERS = 1024 * 384
 _GPU_BATCH_TOKENS = 16384
+# What torch, ONNX Runtime and C++ say, in lower case.
+_OUT_OF_MEMORY = (
+    "not enough memory",
+    "out of memory",
+    "can't allocate memory",
+    "failed to allocate memory",
+    "bad_alloc",
+    "bad allocation",
+)
 
 
 def default_batch_tokens(device: str, width: int) -> int:
@@ -167,4 +176,5 @@ def _in_parts(
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return any(words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory"))
+    message = str(error).lower()
+    return any(words in message for words in _OUT_OF_MEMORY)

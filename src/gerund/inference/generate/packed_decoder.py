@@ -34,11 +34,9 @@ from gerund.inference.generate.slot_trials import is_steady, recalls
 from gerund.jobs.disk_cache import sha256_of
 from gerund.models.hash_files import cache_key, cache_text, cached_text, describe_files
 from gerund.packed import network as packed_network
-from gerund.packed.network import KeyValues, PackedNetwork, parts_of
+from gerund.packed.network import KeyValues, PackedNetwork
 from gerund.types import Guarantee
 
-# Tokens of a part of a prompt: products are no faster with more, and memory grows.
-_TOKENS_AT_ONCE = 512
 # Slots of a cache come in multiples of this, and there are so many more at most than are filled.
 _SLOTS, _SLOTS_MORE = 64, 256
 # Tokens of the sequences that are tried, at most: a graph computes with all slots that there are.
@@ -51,7 +49,7 @@ _UNSTEADY = "what a row computes depends, in its last bits, on the other rows on
 class PackedSlots:
     """Keys and values of sequences in the rows of one cache, and of the prompt that was read last.
 
-    A step has ``at_least`` so many rows, empty ones included. ``between`` is called before each run of the network.
+    A step has ``at_least`` so many rows, empty ones included. ``between`` is called before each run of the graph.
     """
 
     readers = 1
@@ -81,10 +79,8 @@ class PackedSlots:
         if not cached:
             self._prompt = None
         self._prompt = self._with_room(self._prompt, 1, len(ids) - 1)
-        for begin, end in parts_of(cached, len(ids), _TOKENS_AT_ONCE):
-            is_last, last = end == len(ids), np.array([[-1]])
-            logits_11V = self._run([ids[begin:end]], self._prompt, [begin], logits=is_last, logits_at=last)
-        return logits_11V[0, 0]
+        logits_V: np.ndarray = self._run([ids[cached:]], self._prompt, [cached], logits_at=np.array([[-1]]))[0, 0]
+        return logits_V
 
     def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> np.ndarray:
         """Read the one prompt; return its logits ``(1, V)``."""
@@ -154,18 +150,19 @@ class PackedSlots:
             array[: len(lengths)] = generator.standard_normal(array[: len(lengths)].shape, np.float32)
 
     def _run(
-        self, ids: Sequence[Sequence[int]], cache: KeyValues, begin: Sequence[int], *, logits: bool = True, **more: Any
+        self, ids: Sequence[Sequence[int]], cache: KeyValues, begin: Sequence[int], logits_at: np.ndarray | None = None
     ) -> np.ndarray:
-        """Run the network; return the logits, or where they are not wanted nothing."""
-        self._between()
+        """Run the network; return the logits ``(B, N, V)``."""
         outputs = self.network.run(
             np.array(ids),
             cache=cache,
             write_B=np.array(begin),
-            outputs=["logits"] if logits else ["states"],
-            **more,
+            outputs=["logits"],
+            logits_at=logits_at,
+            between=self._between,
         )
-        return np.empty(0, np.float32) if outputs.logits is None else outputs.logits
+        assert outputs.logits is not None
+        return outputs.logits
 
     def _demand(self, length: int) -> KeyValues:
         """Return the rows, with room for one token more in one of ``length`` tokens."""

@@ -90,8 +90,8 @@ class CallReader:
         place = self._buffer.find(self._format.opening)
         if place >= 0:
             text = self._buffer[:place].rstrip()
-            self._opened = self._format.opening
-            self._buffer = self._buffer[place + len(self._opened) :]
+            end = place + len(self._format.opening)
+            self._opened, self._buffer = self._buffer[len(text) : end], self._buffer[end:]
             self._step = self._block
             return [text]
         if not self._has_text and self._format.style != "call":
@@ -117,7 +117,7 @@ class CallReader:
             return [] if may_begin else None
         head = _OBJECT.match(stripped[start.end() :])
         if head is not None:
-            if json.loads(head[1], strict=False) not in self._names:
+            if _read_name(head[1]) not in self._names:
                 return None
             self._opened, self._buffer = "", stripped[start.end() :]
             self._step = self._block
@@ -135,8 +135,8 @@ class CallReader:
             return []
         head = None if self._format.style == "call" else self._head.match(self._buffer)
         if head is not None:
-            name = head[1] if self._format.style == "named" else json.loads(head[1], strict=False)
-            if name in self._names:
+            name = head[1] if self._format.style == "named" else _read_name(head[1])
+            if name is not None and name in self._names:
                 self._buffer = self._buffer[head.end() :]
                 self._depth, self._in_string, self._escaped = 0, False, False
                 self._step = self._arguments
@@ -211,6 +211,15 @@ class CallReader:
                 if named is not None and named[0] in self._names and (self._parallel or not self.count):
                     calls.append(self._started(*named))
         return calls
+
+
+def _read_name(quoted: str) -> str | None:
+    """Return a name that is written in JSON; None where its escapes are none of JSON's."""
+    try:
+        name: str = json.loads(quoted, strict=False)
+    except ValueError:
+        return None
+    return name
 
 
 def _named_call(value: Any) -> tuple[str, str] | None:
