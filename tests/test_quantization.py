@@ -95,3 +95,12 @@ def test_encode_in_fewer_bits(bundled):
     np.testing.assert_array_equal(small, quantize(plain, "int8", ranges))
     np.testing.assert_array_equal(bundled.encode("a cat", precision="binary"), quantize(plain[:1], "binary")[0])
     assert bundled.encode(texts, precision="ubinary", output="torch").shape == (3, bundled.dimensions // 8)
+
+
+def test_numbers_that_are_too_small_and_lists_without_vectors() -> None:
+    bits = quantize(VECTORS, "binary")
+    for settings in ({"k": 0}, {"k": -1}, {"k": 2, "rescored": -2}):
+        with pytest.raises(ConfigError, match="is a whole number of at least"):
+            nearest(VECTORS[:1], bits, "binary", **settings)
+    assert [part.shape for part in nearest(VECTORS[:0], bits, "binary", 2)] == [(0, 2), (0, 2)]
+    assert quantize(VECTORS[:0], "int8").dtype == np.int8

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
+from typing import Any, Self
 
 from gerund.errors import MissingDependencyError
 from gerund.gguf_file import parts_of, read_file
@@ -42,6 +42,10 @@ from gerund.settings.sampling import Rerank
 from gerund.types import Generation
 
 NEEDS_TORCH = "torch and transformers, which are not installed: pip install torch transformers peft accelerate"
+
+
+class _NeedsTorchError(MissingDependencyError, AttributeError):
+    """What only torch computes is asked for without it: ``hasattr`` says no."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
             read.head,
         )
         self.runtime = replace(runtime, transform=truncation(read.encoder.transform, runtime.width))
+        self.transform = self.runtime.transform
         self._verify()
 
     def _verify(self) -> None:
@@ -129,7 +134,19 @@ class LightModel(PackedWriter, Embeds, Ranks):
         """Return what only the ``LanguageModel`` of this file has."""
         if name.startswith("_"):
             raise AttributeError(name)
+        try:
+            from gerund.language_model import LanguageModel
+        except ImportError as error:
+            raise _NeedsTorchError(f"{self.name}: this needs {NEEDS_TORCH}") from error
+        if not hasattr(LanguageModel, name):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.full, name)
+
+    def __copy__(self) -> Self:
+        # Not by __reduce__, which loads the file: a copy is the same model in the same memory.
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __repr__(self) -> str:
         plan = self.encoder.plan_label(self.n_layers)

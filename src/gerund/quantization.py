@@ -83,6 +83,8 @@ def quantize(vectors_ND: np.ndarray, precision: Precision, ranges_2D: np.ndarray
     if precision in ("binary", "ubinary"):
         bits_NC = np.packbits(np.asarray(vectors_ND) > 0, axis=-1)
         return (bits_NC.astype(np.int16) - 128).astype(np.int8) if precision == "binary" else bits_NC
+    if ranges_2D is None and not len(vectors_ND):
+        return np.zeros(np.shape(vectors_ND), precision)
     low_D, size_D = _steps(vectors_ND, ranges_2D)
     steps_ND = np.clip(np.rint((vectors_ND - low_D) / size_D), 0, _STEPS)
     return steps_ND.astype(np.uint8) if precision == "uint8" else (steps_ND - 128).astype(np.int8)
@@ -141,10 +143,14 @@ def nearest(
         The rows of ``kept`` ``(Q, k)`` and how near they are ``(Q, k)``; with bits alone, minus the bits that differ.
 
     Raises:
-        ConfigError: an unknown precision, vectors of another size or type than it makes, or int8 without ranges.
+        ConfigError: an unknown precision, vectors of another size or type than it makes, int8 without ranges, a ``k``
+            below 1, or a negative ``rescored``.
     """
     del aliases  # replaced by what they stand for
-    count = min(whole_number("k", k), len(kept))
+    for name, number, least in (("k", k, 1), ("rescored", rescored, 0)):
+        if whole_number(name, number) < least:
+            raise ConfigError(f"{name} is a whole number of at least {least}, not {number}")
+    count = min(int(k), len(kept))
     dimensions = queries_QD.shape[1]
     width = width_of(dimensions, precision)
     if kept.shape[1:] != (width,):
@@ -156,6 +162,8 @@ def nearest(
     if precision not in ("binary", "ubinary"):
         scores_QN = queries_QD @ restore(kept, precision, dimensions, ranges_2D).T
         return _best(scores_QN, count)
+    if not len(queries_QD):
+        return np.zeros((0, count), np.int64), np.zeros((0, count), np.float32)
     asked_QC = quantize(queries_QD, "ubinary")
     apart_QN = np.stack([np.bitwise_count(as_bytes(kept) ^ own_C).sum(axis=1) for own_C in asked_QC])
     if not rescored:

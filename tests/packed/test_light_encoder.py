@@ -1,5 +1,6 @@
 """What embeds without torch gives the vectors of the same packed model under torch."""
 
+import copy
 import json
 import os
 import subprocess
@@ -121,6 +122,10 @@ def test_what_needs_torch_is_left_to_it(file: Path):  # noqa: F811
     light = light_of(file)
     scores = [model.score(["the cat"], [["sat", "ran"]]) for model in (light, gerund.load(file, runtime="packed"))]
     np.testing.assert_allclose(*scores)
+    other = light_of(file)
+    assert not hasattr(other, "nothing")
+    assert copy.copy(other).network is other.network
+    assert other._full is None, "neither asked the model of torch"
 
 
 def without_torch(*commands: list[object]) -> tuple[list[str], str]:

@@ -151,6 +151,14 @@ def test_token_embeddings(lm: LanguageModel) -> None:
     assert torch.equal(states, torch.from_numpy(lm.encode_tokens(TEXTS[0])[0]))
     with pytest.raises(ConfigError, match="dimensions is for vectors of texts"):
         lm.encode(TEXTS, output_value="token_embeddings", truncate_dim=8)
+    ranges = np.zeros((2, lm.dimensions))
+    with pytest.raises(ConfigError, match="ranges is for vectors of texts"):
+        lm.encode(TEXTS, output_value="token_embeddings", ranges=ranges)
+    with pytest.raises(ConfigError, match="ranges are for int8 and uint8"):
+        lm.encode(TEXTS, precision="binary", ranges=ranges)
+    with pytest.raises(ConfigError, match="one vector has no range"):
+        lm.encode(TEXTS[0], precision="int8")
+    assert lm.encode([], precision="binary").shape == (0, lm.dimensions // 8)
     with pytest.raises(ConfigError, match="unknown output_value 'all'"):
         lm.encode(TEXTS, output_value="all")  # type: ignore[arg-type]
 

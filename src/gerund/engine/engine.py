@@ -171,6 +171,8 @@ class Engine:
     ) -> None:
         if not isinstance(lm, Writes) or not isinstance(lm, Embeds):
             raise ConfigError(f"an engine takes a model, as gerund.load returns it, not {type(lm).__name__}")
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ConfigError(f"an engine's settings are an EngineConfig, not {type(config).__name__}")
         self.lm, self.config = lm, config or EngineConfig()
         self._verify, self._on_turn = verify, on_turn
         limit = context_length(lm.model.config, lm.tokenizer)

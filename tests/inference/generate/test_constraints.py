@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gerund
-from gerund import ConfigError, EncoderConfig, GenerationConfig, Rerank, Sampling
+from gerund import ConfigError, EncoderConfig, GenerationConfig, Rerank, Sampling, TextError
 from gerund.inference.generate.constraints import SpelledVocabulary
 from gerund.inference.generate.detokenizing import TextTail, token_bytes, vocabulary_bytes
 from gerund.language_model import LanguageModel
@@ -188,6 +188,10 @@ def test_limits_and_a_form_hold_together(lm: LanguageModel) -> None:
     token = lm.tokenizer("c", add_special_tokens=False).input_ids[0]
     [cut] = lm.generate("x", 30, regex="abcd", stop_token_ids=[token])
     assert (cut.text, cut.stop) == ("ab", token)
+    assert lm.generate("x", 30, choice=["a\x7f"])[0].text == "a\x7f"
+    for broken in ({"choice": ["\ud800"]}, {"regex": "\ud800"}, {"stop": "\ud800"}):
+        with pytest.raises(TextError, match="is not valid Unicode"):
+            lm.generate("x", 30, **broken)
     with pytest.raises(ConfigError, match="No token can come next under `bad_words` and"):
         lm.generate("x", 30, choice=["ab"], bad_words=["b"])
 

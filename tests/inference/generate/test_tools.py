@@ -13,7 +13,7 @@ from gerund import ConfigError, EncoderConfig, ModelError, TextError
 from gerund.inference.generate.prompts import TemplateOptions, render
 from gerund.inference.generate.tool_formats import FORMATS, SMOLLM2, ToolFormat, format_of
 from gerund.inference.generate.tool_reading import CallDelta, CallReader, with_calls
-from gerund.inference.generate.tools import ToolUse, check_tools, function_tool, run_call
+from gerund.inference.generate.tools import ToolUse, _docstring, check_tools, function_tool, run_call
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.types import Generation, ToolCall
@@ -341,6 +341,20 @@ class TestFunctions:
                                                             "type": "integer"}  # fmt: skip
         assert form["parameters"]["properties"]["unit"]["enum"] == ["C", "F"]
         assert form["parameters"]["required"] == ["city"]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "", "What it does.", "Args:\n    a: x",
+            "What it does.\n\nMore.\n\nArgs:\n    a: First: one\n        b: and more.\n\n    b: Next.\n",
+            "Do.\n\nArgs:\n  a (int): typed.\n  b: plain\n  and on.\nReturns:\n  c: d\nRaises:\n  e: f",
+        ],
+    )  # fmt: skip
+    def test_docstrings_are_read_as_transformers_reads_them(self, text: str) -> None:
+        from transformers.utils.chat_template_utils import parse_google_format_docstring
+
+        described, helps, _ = parse_google_format_docstring(text)
+        assert _docstring(text) == (described, helps)
 
     def test_functions_that_cannot_be_described(self) -> None:
         def bare(city) -> str:  # type: ignore[no-untyped-def]

@@ -166,7 +166,7 @@ def written_paths(lm, search, monkeypatch=None):
 @pytest.mark.slow
 def test_the_score_of_a_span_is_that_of_span_logprobs_and_of_what_follows():
     lm = gerund.load(dtype="float32")
-    result = lm.infill("The old man [blank] and went home.", lengths=5)
+    result = lm.infill("The old man [blank] and went home.", lengths=np.int64(5))
     [span] = result.spans
     own = lm.span_logprobs("The old man", span, " and went home.")
     following = lm.tokenizer(" and went home.", add_special_tokens=False).input_ids

@@ -162,21 +162,29 @@ class Embeds:
         one_of("output", output, get_args(Output))
         one_of("output_value", output_value, get_args(OutputValue))
         if output_value == "token_embeddings":
-            only_texts = {"dimensions": dimensions is not None, "precision": precision != "float32"}
+            only_texts = {
+                "dimensions": dimensions is not None,
+                "precision": precision != "float32",
+                "ranges": ranges is not None,
+                "kept": kept is not None,
+            }
             if given := next((name for name, is_given in only_texts.items() if is_given), None):
                 raise ConfigError(f"{given} is for vectors of texts; leave it out with output_value={output_value!r}")
             settings: dict[str, Any] = {"empty": empty, "overflow": overflow, "prompt_name": prompt_name}
-            limits = (bool(normalize), batch_tokens, show_progress)
+            limits = (bool(flag_or_none("normalize", normalize)), batch_tokens, show_progress)
             states = self.encode_tokens(texts, prompt, *limits, **settings, batch_size=batch_size)
             listed = [_as_output(state, output) for state in states]
             return listed[0] if isinstance(texts, str) else listed
         normalize = flag_or_none("normalize", normalize)
         show_progress = flag_or_none("show_progress", show_progress)
-        check_precision(precision)
+        if check_precision(precision) not in ("int8", "uint8") and ranges is not None:
+            raise ConfigError(f"ranges are for int8 and uint8; leave them out with precision={precision!r}")
         check_dimensions(dimensions, self.dimensions)
         tokens = template_tokens(self.runtime, texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
         vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept, batch_size)
-        if precision != "float32" and len(vectors):
+        if precision in ("int8", "uint8") and ranges is None and len(vectors) == 1:
+            raise ConfigError(f"one vector has no range to divide into steps: precision={precision!r} needs ranges")
+        if precision != "float32":
             vectors = quantize(vectors, precision, ranges)
         if isinstance(texts, str):
             vectors = vectors[0]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from gerund.checks import flag, is_listing, whole_number
+from gerund.checks import check_unicode, flag, is_listing, whole_number
 from gerund.errors import ConfigError, unknown_name
 from gerund.settings.aliases import Alias, names_of
 from gerund.settings.sampling import (
@@ -302,6 +302,8 @@ def _strings(name: str, given: Any, empty: str) -> tuple[str, ...]:
         raise ConfigError(f"{name} is a text or a list of texts, not {given!r}")
     if "" in listed:
         raise ConfigError(f"{name} has an empty string, which {empty}; leave it out")
+    for text in listed:
+        check_unicode(name, text)
     return tuple(dict.fromkeys(listed))
 
 
@@ -329,11 +331,14 @@ def _constraint(options: GenerationKeywords) -> Constraint | None:
         regex = options["regex"]
         if not isinstance(regex, str) or not regex:
             raise ConfigError(f"regex is a regular expression, not {regex!r}")
+        check_unicode("regex", regex)
         return Constraint("regex", regex)
     choice = options["choice"]
     texts = list(choice) if is_listing(choice) else []  # type: ignore[arg-type]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"choice is a list of texts, none of them empty, not {choice!r}")
+    for text in texts:
+        check_unicode("choice", text)
     return Constraint("choice", json.dumps(list(dict.fromkeys(texts))))
 
 

@@ -56,7 +56,8 @@ class CompiledConstraint:
         elif constraint.kind == "tools":
             grammar = LLMatcher.grammar_from_lark(constraint.source)
         else:
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(constraint.source))
+            written = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(constraint.source))
+            choices = " | ".join(written).replace("\x7f", "\\u007f")  # which the grammar's strings do not hold
             grammar = LLMatcher.grammar_from_lark(f"start: {choices}\n")
         self._matcher = partial(LLMatcher, vocabulary, grammar, log_level=0)
         matcher = self._matcher()

@@ -78,7 +78,7 @@ class ReadingModel(Protocol):
         """Its name in messages."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CachedText:
     """A text, its KV cache, and the logits ``(1, V)`` of the next token."""
 
@@ -222,7 +222,7 @@ def _file_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Session(CachedText):
     """A text that the model has read, ready to be continued any number of times, from several threads too.
 

@@ -392,12 +392,10 @@ def function_tool(function: Callable[..., Any]) -> dict[str, Any]:
     >>> function_tool(weather)["function"]["parameters"]["required"]
     ['city']
     """
-    from transformers.utils.chat_template_utils import parse_google_format_docstring
-
     name = getattr(function, "__name__", "")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a tool is a function with a name of letters, digits and _, not {function!r}")
-    described, helps, _ = parse_google_format_docstring(inspect.getdoc(function) or "")
+    described, helps = _docstring(inspect.getdoc(function) or "")
     try:
         schema = _arguments_model(function).model_json_schema()
     except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError) as error:
@@ -405,10 +403,29 @@ def function_tool(function: Callable[..., Any]) -> dict[str, Any]:
     schema.pop("title", None)
     for key, about in schema.get("properties", {}).items():
         about.pop("title", None)
-        if (helps or {}).get(key):
+        if helps.get(key):
             about.setdefault("description", " ".join(helps[key].split()))
-    form = {"name": name, "description": described or "", "parameters": schema}
+    form = {"name": name, "description": described, "parameters": schema}
     return {"type": "function", "function": form}
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return the description in a docstring in Google's style, and what its ``Args`` section says of each parameter.
+
+    It reads a docstring as transformers does for a model's chat template.
+    """
+    described = re.split(r"Args:|Returns:|Raises:", text, maxsplit=1)[0].strip()
+    section = re.search(r"\n\s*Args:\n(.*?)(?:Returns:|Raises:|\Z)", text, re.DOTALL)
+    helps: dict[str, str] = {}
+    name, indent = "", 0
+    for line in filter(str.strip, section[1].split("\n") if section else []):
+        begins = re.match(r"([ \t]*)(\w+):\s*(.*)", line)
+        if begins is not None and (not name or len(begins[1]) <= indent):
+            name, indent = begins[2], len(begins[1])
+            helps[name] = begins[3].strip()
+        elif name:
+            helps[name] += f" {line.strip()}"
+    return described, helps
 
 
 def _arguments_model(function: Callable[..., Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gerund.checks import demand_number, is_listing
+from gerund.checks import demand_number, is_listing, whole_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
@@ -135,7 +135,7 @@ def validate_expansion(
     query: str, count: int, *, keep: Sequence[str] = (), fraction: float = FRACTION, blank: str
 ) -> Query | None:
     """Validate the arguments of ``expand``; return the query to mask, or None for one with blanks."""
-    if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
+    if not 1 <= whole_number("count", count) <= MOST_AT_ONCE:
         raise ConfigError(f"count is a whole number from 1 to {MOST_AT_ONCE}, not {count!r}")
     demand_number("fraction", fraction)
     if not 0 < fraction < 1:
@@ -155,7 +155,7 @@ def _prompts(
 ) -> Iterator[tuple[str, Sampling]]:
     """Yield texts with blanks, and sampling settings with a different seed for each."""
     [seed] = request_seeds(sampling, 1)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed % 2**64)  # torch takes negative seeds too
     if mask is None and sampling.is_greedy:
         yield query, sampling  # the same each time
         return

@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
-from gerund.checks import check_texts, is_listing, one_of
+from gerund.checks import check_texts, is_listing, one_of, whole_number
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
@@ -246,15 +246,15 @@ def candidate_lengths(lengths: int | Sequence[int] | None, max_tokens: int) -> l
     >>> candidate_lengths(None, 10), candidate_lengths([5, 3, 5], 1), candidate_lengths(40, 1)
     ([1, 2, 3, 4, 6, 8, 10], [3, 5], [40])
     """
-    _check_count("max_tokens", max_tokens)
+    max_tokens = _count("max_tokens", max_tokens)
     if lengths is None:
         return [*(length for length in _SPREAD if length < max_tokens), max_tokens]
-    given: list[Any] = [lengths] if isinstance(lengths, int) else list(lengths) if is_listing(lengths) else []
+    if isinstance(lengths, int | np.integer):
+        lengths = [whole_number("a length", lengths)]
+    given = list(lengths) if is_listing(lengths) else []
     if not given:
         raise ConfigError(f"lengths are one or several whole numbers, not {lengths!r}")
-    for length in given:
-        _check_count("a length", length)
-    return sorted(set(given))
+    return sorted({_count("a length", length) for length in given})
 
 
 def _best(
@@ -415,8 +415,7 @@ def _causal_score(runtime: EncoderRuntime, left: Sequence[int], span: Sequence[i
 
 def _check_search(search: Search) -> None:
     for name, value in (("beams", search.beams), ("samples", search.samples)):
-        _check_count(name, value)
-        if value > MOST_AT_ONCE:
+        if _count(name, value) > MOST_AT_ONCE:
             raise ConfigError(f"{name}={value} is too many; {MOST_AT_ONCE} are the most")
     if search.beams > 1 and not search.sampling.is_greedy:
         raise ConfigError("beams look for the most probable span and sampling takes one by chance: give one of them")
@@ -424,9 +423,10 @@ def _check_search(search: Search) -> None:
         raise ConfigError(f"samples={search.samples} would all be the same span without a temperature above 0")
 
 
-def _check_count(name: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
+def _count(name: str, value: Any) -> int:
+    if (count := whole_number(name, value)) < 1:
         raise ConfigError(f"{name} is a whole number of at least 1, not {value!r}")
+    return count
 
 
 def each(fill: Callable[[str], Infill], texts: str | Sequence[str]) -> Any:
