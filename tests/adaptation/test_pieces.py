@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def test_a_text_is_read_once_and_what_cannot_be_read_is_told(tmp_path):
     assert found.summary == (
         "5 documents in 3 files; left out: 1 file that could not be read to its end, 1 with the same text as another"
     )
+
+
+def test_a_name_that_is_no_utf8(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text(documents(1)[0]["text"])
+    assert len(read_documents([tmp_path]).digest) == 32
 
 
 @pytest.mark.slow
@@ -256,6 +262,11 @@ def test_a_recipe_for_scorers_is_refused_in_a_sentence(tmp_path, name):
 def test_a_recipe_for_token_vectors_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match="relevance trains how documents are ranked"):
         settings(tmp_path, recipe="relevance")
+
+
+def test_a_recipe_for_answer_tokens_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="gen leaves the model as it is and trains answer tokens behind it"):
+        settings(tmp_path, recipe="gen")
 
 
 @pytest.mark.parametrize("name", sorted(OF_A_T5))

@@ -148,6 +148,7 @@ def test_questions_name_documents_in_several_ways(tmp_path):
         ({"question": "Who?", "source": "zzz.txt"}, "line 1: no document is called 'zzz.txt'; the first one is"),
         ({"question": "Who?"}, "line 1: no field 'source'; present are: question"),
         ({"question": " ", "source": "a.jsonl#d1"}, "line 1: 'question' is empty"),
+        ({"question": '"', "source": "a.jsonl#d1"}, "line 1: 'question' is empty"),
         ({"question": 5, "source": "a.jsonl#d1"}, "line 1: 'question'"),
         (["Who?"], "line 1: expected a JSON object, found list"),
         ({"question": "Who?", "source": []}, "line 1: 'source' is empty"),

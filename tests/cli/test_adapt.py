@@ -87,6 +87,17 @@ def test_what_fails_once_the_model_is_there_leaves_nothing_behind(tmp_path, text
     assert not out.exists()
 
 
+def test_a_copy_of_the_base_does_not_outlive_a_failure(tmp_path, texts, tiny_folder, monkeypatch):
+    def open_base(_, folder):
+        (folder / "base").mkdir()
+        raise ConfigError("not so")
+
+    monkeypatch.setattr(running, "open_base", open_base)
+    with pytest.raises(ConfigError, match="not so"):
+        gerund.adapt(tiny_folder, texts, tmp_path / "out", show_progress=False)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_spec_says_how_the_model_is_read_while_it_is_adapted(tmp_path, texts, tiny_folder, monkeypatch):
     read = []
     monkeypatch.setattr(running, "open_base", lambda spec, _: read.append(spec) or stop())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import DataError, ResourceError
-from gerund.jobs.checkpoints import InputFiles, Manifest, ShardCheckpoint, has_saved_rows, saved_rows
+from gerund.jobs.checkpoints import InputFiles, Manifest, ShardCheckpoint, has_saved_rows, saved_rows, working_folder
 
 ONE = Manifest(
     "embed",
@@ -26,6 +26,16 @@ def test_goes_through_a_file(tmp_path):
     assert (found.stage, found.facts) == ("making", {"truncated": 3})
     assert found.key == ONE.key
     assert ONE.difference(found) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ConnectionResetError(errno.ECONNRESET, "reset"), OSError), (OSError(errno.ENOSPC, "full"), ResourceError)],
+)
+def test_an_error_that_is_not_the_outputs_stays_what_it_is(tmp_path, error, raised):
+    with pytest.raises(raised, match=r"^.Errno|cannot write .*full$"), working_folder(tmp_path / "out"):
+        raise error
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "kind": "embed"}', "[" * 100_000])

@@ -32,6 +32,11 @@ def killed(number: int) -> int:
     return number
 
 
+def test_the_peak_memory_needs_no_module_of_unix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert engine.peak_resident_mib() >= 0
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_shard_once_with_its_result(workers):
     found = dict(map_shards(LocalEngine(workers), square, iter(range(7))))

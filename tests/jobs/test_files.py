@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -438,6 +439,23 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> 
         overtaken()
     assert (target / "a.txt").read_text() == "a.txt theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_where_no_folder_can_be_opened_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, which opens files alone."""
+    real = os.open
+
+    def open_file(path: str | Path, *more: Any, **options: Any) -> int:
+        if Path(path).is_dir():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", open_file)
+    with files.atomic_folder(tmp_path / "out") as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "a.txt").write_text("a")
+    monkeypatch.undo()
+    assert (tmp_path / "out" / "deep" / "a.txt").read_text() == "a"
 
 
 def test_an_empty_folder_and_a_link_are_outputs(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, OutputExistsError, ResourceError
 from gerund.jobs import object_stores
-from gerund.jobs.object_stores import staged
+from gerund.jobs.object_stores import Staged, staged
 from tests.cli.helpers import run_cli
 
 
@@ -68,6 +68,16 @@ def test_work_elsewhere(tmp_path):
         place.send([place.output])
     assert (tmp_path / "far" / "out.txt").read_bytes() == b"whole"
     assert names(tmp_path / "near") == []
+
+
+def test_work_elsewhere_for_an_output_below_the_root(tmp_path):
+    sent = []
+    place = Staged([], tmp_path / "out.unsent" / "out.txt", "/out.txt")
+    place.output.parent.mkdir()
+    place.output.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(object_stores, "_send", lambda _, target: sent.append(target))
+        assert place.send([place.output]) == sent == ["/out.txt"]
 
 
 def test_a_folder(bucket, tmp_path):

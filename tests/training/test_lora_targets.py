@@ -1,5 +1,6 @@
 """Where a new adapter goes: every linear layer that text goes through by its forward, and no other."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from gerund.attention.recurrent import read_by_weight, recurrent_modules
 from gerund.errors import ConfigError, ModelError
 from gerund.settings.plan import AttentionPlan
 from gerund.training.recipe import LoraConfig
-from gerund.training.trainable_model import TrainableModel, _with_adapter
+from gerund.training.trainable_model import TrainableModel, _check_same_shape, _with_adapter
 from tests.models.test_multimodal import build
 from tests.tiny import N_LAYERS, RECURRENT, batch, tiny
 
@@ -30,6 +31,14 @@ def ready(name):
 
 def adapted_layers(model):
     return {name for name, part in model.named_modules() if hasattr(part, "lora_A")}
+
+
+def test_an_adapter_that_is_trained_further_has_its_own_lowest_layer():
+    model = ready("llama")
+    adapter = _with_adapter(model, recipe(lowest_layer=1), None)
+    _check_same_shape(model, adapter, LoraConfig(rank=2, lowest_layer=1), Path("a"))
+    with pytest.raises(ModelError, match=r"updates from layer 1 on, and model\.lora\.lowest_layer asks for 2"):
+        _check_same_shape(model, adapter, LoraConfig(rank=2, lowest_layer=2), Path("a"))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gerund.data.yaml_text import parse_yaml
 from gerund.errors import ConfigError
 from gerund.training.recipe import bundled_recipes, load_recipe
 
@@ -135,6 +136,26 @@ class TestMistakes:
             ("save_steps=5", "save_steps 5 is no multiple of log_steps 2"),
             ("keep_checkpoints=1", "keep_checkpoints: input should be greater than or equal to 2"),
             ("data.sources.1.name=a", "data.sources has a name twice: a, a"),
+            ("schedule={name: constant, floor: 0.1}", "schedule.floor is what is left at the end of a fall"),
+            ("tokenizer.path=default", "max_length, vocab_size: this is about a tokenizer that is trained"),
+            (
+                "objectives=[{kind: sscl, length: 16, pairs: {files: [a]}, crop: 0.5, min_words: 3, unit: sentences}]",
+                "min_words, crop: this is about the recipe's texts, and pairs is read in their place",
+            ),
+            (
+                "objectives=[{kind: distill, length: 16, teacher: a.parquet, unit: documents, sources: [c]}]",
+                "sources, unit: this is about the recipe's texts, and file is read",
+            ),
+            ("objectives=[{kind: gen, length: 16, teacher: t, files: [a], min_words: 3}]", "min_words: this is about"),
+            (
+                "objectives=[{kind: late, length: 16, dimensions: 8, files: [a], questions: both, lists: 9}]",
+                "questions, lists: this is about the recipe's texts, and files",
+            ),
+            (
+                "objectives=[{kind: gur, length: 16, pairs: {files: [a]}, short_factor: 2}]",
+                "short_factor is about batches of short pairs, which need short_length",
+            ),
+            ("data={folder: a, folder: b}", "the value is not valid YAML"),
             ("data.sources=[]", "the objective causal reads texts, and data.sources has none"),
         ],
     )
@@ -157,6 +178,12 @@ class TestMistakes:
             load_recipe(tmp_path / "deep.yaml")
         with pytest.raises(ConfigError, match="the value is not valid YAML"):
             load_recipe(write_recipe(settings), ["model.config=" + "[" * 100_000])
+
+    def test_a_key_that_is_given_twice(self, tmp_path):
+        (tmp_path / "twice.yaml").write_text("steps: 5\nmodel: {base: a}\nsteps: 6\n")
+        with pytest.raises(ConfigError, match=r"twice\.yaml: not valid YAML \('steps' is given twice .* line 3"):
+            load_recipe(tmp_path / "twice.yaml")
+        assert parse_yaml("a: &a {b: 1, c: 3}\nd: {<<: *a, b: 2}") == {"a": {"b": 1, "c": 3}, "d": {"b": 2, "c": 3}}
 
     def test_files(self, tmp_path):
         with pytest.raises(ConfigError, match="no such recipe"):

@@ -1,9 +1,11 @@
 """Recipes are found by name, and a user's own texts take the place of theirs."""
 
+import json
 import os
 import re
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -128,10 +130,30 @@ class TestOwnTexts:
             (tmp_path / name).touch()
         recipe = load_recipe("magnet-default", ["data.sources.texts.limit=5"], texts=[tmp_path, tmp_path / "b.txt"])
         [source] = recipe.data.sources
-        expected = ["a.jsonl.xz", "b.txt", "deep/c.parquet", "notes.md", "b.txt"]
+        expected = ["a.jsonl.xz", "b.txt", "deep/c.parquet", "notes.md"]
         assert source.files == [tmp_path / name for name in expected]
         assert (source.limit, source.clean, source.validation) == (5, "none", [])
         assert recipe.data.validation_tokens == 16384
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            ("[1]", "data: input should be a valid dictionary"),
+            ("{sources: 5}", None),
+            ("{sources: [{part: [1]}]}", "is not written such as 1/2"),
+        ],
+    )
+    def test_in_a_recipe_whose_data_is_malformed(self, settings, write_recipe, corpus, data, message):
+        settings["data"] = yaml.safe_load(data)
+        with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+            load_recipe(write_recipe(settings), texts=[corpus / "a.train.jsonl"])
+
+    def test_a_name_that_is_no_utf8(self, settings, write_recipe, tmp_path):
+        path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+        path.touch()
+        recipe = load_recipe(write_recipe(settings), texts=[path])
+        assert recipe.plain()["data"]["sources"][0]["files"] == [str(path)]
+        assert json.loads(json.dumps(recipe.published()))["objectives"][0]["kind"] == "causal"
 
     def test_of_a_recipe_for_one_half_the_same_half_is_read(self, tmp_path):
         (tmp_path / "a.txt").touch()

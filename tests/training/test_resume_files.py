@@ -10,7 +10,7 @@ from gerund.errors import ConfigError
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import prepare_objectives
 from gerund.training.recipe import load_recipe
-from gerund.training.run_folder import check_same_data
+from gerund.training.run_folder import announce, check_resumable, check_same_data
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
 from tests.training.conftest import sentences
@@ -109,6 +109,22 @@ def test_every_objective_with_files_of_its_own_notes_them(settings, write_recipe
             with pytest.raises(ConfigError, match=f"have changed: {name}$"):
                 check_same_data(tmp_path, again.summary(), resuming=True)
             sources = again
+
+
+def test_a_name_in_brackets_is_no_markup(capsys):
+    announce("tokenising the training documents of wiki[en] and wiki[/en]")
+    assert capsys.readouterr().err == "tokenising the training documents of wiki[en] and wiki[/en]\n"
+
+
+def test_what_saves_memory_may_change(tmp_path, settings, write_recipe):
+    settings["objectives"] = [{"kind": "mntp", "length": 16, "batch_size": 8}]
+    settings["data"]["sources"] = [{"name": "a", "files": ["a.train.jsonl"]}]
+    recipe = load_recipe(write_recipe(settings))
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
+    less = ["objectives.mntp.micro_batch_size=2", "model.gradient_checkpointing=true"]
+    check_resumable(load_recipe(write_recipe(settings), less), tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"objectives\.mntp\.batch_size was 8 and is 4"):
+        check_resumable(load_recipe(write_recipe(settings), ["objectives.mntp.batch_size=4"]), tmp_path, 0)
 
 
 def test_files_of_an_objective_that_joins_in_later_are_new(tmp_path):

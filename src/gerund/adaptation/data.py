@@ -29,9 +29,10 @@ from gerund.adaptation.config import (
     MOST_SEARCHED,
     AdaptConfig,
 )
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text, opened
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.passages import sentence_bounds
+from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.jobs.files import atomic_file
 from gerund.normalization import normalized
@@ -58,7 +59,7 @@ class Collected:
     def digest(self) -> str:
         """Hash of all documents, by which a resumed run knows them again."""
         content = "".join(f"{document.source}\0{document.digest}\0" for document in self.documents)
-        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(content.encode(errors="replace"), digest_size=16).hexdigest()
 
     @property
     def summary(self) -> str:
@@ -143,24 +144,18 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
         raise DataError(f"{path}: no such file")
     names = _names(sources, roots)
     questions: dict[str, dict[str, None]] = {}
-    with opened(path) as file:
-        for number, raw in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            line = decode(raw, where).removeprefix("\ufeff")
-            if not line.strip():
-                continue
-            row = json_row(line, where)
-            for name in ("question", "source"):
-                if name not in row:
-                    raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")
-            question = checked_text(row["question"], where, "question").strip()
-            answers = row["source"] if isinstance(row["source"], list) else [row["source"]]
-            for name, value in (("question", question), ("source", answers)):
-                if not value:
-                    raise DataError(f"{where}: {name!r} is empty")
-            for answer in answers:
-                source = _document(checked_text(answer, where, "source"), names, sources, where)
-                questions.setdefault(question, {})[source] = None
+    for where, row in json_lines(path):
+        for name in ("question", "source"):
+            if name not in row:
+                raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")
+        question = _unquoted(checked_text(row["question"], where, "question"))
+        answers = row["source"] if isinstance(row["source"], list) else [row["source"]]
+        for name, value in (("question", question), ("source", answers)):
+            if not value:
+                raise DataError(f"{where}: {name!r} is empty")
+        for answer in answers:
+            source = _document(checked_text(answer, where, "source"), names, sources, where)
+            questions.setdefault(question, {})[source] = None
     if not questions:
         raise DataError(f"{path}: there is no question in it")
     return {question: tuple(answers) for question, answers in questions.items()}
@@ -277,9 +272,8 @@ def query_and_rest(document: Document, common: frozenset[str], options: AdaptCon
 
 
 def _query(document: Document, text: str, kind: str, rest: Document) -> tuple[Query, Document] | None:
-    if len(rest.text.strip()) < _LEAST_LEFT:
-        return None
-    return Query(_unquoted(text), (document.source,), kind), rest
+    text = _unquoted(text)
+    return (Query(text, (document.source,), kind), rest) if text and len(rest.text.strip()) >= _LEAST_LEFT else None
 
 
 def _unquoted(text: str) -> str:
@@ -367,7 +361,7 @@ def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roo
         )
     chosen = sorted(questions, key=lambda question: _order(question, options.seed))[:MOST_QUERIES]
     answers = {source for question in chosen for source in questions[question]}
-    queries = [Query(_unquoted(question), questions[question], QUESTION) for question in chosen]
+    queries = [Query(question, questions[question], QUESTION) for question in chosen]
     training = tuple(document for document in documents if document.source not in answers)
     held_out = tuple(document for document in documents if document.source in answers)
     return _checked(Split(training, held_out, tuple(queries)))

@@ -416,6 +416,7 @@ class Adapted:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict: the content of ``report.json``."""
         choice = self.choice
+        published = choice.recipe.published()
         return {
             "format": FORMAT,
             "gerund": __version__,
@@ -442,8 +443,7 @@ class Adapted:
                       "questions": self.pairs.questions, "written": self.pairs.written,
                       "left_out": self.pairs.left_out},
             "training": {
-                "recipe": choice.recipe.model_dump(mode="json", exclude={"output": True, "data": {"folder", "cache"}})
-                | {"model": choice.recipe.model.model_dump(mode="json") | {"base": bare_name(self.model)}},
+                "recipe": published | {"model": published["model"] | {"base": bare_name(self.model)}},
                 "bound": choice.bound,
                 "epochs": choice.epochs,
                 "estimated_seconds": choice.seconds,

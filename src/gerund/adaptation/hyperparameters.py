@@ -70,7 +70,7 @@ class Choice:
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
-        return json.dumps({"steps": self.recipe.steps, **self.reasons(), "recipe": self.recipe.model_dump(mode="json")})
+        return json.dumps({"steps": self.recipe.steps, **self.reasons(), "recipe": self.recipe.plain()})
 
     def reasons(self) -> dict[str, Any]:
         """Return everything but the recipe, JSON-ready."""
@@ -157,6 +157,11 @@ def _check_purpose(objective: dict[str, Any], name: str) -> None:
             f"{name} trains how documents are ranked, and adapting trains one vector for each text: "
             f"gerund train {name} --texts trains it, and gerund adapt --reranker a reranker after the encoder"
         )
+    if not kind.trains_base:
+        raise ConfigError(
+            f"{name} leaves the model as it is and trains answer tokens behind it, and adapting trains an adapter: "
+            f"gerund train {name} --texts trains it"
+        )
     # Of a T5's recipes these are what needs its decoder; GUR without it is contrastive training, which any model has.
     writes = ENCODER_DECODER in kind.models and kind.purpose_of(objective) is Purpose.WRITE
     if writes or objective.get("lm"):
@@ -202,8 +207,8 @@ def choose(
     result = estimate(_with_steps(settings, max(steps, 3), file))
     if machine.device == "cpu" and result.memory_mib - before > machine.free_mib:
         raise ResourceError(
-            f"a step needs {result.memory_mib:,} MiB and {machine.free_mib:,} MiB are free; take a smaller model, or a "
-            "recipe with a smaller micro_batch_size"
+            f"a step needs {result.memory_mib:,} MiB and {machine.free_mib:,} MiB are free; free some and give "
+            "--resume, or take, with another output, a smaller model or a recipe with a smaller micro_batch_size"
         )
     if by_minutes:
         minutes = MINUTES if options.minutes is None else options.minutes

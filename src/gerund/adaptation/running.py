@@ -307,7 +307,8 @@ class _Job:
             return [lm], pairs, self._stored_choice(pairs)
         except (InputError, ModelError):
             if not (self.output / "choice.json").is_file():
-                shutil.rmtree(self.output / "data", ignore_errors=True)
+                for name in ("data", "base"):
+                    shutil.rmtree(self.output / name, ignore_errors=True)
                 (self.output / "adapt.json").unlink(missing_ok=True)
             raise
 

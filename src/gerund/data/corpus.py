@@ -111,7 +111,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def corpus_files(paths: Iterable[Path]) -> list[Path]:
-    """Return these files, and for a folder all text files in it and below it, sorted."""
+    """Return these files, and for a folder all text files in it and below it, sorted; each once."""
     files: list[Path] = []
     for path in paths:
         try:
@@ -132,7 +132,7 @@ def corpus_files(paths: Iterable[Path]) -> list[Path]:
     for file in files:
         if not os.access(file, os.R_OK):
             raise ConfigError(f"{file}: cannot be read (permission denied)")
-    return [file.absolute() for file in files]
+    return list(dict.fromkeys(file.absolute() for file in files))
 
 
 def _texts_below(folder: Path) -> Iterator[Path]:

@@ -112,24 +112,42 @@ def _id_of(value: object, where: str, column: str) -> int | str:
     return value if isinstance(value, int) else checked_text(str(value), where, column)
 
 
-def read_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
+def read_records(
+    table: Table, wanted: Sequence[str], *, required: Sequence[str] = ()
+) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
     """Yield each row's line (or row) number, its name in messages, and its values by column or why it can't be read.
 
     For JSON lines, CSV, TSV and Parquet; blank lines are skipped. Of a Parquet file only the ``wanted`` columns that
-    exist are read. ``table.column`` must exist.
+    exist are read. ``table.column`` and the ``required`` columns must exist (JSON lines may have other fields).
     """
     if table.format == "parquet":
-        yield from _parquet_records(table, wanted)
+        yield from _parquet_records(table, wanted, required)
     elif table.format == "jsonl":
         for number, row in _json_records(table, Cursor()):
             yield number, f"{table.name}, line {number}", row
     else:
         records = _CSV_RECORDS[table.format](table, Cursor())
         first, header = _header(records)
-        for name in dict.fromkeys([table.column, *(name for name in wanted if name in header)]) if header else ():
+        present = [name for name in wanted if name in header]
+        for name in dict.fromkeys([table.column, *required, *present]) if header else ():
             column_at(header, name, f"{table.name}, line {first}")
         for number, fields in records:
             yield number, f"{table.name}, line {number}", value_or_error(_by_column, fields, header)
+
+
+def whole_records(
+    table: Table, wanted: Sequence[str] = (), *, required: Sequence[str] = ()
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows as ``read_records`` does, each with its name in messages; the first bad one is raised."""
+    for _, where, row in read_records(table, wanted, required=required):
+        if isinstance(row, DataError):
+            raise row
+        yield where, row
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of a .jsonl file, which may be compressed, each with its name in messages."""
+    return whole_records(Table(path, "jsonl", shown_path(path)))
 
 
 def _by_column(fields: list[str], header: list[str]) -> dict[str, str]:
@@ -342,10 +360,13 @@ def _parquet_path(table: Table) -> Path:
     return table.path
 
 
-def _parquet_records(table: Table, wanted: Sequence[str]) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
+def _parquet_records(
+    table: Table, wanted: Sequence[str], required: Sequence[str]
+) -> Iterator[tuple[int, str, Mapping[str, Any] | DataError]]:
     with parquet_file(_parquet_path(table), table.name) as file:
         present = file.schema_arrow.names
-        column_at(present, table.column, table.name)
+        for name in (table.column, *required):
+            column_at(present, name, table.name)
         columns, count = [name for name in wanted if name in present], 0
         for batch in file.iter_batches(batch_size=256, columns=columns):
             values = (column_values(batch.column(name), table.name, count) for name in columns)

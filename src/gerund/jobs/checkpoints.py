@@ -6,6 +6,7 @@ finished rows of the part that is being made, for jobs that checkpoint rows. The
 there, its manifest last, so that a job killed in between is known as finished.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -449,20 +450,29 @@ def working_folder(output: Path, ending: str = ".arrow") -> Iterator[WorkingFold
     try:
         require_regular_file(path)
         lock = acquire_lock(path, output)
-        try:
-            folder = WorkingFolder(path, ending)
-            try:
-                yield folder
-            finally:
-                if path.is_dir() and not folder.begun() and not folder.placing():
-                    folder.remove()
-        finally:
-            release_lock(lock)
-            # Not empty: parts to resume from, files that a user stores there, or another process has just begun.
-            with suppress(OSError):
-                path.rmdir()
     except OSError as error:
-        raise ResourceError(f"cannot write {output}: {path}: {error.strerror or error}") from error
+        raise _unwritable(output, path, error) from error
+    try:
+        folder = WorkingFolder(path, ending)
+        try:
+            yield folder
+        finally:
+            if path.is_dir() and not folder.begun() and not folder.placing():
+                folder.remove()
+    except OSError as error:
+        # Others, such as those of an input or a connection, are no fault of the output.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or str(error.filename).startswith(str(path)):
+            raise _unwritable(output, path, error) from error
+        raise
+    finally:
+        release_lock(lock)
+        # Not empty: parts to resume from, files that a user stores there, or another process has just begun.
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _unwritable(output: Path, path: Path, error: OSError) -> ResourceError:
+    return ResourceError(f"cannot write {output}: {path}: {error.strerror or error}")
 
 
 @contextmanager

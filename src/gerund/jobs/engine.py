@@ -199,13 +199,15 @@ def cores() -> int:
 
 def peak_resident_mib() -> float:
     """Return this process's largest resident size so far, in MiB."""
-    import resource
-
     # `getrusage` includes the parent process, as large as it was at the start; on Linux /proc has the better number.
     status = Path("/proc/self/status")
     peak = status.read_text(encoding="utf-8").partition("VmHWM:")[2].split() if status.is_file() else []
     if peak:
         return int(peak[0]) / 2**10
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
     # Bytes on macOS, KiB elsewhere.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 

@@ -69,9 +69,9 @@ def atomic_file(target: Path, *, apart: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomic(target: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old version or the new one."""
-    with atomic_file(target) as file:
+def write_atomic(target: Path, text: str, *, apart: bool = False) -> None:
+    """Write a text file so that a reader sees the old version or the new one; ``apart`` as in ``atomic_file``."""
+    with atomic_file(target, apart=apart) as file:
         file.write(text.encode())
 
 
@@ -128,12 +128,13 @@ def make_folder(folder: Path) -> None:
 
 def flush_names(folder: Path) -> None:
     """Force the names of a folder's files to the disk, so that a rename survives a power cut."""
-    with suppress(OSError):  # not every file system can
+    with suppress(OSError):  # not every file system can, and Windows opens no folder
         _flush(folder)
 
 
 def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    # Windows flushes only what may be written.
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -271,9 +272,10 @@ def _remove_abandoned_parts(target: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Force every file of a folder to the disk."""
-    for path in [*folder.rglob("*"), folder]:
-        _flush(path)
+    """Force every file of a folder to the disk, and their names."""
+    for path in folder.rglob("*"):
+        flush_names(path) if path.is_dir() else _flush(path)
+    flush_names(folder)
 
 
 def _system_error(error: BaseException) -> str | None:
@@ -309,7 +311,7 @@ def _move_into_place(work: Path, target: Path, *, overwrite: bool) -> None:
         target.rename(old)
         work.rename(target)
         shutil.rmtree(old, ignore_errors=True)
-    _flush(target.parent)
+    flush_names(target.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -54,8 +54,8 @@ class Staged:
         """Upload finished files, the main one last; returns their targets. After an error the files stay here."""
         if self.target is None:
             return [str(file) for file in files]
-        folder = self.target.rpartition("/")[0]
-        targets = [f"{folder}/{file.name}" if folder else file.name for file in files]
+        folder = "".join(self.target.rpartition("/")[:2])
+        targets = [f"{folder}{file.name}" for file in files]
         for file, target in zip(files, targets, strict=True):
             _send(file, target)
         # Such as the errors file of an earlier run whose output is replaced.

@@ -4,6 +4,8 @@ No torch is imported here. An unknown field is refused with the valid ones liste
 """
 
 import difflib
+import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -19,7 +21,7 @@ from gerund.data.yaml_text import parse_yaml
 from gerund.errors import ConfigError
 from gerund.settings.model_spec import EncoderSpec
 from gerund.training.objectives import settings as objective_settings
-from gerund.training.objectives.sections import ObjectiveConfig, Purpose, Section
+from gerund.training.objectives.sections import ObjectiveConfig, Purpose, Section, TextConfig, changed_fields
 from gerund.training.objectives.settings import class_of, parse_objective
 
 _FOLDER = Path(__file__).parent.parent / "assets" / "recipes"
@@ -85,6 +87,15 @@ class TokenizerConfig(Section):
     """Megabytes of text to train it on, divided between the sources by weight."""
     max_length: int = Field(default=1024, ge=1)
     """What a trained tokenizer reports as ``model_max_length``."""
+
+    @model_validator(mode="after")
+    def _trained_or_existing(self) -> Self:
+        unused = changed_fields(self, set(type(self).model_fields) - {"path"})
+        if self.path is not None and unused:
+            raise ValueError(
+                f"{', '.join(sorted(unused))}: this is about a tokenizer that is trained, and path names one"
+            )
+        return self
 
 
 class EncoderSection(EncoderSpec, frozen=True):
@@ -219,6 +230,17 @@ class Recipe(Section):
     snapshot_steps: int | None = Field(default=None, ge=1)
     """Save the model to ``snapshots/step-N`` every ``snapshot_steps`` steps, to measure how it develops."""
 
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as JSON has them; paths may have bytes that are no UTF-8, which JSON must escape."""
+        result: dict[str, Any] = json.loads(json.dumps(self.model_dump(), default=os.fspath))
+        return result
+
+    def published(self) -> dict[str, Any]:
+        """Return it without folders, which say something about a machine and nothing about the model."""
+        result = self.plain()
+        del result["output"], result["data"]["folder"], result["data"]["cache"]
+        return result
+
     @property
     def batch_tokens(self) -> int:
         """Upper bound of the tokens of one optimizer step, when every objective takes part and no text is short."""
@@ -242,6 +264,8 @@ def _check_schedule(recipe: Recipe) -> None:
     schedule = recipe.schedule
     if (schedule.name == "wsd") != (schedule.decay_steps is not None):
         raise ValueError("schedule.decay_steps belongs to the schedule wsd, and wsd needs it")
+    if schedule.floor and schedule.name == "constant":
+        raise ValueError("schedule.floor is what is left at the end of a fall, and the schedule constant does not fall")
     if schedule.warmup_steps + (schedule.decay_steps or 0) > recipe.steps:
         raise ValueError(
             f"schedule.warmup_steps {schedule.warmup_steps} and decay_steps {schedule.decay_steps or 0} together are "
@@ -340,6 +364,9 @@ def _take_teacher(content: dict[str, Any], teacher: str, name: str) -> None:
         teacher = str(Path(teacher).absolute())
         if isinstance(data, dict) and len(objectives or []) == 1:
             data.pop("sources", None)  # the file has the texts as well
+        for item in distilling:  # and all of them are read
+            for setting in TextConfig.settings_of_sources:
+                item.pop(setting, None)
     for item in distilling:
         item["teacher"] = teacher
 
@@ -464,10 +491,12 @@ def read_settings(path: Path, overrides: list[str], texts: Sequence[Path] = ()) 
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of settings")
-    if texts:
-        data = content.get("data") or {}
+    data = content.get("data") or {}
+    if texts and isinstance(data, dict):  # anything else is refused where the recipe is checked
+        sources = data.get("sources")
+        listed = [item for item in sources if isinstance(item, dict)] if isinstance(sources, list) else []
         # A generator that reads one half of the documents does so whosever they are.
-        parts = {item.get("part") for item in data.get("sources") or () if isinstance(item, dict)} - {None}
+        parts = {str(item["part"]) for item in listed if item.get("part") is not None}
         part = {"part": parts.pop()} if len(parts) == 1 else {}
         content["data"] = {**data, "sources": [{"name": "texts", "files": list(texts), **part}]}
     for override in overrides:

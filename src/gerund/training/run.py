@@ -130,7 +130,7 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
     _start(recipe, model, module, device)
     if first:
         # From here on the folder holds a run; what failed above was only a mistake.
-        write_atomic(output / "recipe.json", recipe.model_dump_json(indent=1))
+        write_atomic(output / "recipe.json", json.dumps(recipe.plain(), indent=1))
     log = TrainingLog(output / "log.jsonl", step=step, steps=recipe.steps, silent=not first)
     _announce(log, recipe, objectives, broken, step)
     with _explained(output, log):
@@ -224,7 +224,7 @@ def _announce(
 
 def _snapshot(recipe: Recipe, model: TrainableModel, step: int, objectives: list[Objective]) -> None:
     folder = recipe.output / "snapshots" / f"step-{step}"
-    report = {"step": step, "recipe": _published(recipe)}
+    report = {"step": step, "recipe": recipe.published()}
     head, extra_files = gathered_head(model.head), _extra_files(objectives)
     # What an interrupted run left there may come from a decay that the resumed one does not have.
     more: dict[str, Any] = {"head": head, "extra_files": extra_files, "reranks": _reranked(recipe)}
@@ -286,11 +286,6 @@ def _exhaustion(error: BaseException) -> ResourceError | None:
     return None
 
 
-def _published(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings without folders, which say something about a machine and nothing about the model."""
-    return recipe.model_dump(mode="json", exclude={"output": True, "data": {"folder", "cache"}})
-
-
 def _report(
     recipe: Recipe, losses: dict[str, float], log: TrainingLog, objectives: list[Objective], module: "nn.Module"
 ) -> dict[str, Any]:
@@ -301,7 +296,7 @@ def _report(
         "validation_loss": {name.removeprefix("val_"): round(value, 4) for name, value in losses.items()},
         "seconds": round(log.seconds, 1),
         "torch": torch.__version__,
-        "recipe": _published(recipe),
+        "recipe": recipe.published(),
     }
     for objective in objectives:
         report |= objective.report()

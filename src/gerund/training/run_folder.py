@@ -33,8 +33,10 @@ _FREE = (
     "output", "steps", "compile", "sharding", "log_steps", "eval_steps", "save_steps", "keep_checkpoints",
     "snapshot_steps", "report_to",
 )  # fmt: skip
-# Of the data, and of an objective: neither changes a gradient (but for the order of additions).
+# Of the data, of the model and of an objective: none changes a gradient (but for the order of additions).
 _FREE_DATA = ("folder", "cache", "validation_tokens")
+_FREE_MODEL = ("gradient_checkpointing",)
+_FREE_OBJECTIVE = ("micro_batch_size",)
 
 
 def check_output(output: Path, resume: bool) -> None:
@@ -57,7 +59,7 @@ def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
     path = output / "recipe.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing, so nothing says what the checkpoints were trained with")
-    before, now = json.loads(path.read_text("utf-8")), json.loads(recipe.model_dump_json())
+    before, now = json.loads(path.read_text("utf-8")), recipe.plain()
     differing = sorted(_differences(_compared(before), _compared(now)))
     if differing:
         raise ConfigError(f"{output}: cannot resume, since settings have changed: {'; '.join(differing)}")
@@ -93,6 +95,10 @@ def check_same_data(output: Path, summary: dict[str, Any], *, resuming: bool) ->
 def _compared(settings: dict[str, Any]) -> dict[str, Any]:
     compared = {key: value for key, value in settings.items() if key not in _FREE}
     compared["data"] = {k: v for k, v in compared["data"].items() if k not in _FREE_DATA}
+    compared["model"] = {k: v for k, v in compared["model"].items() if k not in _FREE_MODEL}
+    compared["objectives"] = [
+        {k: v for k, v in objective.items() if k not in _FREE_OBJECTIVE} for objective in compared["objectives"]
+    ]
     compared["schedule"] = {k: v for k, v in compared["schedule"].items() if not k.startswith("decay")}
     return compared
 
@@ -185,7 +191,7 @@ def _problem(folder: Path) -> str | None:
 
 def announce(text: str) -> None:
     """Show a line on the terminal's error stream."""
-    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+    Console(stderr=True, highlight=False, markup=False).print(text, soft_wrap=True)
 
 
 class TrainingLog:
@@ -206,7 +212,7 @@ class TrainingLog:
         self._busy = 0.0
         self._last = (self.tokens, self._busy)
         self._step_began = self._started
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, markup=False)
         columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, disable=silent or not sys.stderr.isatty())
         self._task = self._progress.add_task("", total=steps, completed=step)

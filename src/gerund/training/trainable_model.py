@@ -303,6 +303,12 @@ def _check_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: Lora
         if requested - present if lora.target_modules == "all-linear" else requested != present:
             difference = f"layers {', '.join(sorted(present))}, and model.lora.target_modules asks for "
             difference += ", ".join(sorted(requested))
+    lowest = min(
+        (at for at, layer in enumerate(decoder_layers(model)) if any(hasattr(p, "lora_A") for p in layer.modules())),
+        default=0,
+    )
+    if not difference and lora.lowest_layer > lowest:
+        difference = f"updates from layer {lowest} on, and model.lora.lowest_layer asks for {lora.lowest_layer}"
     if difference:
         raise ModelError(
             f"{folder} has {difference}; leave model.lora out to train it further, set model.adapter to none for a new "

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gerund.errors import ConfigError
 from gerund.training.corpus.texts import Mixture, Sample
 
 
@@ -34,6 +35,17 @@ def test_samples_are_those_of_choosing_one_by_one(sizes, weights, counts):
     jumping = Mixture(sizes, weights, seed=3, shifts=16)
     for number in (2499, 0, 1203, 2, 1203):
         assert jumping.sample(number) == expected[number]
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"), [([3.0, 996.4, 0.6], [3, 996, 1]), ([0.6, 0.6, 0.6, 998.2], [1, 1, 1, 997])]
+)
+def test_a_source_of_small_weight_is_read(weights, counts):
+    mixture = Mixture([5] * len(weights), weights, seed=0)
+    sources = [mixture.sample(number).source for number in range(1000)]
+    assert [sources.count(place) for place in range(len(weights))] == counts
+    with pytest.raises(ConfigError, match="the weight 1 of a source is less than a row of 2,000, of 3001 together"):
+        Mixture([3, 2], [3000.0, 1.0], seed=0)
 
 
 def test_another_seed_another_order():

@@ -73,6 +73,11 @@ def test_the_same_column_for_both(tmp_path):
     assert read_examples([path], query="text", positive="text") == [Example("a", "a", ())]
 
 
+def test_a_blank_first_line_hides_no_column(tmp_path):
+    (tmp_path / "a.csv").write_text("\nquery,positive,negatives\na,b,c\n", "utf-8")
+    assert read_examples([tmp_path / "a.csv"]) == [Example("a", "b", ("c",))]
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
 def test_instructions_and_tasks(tmp_path, ending):
     rows = [
@@ -164,7 +169,7 @@ def test_mistakes_in_parquet(tmp_path):
     path = written(tmp_path / "a.parquet", [{"query": "a", "positive": "b"}, {"query": "c", "positive": "  "}])
     with pytest.raises(DataError, match=r"a\.parquet, row 2: 'positive' is empty"):
         read_examples([path])
-    with pytest.raises(DataError, match=r"a\.parquet: no field 'pos'; present are: query, positive"):
+    with pytest.raises(DataError, match=r"a\.parquet: no column 'pos'; present are: query, positive"):
         read_examples([path], positive="pos")
     binary = written(tmp_path / "b.parquet", [{"query": b"a", "positive": "b"}])
     with pytest.raises(DataError, match=r"b\.parquet, row 1: 'query' is not a text but bytes"):

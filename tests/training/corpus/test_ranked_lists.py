@@ -1,12 +1,16 @@
 """Ranked lists made of texts: what asks, what is offered, and what an interrupted run keeps."""
 
-import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gerund.errors import DataError
 from gerund.training.corpus import ranked_lists
 from gerund.training.corpus.ranked_lists import LISTS, _Lines, read_lists
+from gerund.training.objectives.settings import LateObjectiveConfig
+from gerund.training.recipe import load_recipe
+from gerund.training.trainable_model import prepare_model
 
 
 @pytest.fixture
@@ -56,8 +60,35 @@ def test_a_model_that_cannot_ask_is_told(run, settings, monkeypatch):
 
 def test_an_interrupted_run_keeps_what_was_made(tmp_path):
     path = tmp_path / "lines.jsonl"
-    path.write_text("[1]\n[2]\n[3", "utf-8")
+    path.write_text("[0, [1]]\n[1, [2]]\n[2, [3", "utf-8")
     lines = _Lines(path)
-    assert [lines.get(lambda: pytest.fail("made again")) for _ in range(2)] == [[1], [2]]
-    assert lines.get(lambda: [4]) == [4]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [[1], [2], [4]]
+    assert [lines.get(at, lambda: pytest.fail("made again")) for at in range(2)] == [[1], [2]]
+    assert lines.get(2, lambda: [4]) == [4]
+    again = _Lines(path)
+    assert [again.get(at, lambda: pytest.fail("made again")) for at in range(3)] == [[1], [2], [4]]
+
+
+def test_two_runs_at_a_time_keep_each_result_at_its_place(tmp_path):
+    runs = [_Lines(tmp_path / "lines.jsonl") for _ in range(2)]
+    made = [run.get(number, lambda number=number: [number]) for number in range(3) for run in runs]
+    read = _Lines(tmp_path / "lines.jsonl")
+    assert made == [[0], [0], [1], [1], [2], [2]]
+    assert [read.get(number, lambda: pytest.fail("made again")) for number in range(3)] == [[0], [1], [2]]
+
+
+def test_an_adapter_that_is_trained_further_does_not_score(settings, write_recipe, monkeypatch, tmp_path):
+    model = prepare_model(load_recipe(write_recipe(settings)))
+    documents = ["the cat runs under the house", "a stone and a river", "red and blue dog"]
+    model.model.eval()
+    expected = ranked_lists._lift(model.model, model.tokenizer, "the cat", documents)  # the adapter is new
+    torch.manual_seed(0)
+    for name, weight in model.adapter.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_()
+    assert ranked_lists._lift(model.model, model.tokenizer, "the cat", documents) != pytest.approx(expected, rel=0.1)
+    config = LateObjectiveConfig(kind="late", lists=1, candidates=3)
+    maker = ranked_lists._Maker(SimpleNamespace(model=model, seed=lambda _: 0), config, documents, tmp_path)
+    monkeypatch.setattr(maker, "_taken", lambda _, count: [("the cat", documents)] * count)
+    [ranked] = maker.lists()
+    assert ranked.scores == pytest.approx(expected, rel=1e-5)
+    assert any(weight.requires_grad for weight in model.adapter.parameters())

@@ -47,6 +47,15 @@ def test_texts_are_the_documents_between_bos_and_eos(tokenizer, cache, documents
     assert not cache.starts().flags.writeable
 
 
+def test_two_processes_have_temporary_names_of_their_own(corpus, tokenizer, cache, tmp_path):
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert len(files) == 3
+    for path in files:
+        path.unlink()
+        path.with_name(f".{path.name}.part").mkdir()
+    assert tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path) == cache
+
+
 def test_a_control_token_that_is_spelled_is_text(tokenizer, tmp_path):
     spelled = f"a {tokenizer.eos_token} b {tokenizer.bos_token}"
     cache = tokenize_corpus([written(tmp_path / "a.jsonl", spelled)], tokenizer, tmp_path)
@@ -162,7 +171,7 @@ def test_a_cache_of_the_first_format_is_left_alone(corpus, tokenizer, cache, tmp
 
 
 def test_the_index_is_there_before_the_card(corpus, tokenizer, tmp_path, monkeypatch):
-    def killed(card, text):
+    def killed(card, *_, **__):
         assert card.with_suffix(".starts.npy").is_file()
         assert card.with_suffix(".tokens").is_file()
         raise KeyboardInterrupt

@@ -1,12 +1,15 @@
 """The tokenizer gives every text back, puts BOS in front, and is the same every time."""
 
+import os
 import random
 
 import pytest
 from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from gerund.training.corpus import tokenizer as trained
+from gerund.training.corpus.tokenizer import SPECIAL_TOKENS, load_tokenizer, prepare_tokenizer, train_tokenizer
+from gerund.training.recipe import load_recipe
 from tests.training.conftest import sentences
 
 
@@ -74,6 +77,33 @@ def test_training_is_deterministic():
     texts = [sentences(i, 30) for i in range(20)]
     one, other = (train_tokenizer(texts, vocab_size=320, max_length=64) for _ in range(2))
     assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+
+
+def test_one_of_two_trainings_at_a_time_takes_the_others(settings, write_recipe, monkeypatch, tmp_path):
+    settings["data"]["cache"] = str(tmp_path / "cache")
+    recipe = load_recipe(write_recipe(settings))
+    train = trained.train_tokenizer
+
+    def train_slowly(*texts, **options):
+        monkeypatch.setattr(trained, "train_tokenizer", train)
+        prepare_tokenizer(recipe)
+        return train(*texts, **options)
+
+    monkeypatch.setattr(trained, "train_tokenizer", train_slowly)
+    assert len(prepare_tokenizer(recipe)) == 320
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_an_edit_that_keeps_the_size_trains_another(settings, write_recipe, corpus, tmp_path):
+    texts, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    texts.write_bytes((corpus / "a.train.jsonl").read_bytes())
+    settings["data"] |= {"cache": str(cache), "sources": [{"name": "a", "files": [str(texts)]}]}
+    recipe = load_recipe(write_recipe(settings))
+    prepare_tokenizer(recipe)
+    texts.write_text(texts.read_text("utf-8").replace("cat", "cut"), "utf-8")
+    os.utime(texts, ns=(0, 0))
+    prepare_tokenizer(recipe)
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_mistakes(tmp_path):

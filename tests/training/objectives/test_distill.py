@@ -335,6 +335,8 @@ def test_a_damaged_shard_is_made_anew(tmp_path):
     right = teacher_vectors(teacher, lambda numbers: [texts[number] for number in numbers], 3, tmp_path).rows([0, 1, 2])
     [shard] = tmp_path.iterdir()
     shard.write_bytes(shard.read_bytes()[:-3])
+    # Another process that makes the same shard has a temporary name of its own.
+    shard.with_name(f".{shard.name}.part").mkdir()
     found = teacher_vectors(teacher, lambda numbers: [texts[number] for number in numbers], 3, tmp_path, told.append)
     np.testing.assert_array_equal(found.rows([0, 1, 2]), right)
     assert teacher.asked == [3, 3]

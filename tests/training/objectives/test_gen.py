@@ -234,6 +234,11 @@ def test_the_model_answers_once(base, tmp_path, monkeypatch):
     lm = gerund.load(base, attention="causal", dtype="float32")
     texts = [sentences(number, 1) for number in range(3)]
     written = model_answers(lm.model, lm.tokenizer, texts, 6, tmp_path)
+    # Another process that answers the same texts has a temporary name of its own.
+    [file] = tmp_path.iterdir()
+    file.unlink()
+    file.with_name(f".{file.name}.part").mkdir()
+    assert model_answers(lm.model, lm.tokenizer, texts, 6, tmp_path) == written
     assert [answer.text for answer in written] == [one.text.strip() for one in lm.generate(texts, 6)]
     monkeypatch.setattr("gerund.training.corpus.answers.generate", None)
     assert model_answers(lm.model, lm.tokenizer, texts, 6, tmp_path) == written
@@ -279,7 +284,7 @@ def test_texts_of_the_sources_are_answered_and_empty_answers_left_out(run, setti
     ],
 )
 def test_broken_texts(tmp_path, line, words):
-    (tmp_path / "texts.jsonl").write_text(line + "\n")
+    (tmp_path / "texts.jsonl").write_text(f"\ufeff{line}\n", "utf-8")
     with pytest.raises(DataError, match=words):
         read_texts([tmp_path / "texts.jsonl"])
 

@@ -135,6 +135,7 @@ def test_lists_are_made_of_texts(run, settings, adapting, corpus):
         ('{"query": "a", "documents": ["b", "c"]}', "no field 'scores'"),
         ('{"query": "a", "documents": ["b", "c"], "scores": [1]}', "scores must be 2 numbers"),
         ('{"query": "a", "documents": ["b", "c"], "scores": [1, NaN]}', "NaN|scores must be 2 numbers"),
+        (f'{{"query": "a", "documents": ["b", "c"], "scores": [1, {10**400}]}}', "scores must be 2 numbers"),
         ('{"query": "a", "documents": ["b"], "scores": [1]}', "two documents at least"),
         ('{"query": " ", "documents": ["b", "c"], "scores": [1, 2]}', "a list has a query"),
         ('{"query": "a", "documents": ["b", " "], "scores": [1, 2]}', "a document is empty"),
@@ -142,7 +143,7 @@ def test_lists_are_made_of_texts(run, settings, adapting, corpus):
     ],
 )
 def test_broken_lists(tmp_path, line, words):
-    (tmp_path / "lists.jsonl").write_text(line + "\n")
+    (tmp_path / "lists.jsonl").write_text(f"\ufeff{line}\n", "utf-8")
     with pytest.raises(DataError, match=words):
         read_lists([tmp_path / "lists.jsonl"])
 

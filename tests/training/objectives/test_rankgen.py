@@ -275,11 +275,14 @@ class TestRefused:
             ("[", "line 1: not valid JSON"),
             ('{"prefix": "a"}', "with a number 'document'"),
             ('{"document": 0, "prefix": "a"}', "no field 'continuation'"),
+            ('{"document": true, "prefix": "a"}', "with a number 'document'"),
             ('{"document": 0, "prefix": " ", "continuation": "b"}', "'prefix' is empty"),
+            (json.dumps(passage(0, "a", "b") | {"generated": 5}), "'generated' is not a list but int"),
+            (json.dumps(passage(0, "a", "b") | {"generated": "text"}), "'generated' is not a list but str"),
         ],
     )
     def test_passages(self, tmp_path, line, message):
-        (tmp_path / "part-00000.jsonl").write_text(line)
+        (tmp_path / "part-00000.jsonl").write_text(f"\ufeff{line}\n", "utf-8")
         with pytest.raises(DataError, match=message):
             read_passages([tmp_path])
 

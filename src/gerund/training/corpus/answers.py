@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text
+from gerund.data.tables import json_lines
 from gerund.errors import DataError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
@@ -36,18 +37,13 @@ def read_texts(paths: Sequence[Path]) -> list[tuple[str, Answer | None]]:
     """Read .jsonl files, whose lines have ``text``, and ``answer`` where it is given."""
     rows: list[tuple[str, Answer | None]] = []
     for path in paths:
-        with opened(path) as file:
-            for number, raw in enumerate(file, start=1):
-                where = f"{path}, line {number}"
-                if not (line := decode(raw, where).strip()):
-                    continue
-                row = json_row(line, where)
-                if "text" not in row:
-                    raise DataError(f"{where}: no field 'text'; present are: {', '.join(row)}")
-                fields = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
-                if not all(text.strip() for text in fields):
-                    raise DataError(f"{where}: text and answer may not be empty; leave answer out for the model's own")
-                rows.append((fields[0], Answer(fields[1]) if len(fields) > 1 else None))
+        for where, row in json_lines(path):
+            if "text" not in row:
+                raise DataError(f"{where}: no field 'text'; present are: {', '.join(row)}")
+            fields = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
+            if not all(text.strip() for text in fields):
+                raise DataError(f"{where}: text and answer may not be empty; leave answer out for the model's own")
+            rows.append((fields[0], Answer(fields[1]) if len(fields) > 1 else None))
     if not rows:
         raise DataError(f"{', '.join(map(str, paths))}: no texts in there")
     return rows
@@ -72,10 +68,11 @@ def model_answers(
         report(f"the model answers {count:,} texts, in at most {most_tokens} tokens each")
         with progress(count, "answering", show=None) as advance:
             for path, stretch in missing.items():
-                write_atomic(path, "".join(map(_line, _written(model, tokenizer, stretch, most_tokens))))
+                lines = map(_line, _written(model, tokenizer, stretch, most_tokens))
+                write_atomic(path, "".join(lines), apart=True)
                 advance(len(stretch))
-    lines = [line for path in paths for line in path.read_text("utf-8").split("\n") if line]
-    return [Answer(**json.loads(line)) for line in lines]
+    texts_of_paths = "".join(path.read_text("utf-8") for path in paths)
+    return [Answer(**json.loads(line)) for line in texts_of_paths.split("\n") if line]
 
 
 def _line(answer: Answer) -> str:

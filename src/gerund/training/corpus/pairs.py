@@ -1,16 +1,15 @@
 """Training pairs and triples: read from files, weighted, batched by length, and ordered in shuffled epochs."""
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text
 from gerund.data.mining.substrings import normalised
-from gerund.data.tables import open_table, read_rows
+from gerund.data.tables import FORMATS, open_table, whole_records
 from gerund.errors import DataError
 from gerund.training.corpus.texts import Mixture
 
@@ -24,10 +23,6 @@ class Example:
     negatives: tuple[str, ...]  # texts that do not; there may be none
     instruction: str = ""  # what the query asks for, where examples have an instruction of their own
     task: str = ""  # which task it belongs to, where batches are of one task each
-
-
-# Where a row stood, and its columns.
-_Record = tuple[str, Mapping[str, Any]]
 
 
 def read_examples(
@@ -57,18 +52,20 @@ def read_examples(
     ]
 
 
-def records(path: Path, required: tuple[str, str], optional: tuple[str | None, ...]) -> Iterator[_Record]:
+def records(
+    path: Path, required: tuple[str, str], optional: tuple[str | None, ...]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the rows of a file, at least one, with the required columns and those of the optional ones that it has."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    form = open_table(path).format
-    if form not in _READERS:
-        raise DataError(f"{path}: a {form} file has no columns; valid formats are: {', '.join(_READERS)}")
-    empty = True
-    for record in _READERS[form](path, required, tuple(name for name in optional if name is not None)):
-        empty = False
-        yield record
-    if empty:
+    table = open_table(path)
+    if table.format == "txt":
+        raise DataError(f"{path}: a txt file has no columns; valid formats are: {', '.join(FORMATS[1:])}")
+    wanted, is_empty = dict.fromkeys(name for name in (*required, *optional) if name is not None), True
+    for where, values in whole_records(replace(table, column=required[0]), list(wanted), required=required):
+        is_empty = False
+        yield where, values
+    if is_empty:
         raise DataError(f"{path}: no examples in there")
 
 
@@ -181,64 +178,6 @@ def _instruction(values: Mapping[str, Any], name: str | None, where: str) -> str
         return ""
     value = _present(values, name, where)
     return "" if value is None else checked_text(value, where, name)
-
-
-def _read_jsonl(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:
-    del required, optional
-    with opened(path) as file:
-        for number, raw in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            line = decode(raw, where)
-            line = line.removeprefix("\ufeff") if number == 1 else line
-            if not line.strip():
-                continue
-            yield where, json_row(line, where)
-
-
-def _read_table(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:
-    """Read the columns of a .csv or .tsv file side by side, each with the reader of tables of one text a row."""
-    present = _header(path)
-    columns = list(dict.fromkeys(required + tuple(name for name in optional if name in present)))
-    tables = (open_table(path, column=column, id_column="") for column in columns)
-    streams = [
-        ((rows.place(index), text) for rows in read_rows(table, max_rows=1024) for index, text in enumerate(rows.texts))
-        for table in tables
-    ]
-    for cells in zip(*streams, strict=True):
-        yield cells[0][0], {column: text for column, (_, text) in zip(columns, cells, strict=True)}
-
-
-def _header(path: Path) -> list[str]:
-    with opened(path) as file:
-        line = decode(file.readline(), f"{path}, line 1").removeprefix("\ufeff")
-    return next(csv.reader([line], delimiter="\t" if open_table(path).format == "tsv" else ","), [])
-
-
-def _read_parquet(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Record]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            for name in required:
-                _present(dict.fromkeys(present), name, str(path))
-            row = 0
-            columns = [name for name in dict.fromkeys(required + optional) if name in present]
-            for batch in file.iter_batches(batch_size=1024, columns=columns):
-                for values in batch.to_pylist():
-                    row += 1
-                    yield f"{path}, row {row}", values
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable parquet file ({' '.join(str(error).split())})") from error
-
-
-_READERS: dict[str, Callable[[Path, tuple[str, ...], tuple[str, ...]], Iterator[_Record]]] = {
-    "jsonl": _read_jsonl,
-    "csv": _read_table,
-    "tsv": _read_table,
-    "parquet": _read_parquet,
-}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ are made: an interrupted run continues where it was, and another run on the same
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.attention.layouts import decoder_layers
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text
 from gerund.data.passages import sentence_bounds
+from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 LISTS = "lists.jsonl"
 """The file, in a run's folder, of the lists that were made of texts."""
 # Raised whenever questions or scores of the same texts become others.
-_FORMAT = 1
+_FORMAT = 2
+# What no number of 32 bits holds.
+_TOO_LARGE = 1e38
 _FEWEST_WORDS, _LEAST_LEFT = 4, 40
 
 
@@ -79,13 +82,7 @@ def ranked_lists(context: "Context", config: "RankedListsConfig", length: int) -
 
 def read_lists(paths: Sequence[Path]) -> list[RankedList]:
     """Read lists from .jsonl files, whose lines have ``query``, ``documents`` and ``scores``."""
-    lists = []
-    for path in paths:
-        with opened(path) as file:
-            for number, raw in enumerate(file, start=1):
-                where = f"{path}, line {number}"
-                if line := decode(raw, where).strip():
-                    lists.append(_list(json_row(line, where), where))
+    lists = [_list(row, where) for path in paths for where, row in json_lines(path)]
     if not lists:
         raise DataError(f"{', '.join(map(str, paths))}: no lists in there")
     return lists
@@ -102,7 +99,7 @@ def _list(row: Mapping[str, Any], where: str) -> RankedList:
     if not all(text.strip() for text in texts):
         raise DataError(f"{where}: a document is empty")
     is_listed = isinstance(scores, list) and len(scores) == len(texts)
-    if not is_listed or not all(type(score) in (int, float) and np.isfinite(score) for score in scores):
+    if not is_listed or not all(type(score) in (int, float) and abs(score) < _TOO_LARGE for score in scores):
         raise DataError(f"{where}: scores must be {len(texts)} numbers, one for each document")
     return RankedList(query, texts, [float(score) for score in scores])
 
@@ -143,7 +140,9 @@ class _Maker:
         """Return scored lists: of mined and of written queries, half of each where there are both."""
         count, kind = self.config.lists, self.config.questions
         mined = {"mined": count, "both": count - count // 2}.get(kind, 0)
-        with _evaluating(self.model.model):
+        adapter = self.model.adapter
+        # The base's own adapter, which may be trained further, neither writes nor scores.
+        with _evaluating(self.model.model), nullcontext() if adapter is None else adapter.disable_adapter():
             asked = [*self._taken(self._mined(), mined), *self._taken(self._written(), count - mined)]
             if not asked:
                 raise DataError(
@@ -156,7 +155,7 @@ class _Maker:
             return self._scored(asked)
 
     def _base(self) -> str:
-        """Return what identifies the weights that write and score, and what was read before an adapter is trained."""
+        """Return what identifies the weights that write and score: those of the base, without an adapter."""
         source = self.model.source
         if source is None:
             return f"a new model of {len(decoder_layers(self.model.model))} layers"
@@ -204,7 +203,7 @@ class _Maker:
         order = [number for number in self._order if len(self.texts[number]) >= _LEAST_LEFT]
         for first in range(0, len(order), PASSAGES_AT_ONCE):
             numbers = order[first : first + PASSAGES_AT_ONCE]
-            asked = known.get(partial(self._questions, numbers))
+            asked = known.get(first, partial(self._questions, numbers))
             announce(f"{self.config.kind}: questions to {first + len(numbers)} of {len(order)} texts")
             for number, questions in zip(numbers, asked, strict=True):
                 for question in questions:
@@ -226,8 +225,8 @@ class _Maker:
         model, tokenizer, lists = self.model.model, self.model.tokenizer, []
         try:
             with progress(len(asked), "labeling", show=None) as advance:
-                for query, documents in asked:
-                    scores = known.get(partial(_lift, model, tokenizer, query, documents))
+                for place, (query, documents) in enumerate(asked):
+                    scores = known.get(place, partial(_lift, model, tokenizer, query, documents))
                     lists.append(RankedList(query, documents, scores))
                     advance(1)
         finally:
@@ -241,25 +240,31 @@ def _lift(model: Any, tokenizer: Any, query: str, documents: Sequence[str]) -> l
 
 
 class _Lines:
-    """Results in the order in which they are made, in a file to which each is added; an interrupted run reads them."""
+    """Results by number, in a file to which each new one is added; an interrupted run, or another one, reads them.
+
+    Two runs may write at the same time: each result is a line ``[number, result]`` of one write, in any order.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._place = path, 0
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        whole, _, torn = text.rpartition("\n")
-        if torn:  # the end of an interrupted run
-            write_atomic(path, f"{whole}\n" if whole else "")
-        self._known = [json.loads(line) for line in whole.splitlines()]
+        self._path = path
+        content = path.read_bytes() if path.is_file() else b""
+        # The end of an interrupted run is no line; the next one begins after it.
+        self._torn = bool(content) and not content.endswith(b"\n")
+        self._known = dict[int, Any]()
+        for line in content.splitlines():
+            with suppress(ValueError):
+                number, result = json.loads(line)
+                self._known[number] = result
 
-    def get(self, make: Callable[[], Any]) -> Any:
-        """Return the next result: the one in the file, else a new one."""
-        if self._place == len(self._known):
-            self._known.append(make())
+    def get(self, number: int, make: Callable[[], Any]) -> Any:
+        """Return the result of a number: the one in the file, else a new one."""
+        if number not in self._known:
+            self._known[number] = make()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self._known[-1]) + "\n")
-        self._place += 1
-        return self._known[self._place - 1]
+            with self._path.open("ab", buffering=0) as file:
+                file.write(f"{chr(10) * self._torn}{json.dumps([number, self._known[number]])}\n".encode())
+            self._torn = False
+        return self._known[number]
 
 
 @contextmanager

@@ -257,7 +257,7 @@ def _make(teacher: Teacher, texts: Sequence[str], path: Path) -> None:
     most = float(np.abs(vectors).max(initial=0.0))
     if most > np.finfo(np.float16).max:
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    with atomic_file(path) as file:
+    with atomic_file(path, apart=True) as file:
         file.write(save({_NAME: vectors.astype(np.float16)}, {"teacher": teacher.name, "space": teacher.space}))
 
 

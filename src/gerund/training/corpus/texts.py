@@ -72,7 +72,14 @@ class Mixture:
 
     def _pattern(self, weights: Sequence[float]) -> np.ndarray:
         rows = np.array(weights, dtype=float) / sum(weights) * self.PERIOD
-        counts = np.floor(rows).astype(int)
+        if rows.min() < 0.5:
+            least, most = min(weights), sum(weights)
+            raise ConfigError(
+                f"the weight {least:g} of a source is less than a row of {2 * self.PERIOD:,}, of {most:g} together; "
+                "give it more, or leave the source out"
+            )
+        counts = np.maximum(np.floor(rows), 1).astype(int)
+        counts[counts.argmax()] -= max(0, counts.sum() - self.PERIOD)
         largest_remainders = np.argsort(counts - rows, kind="stable")[: self.PERIOD - counts.sum()]
         counts[largest_remainders] += 1
         pattern = np.repeat(np.arange(len(weights)), counts)
@@ -184,7 +191,7 @@ def tokenize_corpus(
     corpus = _Corpus(files, clean, text_column, unit, min_words, part_of(part), limit)
     cache = _write(corpus, tokenizer, target)
     fields = {name: value for name, value in asdict(cache).items() if name != "path"}
-    write_atomic(card, json.dumps({**fields, "files": [path.name for path in files]}))
+    write_atomic(card, json.dumps({**fields, "files": [path.name for path in files]}), apart=True)
     return cache
 
 

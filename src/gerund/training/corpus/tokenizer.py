@@ -8,11 +8,12 @@ given.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gerund.data.corpus import clean_text, read_documents
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import atomic_folder
 from gerund.models.folder_files import demand_readable_files
 from gerund.models.kinds import SEQ2SEQ
@@ -119,7 +120,8 @@ def prepare_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerFast":
         tokenizer = train_tokenizer(
             texts, vocab_size=settings.vocab_size, max_length=settings.max_length, sentinels=sentinels
         )
-        with atomic_folder(folder) as partial:
+        # Another training may have trained the same one in the meantime.
+        with suppress(OutputExistsError), atomic_folder(folder) as partial:
             tokenizer.save_pretrained(str(partial))
     # Read back also when just trained, so that the first run and a resumed one use the very same object.
     return load_tokenizer(folder)
@@ -142,8 +144,8 @@ def _sample(recipe: Recipe, megabytes: float) -> Iterator[str]:
                 break
 
 
-def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int]]:
-    return [(path.name, path.stat().st_size) for path in existing(recipe, files)]
+def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int, int]]:
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in existing(recipe, files)]
 
 
 def pick_mask_token(tokenizer: "PreTrainedTokenizerBase", wanted: str | None) -> int:

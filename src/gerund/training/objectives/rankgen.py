@@ -5,7 +5,7 @@ as well.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text
+from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError
 from gerund.inference.tokens import Tokens, keep_end
 from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
@@ -101,11 +102,7 @@ def read_passages(paths: Sequence[Path]) -> list[PassageExample]:
         for part in files_of(path):
             if not part.is_file():
                 raise DataError(f"{part}: no such file or folder")
-            with opened(part) as file:
-                for number, raw in enumerate(file, start=1):
-                    where = f"{part}, line {number}"
-                    if line := decode(raw, where).strip():
-                        passages.append(_example(line, where, str(path)))
+            passages += [_example(row, where, str(path)) for where, row in json_lines(part)]
         if len(passages) == before:
             raise DataError(f"{path}: no passages in there; `gerund negatives` makes them")
     return passages
@@ -116,20 +113,20 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.glob(_PARTS)) if path.is_dir() else [path]
 
 
-def _example(line: str, where: str, source: str) -> PassageExample:
-    row = json_row(line, where)
-    if not isinstance(row.get("document"), int):
+def _example(row: Mapping[str, Any], where: str, source: str) -> PassageExample:
+    if type(row.get("document")) is not int:
         raise DataError(f"{where}: expected a JSON object with a number 'document'")
     for name in ("prefix", "continuation", "span"):
         if name not in row:
             raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
         if name != "span" and not checked_text(row[name], where, name).strip():
             raise DataError(f"{where}: {name!r} is empty")
-    generated, hard = (
-        [checked_text(text, where, name) for text in row.get(name) or ()] for name in ("generated", "hard")
-    )
+    generated, hard, places = (_items(row, where, name) for name in ("generated", "hard", "hard_spans"))
+    for name, texts in (("generated", generated), ("hard", hard)):
+        for text in texts:
+            checked_text(text, where, name)
     start, middle, end = _span(row["span"], 3, where, "span")
-    hard_spans = [_span(span, 2, where, "hard_spans") for span in row.get("hard_spans") or ()]
+    hard_spans = [_span(span, 2, where, "hard_spans") for span in places]
     if len(hard_spans) != len(hard):
         raise DataError(f"{where}: {len(hard)} texts in 'hard', and {len(hard_spans)} in 'hard_spans'")
     placed = [*((text, _NOWHERE) for text in generated), *zip(hard, hard_spans, strict=True)]
@@ -142,6 +139,13 @@ def _example(line: str, where: str, source: str) -> PassageExample:
         span=(start, middle, end),
         negative_spans=tuple(span for _, span in negatives),
     )
+
+
+def _items(row: Mapping[str, Any], where: str, name: str) -> list[Any]:
+    value = [] if row.get(name) is None else row[name]
+    if not isinstance(value, list):
+        raise DataError(f"{where}: {name!r} is not a list but {type(value).__name__}")
+    return value
 
 
 def _span(value: Any, count: int, where: str, name: str) -> tuple[int, ...]:

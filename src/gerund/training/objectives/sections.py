@@ -1,6 +1,6 @@
 """Base classes of the training objectives' settings: recipe sections, loss weights by step, seeds and checks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
@@ -42,6 +42,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
+def changed_fields(section: Section, names: Iterable[str]) -> list[str]:
+    """Return which of these settings differ from their defaults."""
+    fields = type(section).model_fields
+    return [name for name in names if getattr(section, name) != fields[name].get_default(call_default_factory=True)]
+
+
 def _as_schedule(value: Any) -> Any:
     """Turn a single weight into a schedule with one entry."""
     return [[0, value]] if isinstance(value, int | float) and not isinstance(value, bool) else value
@@ -68,6 +74,10 @@ class ObjectiveConfig(Section):
     """The kinds of models that it trains."""
     reads_pairs: ClassVar[bool] = False
     """Whether it always reads pairs of texts, in the place of texts."""
+    files_field: ClassVar[str | None] = None
+    """What names files of its own: where that is given, they are read in the place of the recipe's sources."""
+    settings_of_sources: ClassVar[tuple[str, ...]] = ()
+    """Its settings that say how the recipe's sources are read, which files of its own have no use for."""
     trains_vectors: ClassVar[bool] = False
     """Whether it reads texts as the encoder does, with its plan, pooling and prompt, and trains their vectors."""
     trains_head: ClassVar[bool] = False
@@ -99,6 +109,15 @@ class ObjectiveConfig(Section):
             raise ValueError(f"batch_size {self.batch_size} is no multiple of micro_batch_size {self.micro_batch_size}")
         return self
 
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> Self:
+        unused = [] if self.reads_sources else changed_fields(self, self.settings_of_sources)
+        if unused:
+            raise ValueError(
+                f"{', '.join(unused)}: this is about the recipe's texts, and {self.files_field} is read in their place"
+            )
+        return self
+
     @classmethod
     def name(cls) -> str:
         """Return its kind, as recipes write it."""
@@ -125,7 +144,7 @@ class ObjectiveConfig(Section):
     @property
     def reads_sources(self) -> bool:
         """Whether it reads the recipe's sources, rather than files of its own."""
-        return not self.reads_pairs
+        return not (self.reads_pairs or (self.files_field is not None and getattr(self, self.files_field)))
 
     @property
     def longest_text(self) -> int:
@@ -170,6 +189,8 @@ class TextConfig(ObjectiveConfig):
 
     shortest_text: ClassVar[int] = 8
     """Texts, and last pieces of texts, of fewer tokens are left out."""
+
+    settings_of_sources: ClassVar[tuple[str, ...]] = ("sources", "unit", "min_words")
 
     sources: list[str] = Field(default_factory=list)
     """Names of the ``data.sources`` that it reads; left out, all."""

@@ -24,6 +24,7 @@ from gerund.training.objectives.sections import (
     Section,
     TextConfig,
     VectorConfig,
+    changed_fields,
 )
 
 if TYPE_CHECKING:
@@ -304,6 +305,8 @@ class SsclConfig(TextConfig, ContrastiveConfig):
     """Self-supervised contrastive learning with an altered text as positive (MAGNET, section 3.2.2)."""
 
     work: ClassVar[str] = f"{_WORK}.sscl.prepare"
+    files_field: ClassVar[str | None] = "pairs"
+    settings_of_sources: ClassVar[tuple[str, ...]] = (*TextConfig.settings_of_sources, "deletion", "swap", "crop")
     purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
     seed_offset: ClassVar[int | None] = 40
 
@@ -337,11 +340,6 @@ class SsclConfig(TextConfig, ContrastiveConfig):
         super().check(recipe)
         if self.rewritten and recipe.model.base is None:
             raise ValueError("sscl.rewritten lets the base generate, and a model from scratch can't generate yet")
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return self.pairs is None
 
 
 class SpanConfig(TextConfig):
@@ -454,6 +452,8 @@ class GurConfig(ContrastiveConfig):
             raise ValueError("projection is a head for training only, dimensions one that is kept: give one of them")
         if self.short_length is not None and self.short_length > self.length:
             raise ValueError(f"short_length {self.short_length} is above length {self.length}")
+        if self.short_length is None and changed_fields(self, ["short_factor"]):
+            raise ValueError("short_factor is about batches of short pairs, which need short_length")
         if self.lm is False and self.alpha == 0:
             raise ValueError("with lm false and alpha 0 nothing is learned")
         if self.rate == 0 and self.lm is not False:
@@ -475,6 +475,7 @@ class DistillConfig(TextConfig, VectorConfig):
     work: ClassVar[str] = f"{_WORK}.distill.prepare"
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
     trains_head: ClassVar[bool] = True
+    files_field: ClassVar[str | None] = "file"
     purpose: ClassVar[Purpose] = Purpose.DISTIL
     seed_offset: ClassVar[int | None] = 90
     shortest_text: ClassVar[int] = 1
@@ -547,11 +548,6 @@ class DistillConfig(TextConfig, VectorConfig):
         """The Parquet file of the teacher's vectors, where they are given so."""
         return Path(self.teacher) if self.teacher.lower().endswith(".parquet") else None
 
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return self.file is None
-
     def check(self, recipe: "Recipe") -> None:
         """Raise ValueError after an objective that trains the same head, and for a prompt with a file of vectors."""
         super().check(recipe)
@@ -567,6 +563,7 @@ class RankgenConfig(VectorConfig):
     """An encoder that scores continuations of a prefix (RankGen, section 2.2)."""
 
     work: ClassVar[str] = f"{_WORK}.rankgen.prepare"
+    files_field: ClassVar[str | None] = "passages"
     purpose: ClassVar[Purpose] = Purpose.SCORE
     seed_offset: ClassVar[int | None] = 60
 
@@ -600,16 +597,13 @@ class RankgenConfig(VectorConfig):
             raise ValueError("similarity cosine needs a temperature, such as 0.05: cosines lie between -1 and 1")
         return self
 
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return False
-
 
 class RankedListsConfig(TextConfig):
     """What every objective has that learns to rank documents as a teacher's scores do."""
 
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
+    files_field: ClassVar[str | None] = "files"
+    settings_of_sources: ClassVar[tuple[str, ...]] = (*TextConfig.settings_of_sources, "questions", "lists")
     purpose: ClassVar[Purpose] = Purpose.RANK
     # One for all, which then make the same lists of the same texts.
     seed_offset: ClassVar[int | None] = 100
@@ -628,11 +622,6 @@ class RankedListsConfig(TextConfig):
     length: int = Field(default=180, ge=8)
     teacher_temperature: float = Field(default=0.5, gt=0)
     """The teacher's scores, standardized in each list, are divided by it."""
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return not self.files
 
 
 class LateObjectiveConfig(RankedListsConfig, VectorConfig):
@@ -681,6 +670,7 @@ class GenConfig(TextConfig, VectorConfig):
     work: ClassVar[str] = f"{_WORK}.gen.prepare"
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
     trains_base: ClassVar[bool] = False
+    files_field: ClassVar[str | None] = "files"
     purpose: ClassVar[Purpose] = Purpose.ANSWERS
     seed_offset: ClassVar[int | None] = 110
     shortest_text: ClassVar[int] = 1
@@ -725,11 +715,6 @@ class GenConfig(TextConfig, VectorConfig):
         if not (self.reconstruction or self.mse or self.cosine):
             raise ValueError("with reconstruction, mse and cosine all 0 nothing is learned")
         return self
-
-    @property
-    def reads_sources(self) -> bool:
-        """Whether it reads the recipe's sources."""
-        return not self.files
 
     @property
     def longest_text(self) -> int:
