@@ -272,18 +272,8 @@ def test_scripts_import_what_is_there_and_explain_themselves(path: Path, capsys:
     assert not {option for option in named if not re.search(rf"(?<![\w-]){option}(?![\w-])", said)}
 
 
-def takes_long(path: Path) -> bool:
-    """Whether a script takes a minute or more: it answers questions, or starts a process for each system and round."""
-    return (
-        path.stem == "ask" or re.search(r"alternate_children|in_child\(", path.read_text(encoding="utf-8")) is not None
-    )
-
-
-@pytest.mark.sweep(quick=0, check=1)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(path.stem, marks=[pytest.mark.full] * takes_long(path)) for path in SCRIPTS],
-)
+@pytest.mark.full  # half a minute and more each; what they measure with is tested above
+@pytest.mark.parametrize("name", [path.stem for path in SCRIPTS])
 def test_scripts_run_to_their_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     arguments = ["--quick", "--output", str(tmp_path / "result.json")]
     if name in PEERS:

@@ -3,8 +3,10 @@
 Checks of many files are one test each, which names every offender.
 """
 
+import ast
 import doctest
 import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -61,21 +63,29 @@ def room(path: Path) -> str:
     return module_name(path).split(".")[0] or "gerund"
 
 
-def slow_where(condition: bool, value: Any) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow) if condition else value
+def slow_or_full(part: str) -> Any:
+    """Mark the parts that import frameworks, or start an engine on the bundled model."""
+    marks = {"integrations": pytest.mark.slow, "engine": pytest.mark.full}
+    return pytest.param(part, marks=marks[part]) if part in marks else part
 
 
 WITH_EXAMPLES = [path for path in FILES if ">>>" in read(path)]
+LOADED: dict[str, gerund.LanguageModel] = {}
 PARTS = sorted({room(path) for path in WITH_EXAMPLES})  # integrations import one framework after the other
 
 
 @pytest.fixture
 def loaded_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the bundled model for nobody anew: most examples begin with it, and none changes it."""
+    """Load the bundled model once for each set of options: most examples begin with it, and none changes it."""
     load = gerund.load
 
     def give(*arguments: object, **settings: object) -> gerund.LanguageModel:
-        return load(*arguments, **settings) if arguments or settings else request.getfixturevalue("bundled")
+        if arguments:
+            return load(*arguments, **settings)
+        key = repr(sorted(settings.items()))
+        if key not in LOADED:
+            LOADED[key] = load(**settings) if settings else request.getfixturevalue("bundled")
+        return LOADED[key]
 
     monkeypatch.setattr(gerund, "load", give)
 
@@ -87,7 +97,7 @@ class Finder(doctest.DocTestFinder):
         return bool(super()._from_module(module, inspect.unwrap(object) if callable(object) else object))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("part", [slow_where(part == "integrations", part) for part in PARTS])
+@pytest.mark.parametrize("part", [slow_or_full(part) for part in PARTS])
 @pytest.mark.usefixtures("loaded_once")
 def test_docstring_examples(part: str) -> None:
     said: list[str] = []
@@ -106,17 +116,41 @@ def test_docstring_examples(part: str) -> None:
     assert not said, "".join(said)
 
 
-def quick_or_slow(page: Path) -> Any:
-    """Return the page; the guides, of which each loads models, are slow; one trains, as the command's own test does."""
-    if page.name == "adapt-to-your-documents.md":
-        return pytest.param(page, marks=pytest.mark.full)
-    return slow_where(page.parent.name == "how-to", page)
+# Pages that train, convert or start engines; ``test_names_in_python_examples_exist`` reads them in ``make check``.
+COSTLY = {
+    "adapt-to-your-documents.md", "convert-a-checkpoint.md", "engine.md", "index.md", "rank-documents.md",
+    "train-a-model.md",
+}  # fmt: skip
+
+
+def marked(page: Path) -> Any:
+    return pytest.param(page, marks=pytest.mark.full) if page.name in COSTLY else page
+
+
+def is_there(module: str, name: str) -> bool:
+    found = importlib.import_module(module)
+    is_package = hasattr(found, "__path__")
+    return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)
+
+
+def test_names_in_python_examples_exist() -> None:
+    offenders = []
+    for page in PAGES:
+        for line, _, body in blocks(page, "python"):
+            named: set[tuple[str, str]] = set()
+            for node in ast.walk(ast.parse(body)):
+                if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "gerund":
+                    named |= {(str(node.module), alias.name) for alias in node.names}
+                elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "gerund":
+                    named.add(("gerund", node.attr))
+            offenders += [f"{page_id(page)}, block at line {line}: {name}" for name in named if not is_there(*name)]
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.slow
 @needs_default
 @pytest.mark.usefixtures("loaded_once")
-@pytest.mark.parametrize("page", [quick_or_slow(page) for page in PAGES if blocks(page, "python")], ids=page_id)
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES if blocks(page, "python")], ids=page_id)
 def test_python_examples_run_as_they_stand(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,7 +172,7 @@ def command_lines(page: Path) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.full  # it trains, and each of its commands has tests of its own
 @needs_default
 def test_the_tutorial_of_the_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

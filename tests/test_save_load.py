@@ -46,8 +46,11 @@ def test_every_plan(tiny_folder: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_plans_are_told_apart(tiny_folder: Path) -> None:
+    lm = load(tiny_folder)
     vectors = {
-        name: load(tiny_folder, attention=name).encode(TEXTS).tobytes() for name in PLAN_NAMES if name != "hybrid"
+        name: lm.with_encoder(EncoderConfig(AttentionPlan(name))).encode(TEXTS).tobytes()
+        for name in PLAN_NAMES
+        if name != "hybrid"
     }
     alike = {"echo", "causal"}
     assert len({vectors[name] for name in vectors if name not in alike}) == len(vectors) - len(alike)
@@ -76,7 +79,7 @@ def test_every_setting(tiny_folder: Path, tmp_path: Path) -> None:
     assert stored["format"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "gemma2", "qwen2_moe"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_and_untied(tmp_path: Path, architecture: str, tied: bool) -> None:

@@ -55,7 +55,7 @@ VERBS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("attention", ["mask0-bidir", "inter-bidir", "extra-back", "echo"])
 def test_encoding_under_every_kind_of_plan(open_model, attention):
     expected = VERBS["encode"](open_model("cpu", attention=attention))
@@ -66,43 +66,32 @@ def test_encoding_under_every_kind_of_plan(open_model, attention):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", VERBS)
-def test_verb(open_model, verb):
-    expected = VERBS[verb](open_model("cpu"))
+@pytest.mark.parametrize("model", ["tiny", "bundled"])
+def test_verbs(open_model, model, request):
+    """The bundled model has an adapter for each job."""
+    verbs, near = VERBS, 1e-5
+    if model == "bundled":
+        request.getfixturevalue("bundled")
+        verbs, near = {name: VERBS[name] for name in ("encode", "generate", "infill", "score")}, 1e-4
+
+    def loaded(device):
+        return open_model(device) if model == "tiny" else gerund.load(device=device, dtype="float32")
+
+    here = loaded("cpu")
+    expected = {name: verb(here) for name, verb in verbs.items()}
     with SecondDevice() as device:
-        lm = open_model(DEVICE.type)
+        lm = loaded(DEVICE.type)
         assert all(isinstance(tensor, Elsewhere) for tensor in (*lm.model.parameters(), *lm.model.buffers()))
-        before = device.operations
-        found = VERBS[verb](lm)
-    assert device.operations > before + 50
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    else:
-        assert found == expected
-
-
-ADAPTED = {
-    "encode": VERBS["encode"],
-    "generate": VERBS["generate"],
-    "infill": VERBS["infill"],
-    "score": lambda lm: torch.as_tensor(lm.score(["the old man"], [[" slept", " ran away"]])[0]),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("bundled")
-@pytest.mark.parametrize("verb", ADAPTED)
-def test_verb_with_an_adapter(monkeypatch, verb):
-    monkeypatch.setattr("gerund.language_model.choose_autocast", lambda runtime: None)
-    expected = ADAPTED[verb](gerund.load(device="cpu", dtype="float32"))
-    with SecondDevice():
-        lm = gerund.load(device=DEVICE.type, dtype="float32")
-        assert all(isinstance(tensor, Elsewhere) for tensor in (*lm.model.parameters(), *lm.model.buffers()))
-        found = ADAPTED[verb](lm)
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    else:
-        assert found == expected
+        found = {}
+        for name, verb in verbs.items():
+            before = device.operations
+            found[name] = verb(lm)
+            assert device.operations > before + 50, name
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found[name], value, rtol=0, atol=near)
+        else:
+            assert found[name] == value
 
 
 # What a pass does beyond its plan.
@@ -116,7 +105,7 @@ METHODS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("name", METHODS)
 def test_encoding_by_every_method(open_model, name):
     expected = VERBS["encode"](open_model("cpu", **METHODS[name]))
@@ -125,7 +114,7 @@ def test_encoding_by_every_method(open_model, name):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize("transform", ["whitening-4", "all-but-the-top-1"])
 def test_a_transform_is_fitted(open_model, transform):
     sample = [f"{text} {number}" for text in TEXTS for number in range(4)]
@@ -192,7 +181,7 @@ def same_there(monkeypatch, place, more, near):
     assert written == others
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2", "bamba", "mamba2"])
 def test_recurrent_layers(tmp_path, monkeypatch, kind):
     same_there(monkeypatch, save_tiny(tmp_path, kind), lambda lm: None, 1e-4)

@@ -113,15 +113,6 @@ def test_a_changed_weight_is_seen(roomy_folder: Path) -> None:
     assert not demo.verify("One day").is_equal
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_matplotlib")
-def test_without_matplotlib_only_the_pictures_are_missing(roomy_folder: Path, tmp_path: Path) -> None:
-    output = run("-m", str(roomy_folder), "-o", str(tmp_path / "out"))
-    assert "pip install 'gerund[plot]'" in output
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.json"]
-    assert "<img" not in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
-
-
 def test_texts_are_balanced_and_labelled() -> None:
     documents, queries = read_documents(), read_searches()
     counts = {topic: sum(item.topic == topic for item in documents) for topic in {item.topic for item in documents}}
@@ -152,8 +143,10 @@ def test_a_gap_that_cannot_be_filled_is_told(roomy_folder: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_matplotlib")  # pictures take longer than the rest, and are not looked at
-def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_model_that_is_read_causally_is_told_from_the_baseline_without_pictures_too(
+    roomy_folder: Path, tmp_path: Path
+) -> None:
     lm = load(roomy_folder, attention="causal", pooling="last")
     lm.save(tmp_path / "causal")
     # With --json, the report is all that is printed.
@@ -161,6 +154,10 @@ def test_a_model_that_is_read_causally_is_told_from_the_baseline(roomy_folder: P
     assert set(report["found_first"]) == {"untouched", "causal"}
     assert report["layers"] == 4
     assert set(report["seconds"]) >= {"load and verify the plan", "draw the pictures"}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["demo.html", "demo.json"]
+    page = (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
+    assert "gerund[plot]" in page
+    assert "<img" not in page
 
 
 def test_a_plan_that_does_not_reach_the_model_is_told(roomy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

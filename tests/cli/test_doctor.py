@@ -55,7 +55,7 @@ def test_a_healthy_model(found, tiny_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt_oss"])
+@pytest.mark.parametrize("name", [pytest.param("gemma2", marks=pytest.mark.full), "gpt2", "gpt_oss"])
 def test_other_architectures_are_healthy_too(name, tmp_path):
     found = examined(str(save_tiny(tmp_path / name, name)), attention="mask0-all", k=1)
     assert found.healthy
@@ -69,10 +69,10 @@ def test_other_architectures_are_healthy_too(name, tmp_path):
     ("name", "support", "sentence"),
     [
         ("bloom", "exact", "bloom: attention plans are exact"),
-        ("deepseek_v32", "exact", "deepseek_v32: attention plans are exact"),
+        pytest.param("deepseek_v32", "exact", "deepseek_v32: attention plans are exact", marks=pytest.mark.full),
         ("lfm2", "recurrent", "lfm2: attention plans are exact, with recurrent layers causal or both ways"),
         ("mamba2", "recurrent", "plans that work with recurrent='both' only: bidir, "),
-        ("gpt_neo", "causal", "gpt_neo: only causal encoding works"),
+        pytest.param("gpt_neo", "causal", "gpt_neo: only causal encoding works", marks=pytest.mark.full),
     ],
 )
 def test_what_can_be_done_with_an_architecture(name, support, sentence, tmp_path):

@@ -30,6 +30,15 @@ def lm(request):
     return tiny_lm(dtype=request.param)
 
 
+@pytest.fixture(scope="module")
+def wide(bundled):
+    """The bundled model in float32; what an engine of ``SLOTS`` slots verifies with it is verified once."""
+    return gerund.load(bundled.spec, dtype="float32")
+
+
+SLOTS = 7
+
+
 @pytest.mark.slow
 def test_a_request_gives_the_same_alone_and_beside_others(lm) -> None:
     asked = requests()
@@ -125,8 +134,8 @@ def test_beginnings_that_are_known_are_not_read_again() -> None:
     assert list(map(rows_of, known)) == list(map(rows_of, fresh))
 
 
-def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeypatch) -> None:
-    lm = gerund.load(bundled.spec, dtype="float32")
+def test_a_long_prompt_is_read_in_parts_while_texts_are_written(wide, monkeypatch) -> None:
+    lm = wide
     prompt, settings = "the old man and the sea of the night " * 30, GenerationConfig.of(6, None, {"logprobs": 0})
     endless = GenerationConfig.of(40, None, {"regex": "[a-e]{90,}"})
     own, read = Slots.prefill, []
@@ -138,7 +147,7 @@ def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeyp
     monkeypatch.setattr(Slots, "prefill", note)
     found = []
     for others in (0, 1):
-        with Engine(lm, EngineConfig(slots=2, prefill_tokens=64, prefix_tokens=0)) as engine:
+        with Engine(lm, EngineConfig(slots=SLOTS, prefill_tokens=64, prefix_tokens=0)) as engine:
             if engine.state().guarantee == "none":
                 pytest.skip(engine.state().why)
             with held(engine):
@@ -154,8 +163,8 @@ def test_a_long_prompt_is_read_in_parts_while_texts_are_written(bundled, monkeyp
     assert found[0] == found[1]
 
 
-def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled, monkeypatch) -> None:
-    lm = gerund.load(bundled.spec, dtype="float32")
+def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(wide, monkeypatch) -> None:
+    lm = wide
     settings = GenerationConfig.of(5, None, {"logprobs": 0})
     prompts = [f"{'the old man and the sea of the night ' * count}and {count}" for count in (2, 5, 3, 8, 4, 2)]
     prompts.insert(3, "in")  # too short: few rows are computed another way
@@ -165,7 +174,7 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
         together.append([len(ids) for ids in given])
         return own(slots, given, known)
 
-    with Engine(lm, EngineConfig(slots=7, prefix_tokens=0)) as engine:
+    with Engine(lm, EngineConfig(slots=SLOTS, prefix_tokens=0)) as engine:
         if engine.state().guarantee == "none":
             pytest.skip(engine.state().why)
         monkeypatch.setattr(Slots, "prefill_together", note)
@@ -181,8 +190,8 @@ def test_prompts_that_wait_are_read_together_and_get_what_they_get_alone(bundled
     assert together == [one_by_one[:3], one_by_one[3:4], one_by_one[4:]]
 
 
-def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(bundled, monkeypatch) -> None:
-    lm = gerund.load(bundled.spec, dtype="float32")
+def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(wide, monkeypatch) -> None:
+    lm = wide
     settings, prompt = GenerationConfig.of(3, None, {}), "the old man and the sea of the night " * 3
     own, failed = Slots.prefill_together, []
 
@@ -192,7 +201,7 @@ def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(b
             raise RuntimeError("no room")
         return own(slots, given, known)
 
-    with Engine(lm, EngineConfig(slots=4, prefix_tokens=0)) as engine:
+    with Engine(lm, EngineConfig(slots=SLOTS, prefix_tokens=0)) as engine:
         if engine.state().guarantee == "none":
             pytest.skip(engine.state().why)
         monkeypatch.setattr(Slots, "prefill_together", fail_once)
@@ -206,13 +215,13 @@ def test_an_error_of_reading_ends_those_who_were_read_together_and_nobody_else(b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
-def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(bundled, dtype) -> None:
-    lm = gerund.load(bundled.spec, dtype=dtype)
+def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(wide, dtype) -> None:
+    lm = wide if dtype == torch.float32 else gerund.load(wide.spec, dtype=dtype)
     system, settings = "the old man and the sea of the night " * 8, GenerationConfig.of(4, None, {"logprobs": 0})
     prompts = [f"{system}{end}" for end in ("and", "went home " * 5, "was what they saw of him " * 20)]
     found = []
     for tokens, order in ((32, prompts), (4096, prompts), (4096, prompts[::-1])):
-        with Engine(lm, EngineConfig(slots=2, prefix_tokens=tokens)) as engine:
+        with Engine(lm, EngineConfig(slots=SLOTS, prefix_tokens=tokens)) as engine:
             if engine.state().guarantee == "none":
                 pytest.skip(engine.state().why)
             assert engine.state().guarantee == "same text under any load"
@@ -344,9 +353,9 @@ def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
-def test_many_threads_at_once(bundled, dtype) -> None:
+def test_many_threads_at_once(wide, dtype) -> None:
     """A tenth is cancelled; of the others none is lost and none is wrong."""
-    lm = gerund.load(dtype=dtype)
+    lm = wide if dtype == "float32" else gerund.load(wide.spec, dtype=dtype)
     chance = random.Random(0)
     words = ["the", "old", "man", "looked", "at", "sea", "and", "first", "railway", "opened", "in", "year", "of"]
 
@@ -382,7 +391,7 @@ def test_many_threads_at_once(bundled, dtype) -> None:
             except CancelledError:
                 found[index] = None
 
-    with Engine(lm, EngineConfig(slots=6)) as engine:
+    with Engine(lm, EngineConfig(slots=SLOTS)) as engine:
         bits = engine.state().guarantee == "bits of generate"
         if dtype == "bfloat16" and not bits:  # other bits than those of `generate` are other texts there
             expected = [

@@ -193,7 +193,7 @@ def write_folder(folder: Path) -> None:
     write_collection(folder / "retrieval" / "a", documents, {"q": "1", "r": "2"}, [("q", "1", 1), ("r", "5", 2)])
 
 
-@pytest.mark.slow
+@pytest.mark.full  # a process that imports MTEB; the tests of each task run with the network forbidden
 def test_local_tasks_fetch_nothing_and_say_nothing_even_when_nothing_tells_them_to_stay_offline(tmp_path):
     write_folder(tmp_path)
     free = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}

@@ -161,6 +161,7 @@ def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sweep(quick=2, check=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False])
 def test_converting_copies_every_byte(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:

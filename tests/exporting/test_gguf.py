@@ -141,7 +141,7 @@ def test_rows_that_llama_cpp_packs() -> None:
 
 
 @needs_gguf
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize("type", ["q8_0", "q4_k_m"])
 def test_quantized(tmp_path: Path, type: str) -> None:
     from gguf import GGUFReader
@@ -159,7 +159,7 @@ def test_quantized(tmp_path: Path, type: str) -> None:
 
 
 @needs_gguf
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize(("attention", "pooling"), [("causal", "last"), ("bidir", "mean")])
 def test_an_encoder(tmp_path: Path, attention: str, pooling: str) -> None:
     settings = {"attention": attention, "pooling": pooling, "append_eos": True, "prompts": {"query": "Find: "}}

@@ -18,7 +18,7 @@ from gerund import AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError
 from gerund.exporting import onnx as exporting
 from gerund.exporting.onnx import Prepared
-from gerund.exporting.shared import plain_tokenizer
+from gerund.exporting.shared import Export, plain_tokenizer
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, WordVectors
 from tests.cli.helpers import run_cli
@@ -45,40 +45,48 @@ needs_onnx = pytest.mark.skipif(
 )
 
 
+def check_vectors(lm: LanguageModel, folder: Path, settings_file: str, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Compare what the README's program computes with gerund's vectors, and return where each prompt ends."""
+    begins = json.loads((folder / settings_file).read_text())["pooled_from"]
+    for prompt, begin in (("", begins[""]), ("Q:", begins["query"])):
+        for texts in (TEXTS, ["a"]):  # one text of one token: no dimension was taken for a constant
+            found = readme_vectors(folder, [prompt + text for text in texts], monkeypatch, begin)
+            np.testing.assert_allclose(found, lm.encode(texts, prompt=prompt), atol=1e-5)
+    return begins
+
+
 @needs_onnx
 @pytest.mark.slow
-def test_vectors(two_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = gerund.load(two_layers, attention="inter-bidir", k=1, dtype="float32")
-    done = lm.export(tmp_path / "out", "onnx")
-    assert done.load == f"onnxruntime.InferenceSession({str(tmp_path / 'out' / 'model.onnx')!r})"
-    found = readme_vectors(tmp_path / "out", TEXTS, monkeypatch)
-    np.testing.assert_allclose(found, lm.encode(TEXTS), atol=1e-5)
-    # One text of one token: no dimension was taken for a constant.
-    np.testing.assert_allclose(readme_vectors(tmp_path / "out", ["a"], monkeypatch), lm.encode(["a"]), atol=1e-5)
+def test_vectors(
+    two_layers: Path, prompted: LanguageModel, onnx_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, out = prompted, onnx_export.folder
+    assert onnx_export.load == f"onnxruntime.InferenceSession({str(out / 'model.onnx')!r})"
+    begins = check_vectors(lm, out, "onnx.json", monkeypatch)
     left = {"model.onnx", "onnx.json", "README.md", "tokenizer.json", "tokenizer_config.json"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == left
+    assert {path.name for path in out.iterdir()} == left
     # The same graph in eight bits.
-    eight = shutil.copytree(tmp_path / "out", tmp_path / "eight")
+    eight = shutil.copytree(out, tmp_path / "eight")
     exporting.quantize(eight / "model.onnx")
     assert {path.name for path in eight.iterdir()} == left
-    found = readme_vectors(eight, TEXTS, monkeypatch)
+    found = readme_vectors(eight, TEXTS, monkeypatch, begins[""])
     cosines = (found * lm.encode(TEXTS)).sum(1) / np.linalg.norm(found, axis=1)
     assert 0.98 < cosines.min() < 0.9999999
-    assert (eight / "model.onnx").stat().st_size < 0.8 * (tmp_path / "out" / "model.onnx").stat().st_size
+    assert (eight / "model.onnx").stat().st_size < 0.8 * (out / "model.onnx").stat().st_size
     # Beside a model that is read otherwise, the same graph is found to be wrong.
     other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
-    prepared = Prepared(other, plain_tokenizer(other), {"": 0})
+    prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
     with pytest.raises(ModelError, match="onnxruntime computes other vectors than gerund"):
-        exporting.check(prepared, tmp_path / "out" / "model.onnx")
+        exporting.check(prepared, out / "model.onnx")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
-        exporting.check(replace(prepared, begins={"": 0, "Q": 1}), tmp_path / "out" / "model.onnx")
+        exporting.check(replace(prepared, begins={"": 0}), out / "model.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"x")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
         exporting.check(prepared, tmp_path / "broken.onnx")
 
 
 @needs_onnx
-@pytest.mark.slow
+@pytest.mark.full  # a minute; prompts and words are tried by smaller graphs, and what a plan masks by encoding itself
 def test_prompts_skips_a_sliding_window_and_a_head_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph finds words by a search of its own."""
     lm = gerund.load(save_tiny(tmp_path / "base", "mistral"), dtype="float32")

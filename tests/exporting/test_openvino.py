@@ -1,22 +1,21 @@
 """What OpenVINO makes of an exported graph is what gerund makes of the model."""
 
 import importlib.util
-import json
+import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import gerund
 from gerund import LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
+from gerund.exporting import onnx
 from gerund.exporting import openvino as exporting
-from gerund.exporting.onnx import Prepared
-from gerund.exporting.shared import plain_tokenizer
+from gerund.exporting.onnx import MODEL_FILE, Prepared
+from gerund.exporting.shared import Export, plain_tokenizer
 from tests.cli.helpers import run_cli
-from tests.exporting.test_onnx import FIND_SPEC, TEXTS, readme_vectors
+from tests.exporting.test_onnx import FIND_SPEC, check_vectors
 
 needs_openvino = pytest.mark.skipif(
     any(FIND_SPEC(name) is None for name in ("openvino", "onnx", "onnxscript")), reason="OpenVINO is not installed"
@@ -25,20 +24,20 @@ needs_openvino = pytest.mark.skipif(
 
 @needs_openvino
 @pytest.mark.slow
-def test_vectors(two_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = gerund.load(two_layers, attention="inter-bidir", k=1, dtype="float32")
-    lm = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Q:"}))
+def test_vectors(
+    two_layers: Path, prompted: LanguageModel, onnx_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The graph that is translated is the one that the export to ONNX wrote for the same model.
+    graph = onnx_export.folder / MODEL_FILE
+    monkeypatch.setattr(onnx, "write_graph", lambda _, path: shutil.copy(graph, path))
+    lm = prompted
     done = lm.export(tmp_path / "out", "openvino")
     assert done.load == f"openvino.Core().compile_model({str(tmp_path / 'out' / 'openvino_model.xml')!r}, 'CPU')"
     # What reports every import over the network was left aside, and nothing stands in its place.
     assert "openvino_telemetry" not in sys.modules
     left = {"openvino_model.xml", "openvino_model.bin", "openvino.json", "README.md"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*left, "tokenizer.json", "tokenizer_config.json"}
-    begins = json.loads((tmp_path / "out" / "openvino.json").read_text())["pooled_from"]
-    for prompt, begin in (("", begins[""]), ("Q:", begins["query"])):
-        for texts in (TEXTS, ["a"]):
-            found = readme_vectors(tmp_path / "out", [prompt + text for text in texts], monkeypatch, begin)
-            np.testing.assert_allclose(found, lm.encode(texts, prompt=prompt), atol=1e-5)
+    begins = check_vectors(lm, tmp_path / "out", "openvino.json", monkeypatch)
     # Beside a model that is read otherwise, the same graph is found to be wrong.
     other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
     prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})

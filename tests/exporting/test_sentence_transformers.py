@@ -84,7 +84,7 @@ def test_the_folder_says_in_which_type_it_was_checked(tiny_folder: Path, tmp_pat
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").dtype == getattr(torch, dtype)
 
 
-@pytest.mark.sweep(quick=4, check=4)
+@pytest.mark.sweep(quick=3, check=3)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")  # echo has room for half a text
 @pytest.mark.parametrize("name", [name for name in PLAN_NAMES if name not in ("causal", "bidir", "hybrid")])
 def test_plans_with_our_own_class(tiny_folder: Path, tmp_path: Path, name: str) -> None:
@@ -101,7 +101,7 @@ def test_skips_are_kept_by_our_own_class(tiny_folder: Path, tmp_path: Path) -> N
     assert_same(lm, custom(lm, tmp_path / "out", "skips"))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize("recurrent", ["causal", "both"])
 def test_hybrid_models_by_our_own_class(tmp_path: Path, recurrent: str) -> None:
     lm = load(save_tiny(tmp_path / "base", "lfm2"), attention=AttentionPlan("bidir", recurrent=recurrent))
@@ -113,7 +113,7 @@ def test_a_plan_that_comes_to_bidir(tiny_folder: Path, tmp_path: Path) -> None:
     assert_same(lm, plain(lm, tmp_path / "out"))
 
 
-@pytest.mark.sweep(quick=5, check=5)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first"])
 @pytest.mark.parametrize("append_eos", [True, False])
 @pytest.mark.parametrize("bos", [True, False])
@@ -179,7 +179,7 @@ def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None
     assert_same(lm, custom(lm, tmp_path / "out", "weights of a weighted mean"), (None, ""))
 
 
-@pytest.mark.sweep(quick=0, check=4)
+@pytest.mark.sweep(quick=0, check=3)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning", "ignore:The explicitly set RoPE")
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture(tmp_path: Path, architecture: str) -> None:
@@ -235,6 +235,7 @@ def test_without_the_library_the_body_is_tried(tiny_folder: Path, tmp_path: Path
     assert_same(lm, SentenceTransformer(str(tmp_path / "out"), device="cpu"))
 
 
+@pytest.mark.sweep(quick=1, check=1)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding(tmp_path: Path, side: str) -> None:
     tokenizer = byte_tokenizer()
@@ -262,7 +263,7 @@ def test_a_tokenizer_that_ends_every_text_by_itself(tmp_path: Path) -> None:
         assert_same(lm, plain(lm, tmp_path / f"out-{append_eos}"), (None, ""))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.filterwarnings(*PEFT_WARNINGS)
 @pytest.mark.parametrize("name", ["bidir", "mask0-bidir"])
 def test_adapters_are_merged(tmp_path: Path, name: str) -> None:

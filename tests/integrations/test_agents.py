@@ -186,6 +186,7 @@ class TestLlamaIndex:
             [call] = llm.get_tool_calls_from_response(answer)
             assert call.tool_kwargs["city"] in ("Bonn", "Rome")
 
+    @pytest.mark.full
     def test_a_real_model(self, smollm2: gerund.LanguageModel) -> None:
         from gerund.integrations.llama_index import GerundLLM
 

@@ -82,6 +82,13 @@ class TestChatIntegration(_Chat, ChatModelIntegrationTests):
     has_tool_calling = False  # it would have to call tools by itself
     # What is asynchronous is the same in a thread, which shorter tests than this one try too.
     test_structured_output_async = pytest.mark.full(ChatModelIntegrationTests.test_structured_output_async)
+    # Other versions and kinds of the same schema.
+    test_structured_output_pydantic_2_v1 = pytest.mark.full(
+        ChatModelIntegrationTests.test_structured_output_pydantic_2_v1
+    )
+    test_structured_output_optional_param = pytest.mark.full(
+        ChatModelIntegrationTests.test_structured_output_optional_param
+    )
 
 
 class TestEmbeddingsUnit(EmbeddingsUnitTests):

@@ -210,7 +210,7 @@ def test_ctrl_c_ends_it_on_a_terminal(lm: Any, tmp_path: Path) -> None:
         try:
             assert running.stderr is not None
             assert b"waiting for a program" in running.stderr.readline()
-            time.sleep(2)
+            time.sleep(0.5)
             running.send_signal(signal.SIGINT)
             assert running.wait(10) == -signal.SIGINT
         finally:
@@ -239,7 +239,7 @@ def test_a_program_starts_the_command(lm: Any, tmp_path: Path) -> None:
     anyio.run(run)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
 def test_a_program_asks_a_real_model(tmp_path: Path) -> None:
     for package in ("lancedb", "onnxruntime"):

@@ -107,9 +107,12 @@ def test_the_right_continuation_stands_anywhere_among_ten_others(data):
 
 @pytest.mark.slow
 def test_two_of_the_eleven(data, lm):
-    task = inbook(data, samples=12)
+    task = inbook(data, samples=6, scorer="pmi")
     score = task.run(language_model_system("tiny", lm), EvaluationConfig())
-    choices = task.choices(12, EvaluationConfig(), NOBODY)
+    assert score.main == "scorer"
+    assert score.metrics["scorer"] == score.metrics["pmi"]
+    assert score.metrics["scorer_2way"] == score.metrics["pmi_2way"]
+    choices = task.choices(6, EvaluationConfig(), NOBODY)
     evidence = Evidence(lm, [c.prefix for c in choices], [c.candidates for c in choices], show=False)
     for name in ("avg_cll", "pmi"):
         found = MEASURES[name](evidence)
@@ -175,7 +178,7 @@ def test_the_hardest_of_all_stretches_are_taken(data):
         scores = []
         for first in range(len(sentences)):
             # Whole sentences from here on that come nearest to the right one's words.
-            ends = range(first, len(sentences))
+            ends = range(first, min(first + 40, len(sentences)))
             stretches = [text[sentences[first].start : sentences[last].end] for last in ends]
             best = min(stretches, key=lambda one: abs(len(one.split()) - len(right.split())))
             words = len(best.split()) / len(right.split())
@@ -185,15 +188,6 @@ def test_the_hardest_of_all_stretches_are_taken(data):
         taken = [one for place, one in enumerate(choice.candidates) if place != choice.gold]
         found = sorted((overlap(one.split(), choice.prefix.split()) for one in taken), reverse=True)
         assert found == pytest.approx(sorted(scores, reverse=True)[:10])
-
-
-@pytest.mark.slow
-def test_a_scorer_that_is_named(data, lm):
-    score = inbook(data, samples=12, scorer="pmi").run(language_model_system("tiny", lm), EvaluationConfig())
-    assert score.main == "scorer"
-    assert score.metrics["scorer"] == score.metrics["pmi"]
-    assert score.metrics["scorer_2way"] == score.metrics["pmi_2way"]
-    assert inbook(data, samples=12).run(language_model_system("tiny", lm), EvaluationConfig()).main == "avg_cll"
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_words_are_read_once_for_all_three(tasks: dict[str, TokenTask]) -> None:
     assert how["prompt"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize(
     "config",
     [

@@ -153,6 +153,8 @@ def through(
     look: Callable[[], None],
     wanted: list[Chunk],
     sign: int = 1,
+    *,
+    once: bool = False,
 ) -> int:
     """Run something, killed until it is through, with a look at what is there after each kill; return their number.
 
@@ -163,11 +165,8 @@ def through(
         look: what is run after each kill.
         wanted: the chunks that are there in the end.
         sign: of their vectors.
+        once: kill it once, then look, run it and compare in one process.
     """
-    kills = 0
-    while kill(work):
-        kills += 1
-        assert not in_child(look)
 
     def same() -> None:
         store = lance_store.LanceStore(place)
@@ -179,11 +178,23 @@ def through(
         tables = sorted(path.name for path in place.glob("*.lance"))
         assert len(tables) == 3, f"what was given up is left: {tables}"
 
+    def rest() -> None:
+        look()
+        work()
+        same()
+
+    kills = 0
+    while kill(work):
+        kills += 1
+        if once:
+            assert not in_child(rest)
+            return kills
+        assert not in_child(look)
     assert not in_child(same)
     return kills
 
 
-def round_(folder: Path, name: str, kill: Callable[[Callable[[], None]], bool]) -> int:
+def round_(folder: Path, name: str, kill: Callable[[Callable[[], None]], bool], *, once: bool = False) -> int:
     """Make an index, bring it up to date and migrate it, each killed until it is through; return how many kills."""
     room = folder / name
     place = room / "my.index"
@@ -198,12 +209,12 @@ def round_(folder: Path, name: str, kill: Callable[[Callable[[], None]], bool]) 
             indexing.DOCUMENTS_AT_ONCE = 3
             helpers.index_files(place, paths, prune=True)
 
-        kills += through(place, kill, work, partial(check, place, newer, older), newer)
+        kills += through(place, kill, work, partial(check, place, newer, older), newer, once=once)
         older = newer
     documents = [(rebuilt(own), own[0].digest) for own in by_source(older).values()]
     newer = [replace(one, digest=digest) for document, digest in documents for one in cut_nowhere(document)]
     look = partial(check_migrated, place, newer, older)
-    return kills + through(place, kill, partial(migrate, place), look, newer, -1)
+    return kills + through(place, kill, partial(migrate, place), look, newer, -1, once=once)
 
 
 def main(folder: Path, how: str, *steps: str) -> None:
@@ -211,16 +222,8 @@ def main(folder: Path, how: str, *steps: str) -> None:
     kills = 0
     if how == "steps":
         for step in map(int, steps) if steps else range(60):
-            # Killed once before this step, then let through.
-            begun: list[Callable[[], None]] = []
-
-            def kill(work: Callable[[], None], begun: list[Callable[[], None]] = begun, step: int = step) -> bool:
-                if work in begun:
-                    return in_child(work)
-                begun.append(work)
-                return killed_before(step, work)
-
-            killed = round_(folder, f"step-{step}", kill)
+            # Killed before this step, then let through.
+            killed = round_(folder, f"step-{step}", partial(killed_before, step), once=True)
             kills += killed
             if not killed:
                 break

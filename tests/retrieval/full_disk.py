@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
     try:
         for number in range(1000):
             # Without two equal lines, so that nothing gets smaller on the disk.
-            text = "\n".join(f"{number * 2000 + line:x} {hash((number, line)):x}" for line in range(2000))
+            text = "\n".join(f"{number * 1000 + line:x} {hash((number, line)):x}" for line in range(1000))
             chunks = cut_lines(Document(f"d{number}", text))
             store.replace([f"d{number}"], chunks, embed([chunks]))
             stored.append(f"d{number}")
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     assert stored, "the disk was full at once"
     again = LanceStore(folder / "my.index")
     assert sorted(again.documents()) == sorted(stored)
-    assert again.count() == 2000 * len(stored)
+    assert again.count() == 1000 * len(stored)
     assert again.vectors(embed([chunks])[0], 1)
 
 

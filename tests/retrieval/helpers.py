@@ -1,17 +1,23 @@
-"""Chunks, vectors and cuts without a model: quick, and the same in every process."""
+"""Chunks, vectors and cuts without a model: quick, and the same in every process.
+
+Processes that only index import this module, so nothing here imports torch before it is needed.
+"""
 
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gerund.language_model import LanguageModel
 from gerund.retrieval.documents import Chunk, Chunking, Document
-from gerund.retrieval.index import Index, open_index
 from gerund.retrieval.indexing import IndexSummary, Writer
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import IndexMetadata, Match, VectorStore
+
+if TYPE_CHECKING:
+    from gerund.language_model import LanguageModel
+    from gerund.retrieval.index import Index
 
 NOTES = {
     "bread": "Bread is made of flour, water and salt. Yeast makes the dough rise.",
@@ -24,8 +30,10 @@ DIMENSIONS = 8
 ABOUT = IndexMetadata("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
 
 
-def notes_index(lm: LanguageModel, tokens: int = 128) -> Index:
+def notes_index(lm: "LanguageModel", tokens: int = 128) -> "Index":
     """Return an index in memory of the notes."""
+    from gerund.retrieval.index import open_index
+
     index = open_index(None, lm, chunking=Chunking(tokens=tokens))
     index.add_documents([Document(name, text, f"About {name}") for name, text in NOTES.items()])
     return index

@@ -330,11 +330,11 @@ def test_everything_is_embedded_anew_from_what_is_stored(store, tmp_path):
 
 @pytest.mark.slow
 def test_two_writers_and_a_reader_at_once(tmp_path):
-    write(tmp_path / "a", **{f"a{place}": f"text {place}\nmore\n" for place in range(8)})
-    write(tmp_path / "b", **{f"b{place}": f"text {place}\n" for place in range(8)})
+    write(tmp_path / "a", **{f"a{place}": f"text {place}\nmore\n" for place in range(4)})
+    write(tmp_path / "b", **{f"b{place}": f"text {place}\n" for place in range(4)})
     script = (
         "import sys; from pathlib import Path\n"
-        "from gerund.retrieval import indexing; indexing.DOCUMENTS_AT_ONCE = 4\n"
+        "from gerund.retrieval import indexing; indexing.DOCUMENTS_AT_ONCE = 2\n"
         "from tests.retrieval.helpers import index_files\n"
         "index_files(Path('my.index'), [Path(one) for one in sys.argv[1:]])\n"
     )
@@ -348,9 +348,9 @@ def test_two_writers_and_a_reader_at_once(tmp_path):
             found = store.chunks_of(list(store.documents()))
             assert len({one.id for one in found}) == len(found)
     assert [one.returncode for one in running] == [0, 0]
-    assert len(store.documents()) == 16
-    assert store.count() == 24
-    assert index_files(tmp_path / "my.index", [tmp_path / "a", tmp_path / "b"]).unchanged == 16
+    assert len(store.documents()) == 8
+    assert store.count() == 12
+    assert index_files(tmp_path / "my.index", [tmp_path / "a", tmp_path / "b"]).unchanged == 8
 
 
 def crash(folder: Path, *arguments: object) -> int:

@@ -458,7 +458,7 @@ LANGUAGES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=7)
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("kind", ["memory", "disk", "default language", "document"])
 def test_questions_are_answered_in_their_language(bundled, tmp_path, language, kind):

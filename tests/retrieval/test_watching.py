@@ -160,7 +160,7 @@ def test_mistakes(index, notes):
         watch(index, [notes, notes / "nowhere"])
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_signal_ends_it_cleanly(notes, tmp_path, number, code):

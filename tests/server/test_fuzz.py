@@ -39,19 +39,17 @@ def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path, examples: int) 
     assert live.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
 
 
-@pytest.mark.parametrize(
-    "examples", [pytest.param(2, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
-)
-def test_chats_with_tools(with_tools: Running, tmp_path: Path, examples: int) -> None:
+@pytest.mark.full
+def test_chats_with_tools(with_tools: Running, tmp_path: Path) -> None:
     routes = ("/api/chat", "/v1/responses", "/v1/chat/completions")
     before = requests(with_tools)
-    fuzzed(with_tools, tmp_path, examples, *(part for route in routes for part in ("--include-path", route)))
+    fuzzed(with_tools, tmp_path, 25, *(part for route in routes for part in ("--include-path", route)))
     assert set(routes) <= {route for route, count in requests(with_tools).items() if count > before.get(route, 0)}
     assert with_tools.idle(20)
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(30, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
+    "examples", [pytest.param(20, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
 )
 def test_chats_with_an_index(indexed: Running, examples: int) -> None:
     pytest.importorskip("hypothesis")

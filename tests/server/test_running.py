@@ -138,12 +138,12 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.full)])
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, workers: int) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
-    with Process(tmp_path / "model") as own:
-        assert own.process.wait(60) == 2
+    with Process(tmp_path / "model", "--workers", workers) as own:
+        assert own.process.wait(90) == 2
         for reader in own._readers:
             reader.join(5)
         assert "gerund: error:" in own.errors[-1]
@@ -151,9 +151,16 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_says_it_all(tmp_path: Path, served_folder: Path) -> None:
+def test_a_file_says_it_all_and_an_index_which_model_made_it(tmp_path: Path, served_folder: Path) -> None:
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.documents import Document
+    from gerund.retrieval.index import open_index
+
+    lm = load(served_folder, attention="causal")
+    index = tmp_path / "my.index"
+    open_index(index, lm).add_documents([Document("bread", "Bread is made of flour.")])
     keys = write(tmp_path / "keys", "the-key\n")
-    content = f"model: {served_folder}\nname: [mine, other]\nattention: causal\napi_key_file: {keys}\nlog: json\n"
+    content = f"index: {index}\nname: [mine, other]\napi_key_file: {keys}\nlog: json\n"
     config = write(tmp_path / "serve.yaml", content)
     with Process("--config", config, "--name", "typed") as own:
         own.ready()
@@ -161,9 +168,12 @@ def test_a_file_says_it_all(tmp_path: Path, served_folder: Path) -> None:
         assert "typed" in said
         assert "key: needed on every route" in said
         assert "the-key" not in said
-        header = {"Authorization": "Bearer the-key"}
         assert httpx.get(f"{own.url}/health").status_code == 401
-        assert httpx.get(f"{own.url}/v1/models", headers=header).json()["data"][0]["id"] == "typed"
+        with httpx.Client(base_url=own.url, headers={"Authorization": "Bearer the-key"}, timeout=30) as client:
+            assert client.get("/v1/models").json()["data"][0]["id"] == "typed"
+            assert client.get("/health").json()["fingerprint"] == lm.fingerprint()
+            found = client.post("/v1/search", json={"query": "bread"}).json()
+        assert [hit["source"] for hit in found["data"]] == ["bread"]
         assert own.end() == 0
     noted = [json.loads(line) for line in own.errors]
     assert {"request", "ending", "ended"} <= {one["event"] for one in noted}
@@ -264,22 +274,6 @@ def test_a_request_has_a_deadline(served_folder: Path) -> None:
         running.stop()
 
 
-@pytest.mark.slow
-def test_an_index_is_served_with_the_model_that_made_it(served_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.documents import Document
-    from gerund.retrieval.index import open_index
-
-    lm = load(served_folder, attention="causal")
-    open_index(tmp_path / "my.index", lm).add_documents([Document("bread", "Bread is made of flour.")])
-    with Process("--index", tmp_path / "my.index", "--name", "own", "--log", "none") as own:
-        own.ready()
-        assert httpx.get(f"{own.url}/health", timeout=30).json()["fingerprint"] == lm.fingerprint()
-        found = httpx.post(f"{own.url}/v1/search", json={"query": "bread"}, timeout=30).json()
-        assert [hit["source"] for hit in found["data"]] == ["bread"]
-        assert own.end() == 0
-
-
 # --------------------------------------------------------------------------------------------------------- the workers
 
 
@@ -348,7 +342,7 @@ def test_workers_share_a_port_and_are_replaced(served_folder: Path, tmp_path: Pa
     assert children_of(own.process.pid) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full  # two more processes that import torch; a supervisor of fake workers is tried in test_workers.py
 def test_workers_end_with_the_process_that_started_them(served_folder: Path) -> None:
     with Process(served_folder, "--workers", "2", "--log", "none") as own:
         own.ready()
@@ -359,18 +353,6 @@ def test_workers_end_with_the_process_that_started_them(served_folder: Path) -> 
         while time.monotonic() < ends and any(Path(f"/proc/{one}").exists() for one in workers):
             time.sleep(0.2)
         assert not any(Path(f"/proc/{one}").exists() for one in workers)
-
-
-@pytest.mark.slow
-def test_workers_that_cannot_load_end_the_server(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
-    with Process(tmp_path / "model", "--workers", "2") as own:
-        assert own.process.wait(90) == 2
-        for reader in own._readers:
-            reader.join(5)
-        assert "gerund: error:" in own.errors[-1]
-        assert "Traceback" not in "".join(own.errors)
 
 
 def children_of(process: int) -> list[int]:

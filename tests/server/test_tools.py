@@ -241,7 +241,7 @@ def test_a_coding_agent(with_tools: Running) -> None:
     assert usage["usage"]["prompt_tokens"] > 2000
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_coding_agent_with_a_long_prompt_and_results(tmp_path: Path) -> None:
     folder = save_served(tmp_path / "tiny", template=TOOL_TEMPLATE, context=40_000)
     running = Running(load(folder), ServerConfig(context=40_000, slots=1), [])

@@ -231,7 +231,7 @@ def test_windows_reach_every_token_once():
             assert found == list(range(first, n))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_scale_is_that_of_the_embedded_default(data_folder, bundled):
     """The model card says 1.174 bits per byte of wiki.test; a tenth of it is quick and near."""
     wiki = next(one for one in PerplexityTask.find(data_folder) if one.name == "perplexity/wiki")

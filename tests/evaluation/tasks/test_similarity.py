@@ -115,7 +115,7 @@ def test_without_dev_there_is_nothing_to_validate_on(tmp_path):
         task.run(random_table("abcdef"), EvaluationConfig(split="validation"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_real_model_scores_on_stsb_what_it_was_measured_to(data_folder, stories_folder):
     lm = gerund.load(stories_folder, attention="causal", pooling="mean", dtype="float32")
     [task] = [task for task in Sts.find(data_folder) if task.name == "sts/stsb"]

@@ -153,7 +153,7 @@ class TestInterruption:
         assert ran.code == 1
         assert ran.err == f"gerund: error: cannot write {tmp_path / 'out'}: Permission denied\n"
 
-    @pytest.mark.slow
+    @pytest.mark.full  # a process of its own; interruptions and what resumes them are tried above
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
     def test_killed_before_every_step_on_the_disk(self, tmp_path):
         root = Path(__file__).resolve().parents[3]
