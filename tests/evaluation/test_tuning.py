@@ -2,22 +2,28 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import gerund
-from gerund.errors import ConfigError
+from gerund.errors import ConfigError, DataError
+from gerund.evaluation import reranking
+from gerund.evaluation.reranking import tune_rerank
 from gerund.evaluation.search_space import METHODS, ONE_K, PLANS, spread, windows
 from gerund.evaluation.systems.selection import label_of
 from gerund.evaluation.task import EvaluationConfig
+from gerund.evaluation.tasks.retrieval import Retrieval
 from gerund.evaluation.tuning import Trial, Tuned, _rungs, _Search, most_k, tune
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NAMED
 from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.evaluation.tables import write_collection
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.tiny import byte_tokenizer, tiny
 
 TOY = ToyTask(name="toy/one")
+TEXTS = {"a": "Bread is made of flour.", "b": "The steam railway opened."}
 OWN = gerund.EncoderConfig()
 
 
@@ -43,6 +49,25 @@ def search(score, *, n, budget, plans=PLANS, configs=(OWN,), own=None):
 def hill(name, top, height=1.0):
     """Return a score with a peak for one plan at k = top."""
     return lambda config: height - 0.01 * abs((config.attention.k or 0) - top) if config.attention.name == name else 0.1
+
+
+def test_scores_of_other_judgements_are_not_reused(lm, tmp_path, monkeypatch):
+    def measured(judged):
+        write_collection(tmp_path / "retrieval" / "small", TEXTS, {"q": "bread"}, judged)
+        config = EvaluationConfig(show_progress=False)
+        return tune_rerank(lm, Retrieval.find(tmp_path), config, folder=tmp_path).baseline.mean
+
+    monkeypatch.setattr(reranking, "measures_of", lambda _lm: ["vectors"])
+    means = [measured([("q", document, 1)]) for document in "aba"]
+    assert means == pytest.approx([1, 1 / np.log2(3), 1])  # "b" comes second
+    scores = tmp_path / "scores" / "rerank.jsonl"
+    assert len(scores.read_text().splitlines()) == 2
+    scores.write_text("{broken\n")
+    with pytest.raises(DataError, match=r"rerank\.jsonl, line 1 is not a score"):
+        measured([("q", "a", 1)])
+    scores.unlink()
+    with pytest.raises(DataError, match="no query that is scored has a relevant document"):
+        measured([("q", "a", 0)])
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 22, 80])

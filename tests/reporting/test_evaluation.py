@@ -80,6 +80,7 @@ def test_other_models_of_the_same_name_are_told_apart():
         ({"limit": 10}, False),
         ({"split": "validation"}, False),
         ({"prompts": {"sts": "Find: "}}, False),
+        ({"document_prompts": {"sts": "Text: "}}, False),
     ],
 )
 def test_what_was_told_otherwise_is_left_out(other, fits):

@@ -179,10 +179,11 @@ def test_names_of_files_come_through(tmp_path, reader):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"seconds": 0}, {"seconds": -1}, {"seconds": "x"}, {"memory": 1}, {"memory": 1e9}]
+    "settings",
+    [{"seconds": 0}, {"seconds": -1}, {"seconds": float("inf")}, {"seconds": "x"}, {"memory": 1}, {"memory": 1e9}],
 )
 def test_limits_that_cannot_be(settings):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="at most" if settings == {"seconds": float("inf")} else next(iter(settings))):
         ReadLimits(**settings)
 
 

@@ -57,6 +57,9 @@ def test_markdown_keeps_its_characters_and_gains_sections(tmp_path, reader):
     [
         ("text\n---\n", ["text"]),
         ("two\nlines\n---\n", []),  # a rule
+        ("three\nlines\nhere\n---\n", []),
+        ("one\nrule\n---\ntext\n---\n", ["text"]),
+        ("```pip install x```\n\n# a\n", ["a"]),  # code within a line
         ("- item\n---\n", []),
         ("#hashtag\n", []),
         ("# \n", []),
@@ -168,7 +171,7 @@ def test_rows_of_parquet_and_rows_without_ids(tmp_path, texts):
     table = {"_id": [7, 8], "title": ["Tea", None], "text": ["Hot.", "Cold."], "more": [1.0, 2.0]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet") == ROWS
-    assert texts(write(tmp_path / "b.jsonl", '{"text": "a"}\n\n{"text": "b"}\n')) == [("1", "", "a"), ("3", "", "b")]
+    assert texts(write(tmp_path / "b.jsonl", '{"text": "a"}\n\n{"text": "b"}\n')) == [("L1", "", "a"), ("L3", "", "b")]
 
 
 @pytest.mark.parametrize(

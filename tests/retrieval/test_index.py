@@ -9,6 +9,7 @@ import pytest
 import gerund
 from gerund import Answer, Chunking, Document, Hit
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError, TextError
+from gerund.retrieval.formats import Section
 from gerund.retrieval.question_answering import NOTHING, coverage
 from gerund.retrieval.store import KeywordQuery
 from tests.retrieval.helpers import NOTES, notes_index
@@ -196,9 +197,17 @@ def test_settings_that_cannot_be(index, settings, message):
         index.search("bread", **settings)
 
 
+@pytest.mark.parametrize("settings", [{"k": 0}, {"k": 2.5}, {"sampling": "greedy"}])
+def test_settings_of_answers_that_cannot_be(index, settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        index.ask("bread", **settings)
+
+
 def test_queries_are_a_list(index):
     with pytest.raises(TextError, match="queries are a list of texts"):
         index.search_all("bread")
+    for mode in ("words", "vectors", "hybrid"):
+        assert index.search_all([], mode=mode) == []
 
 
 # ------------------------------------------------------------------------------------------------------ in a folder
@@ -265,6 +274,30 @@ def test_it_is_migrated_beside_and_swapped(notes, tiny_folder, tiny, tmp_path):
         gerund.open_index(tmp_path / "none", tiny).migrate()
 
 
+def test_it_is_migrated_with_the_model_that_it_names(tiny_folder, tmp_path):
+    other = gerund.load(tiny_folder, attention="causal", pooling="last")
+    gerund.open_index(tmp_path / "my.index", other, chunking=SMALL).add_documents([Document("a", "One sentence.")])
+    index = gerund.open_index(tmp_path / "my.index")
+    assert index.migrate(chunking=Chunking(tokens=20)) == 1
+    assert index.about.fingerprint == other.fingerprint()
+
+
+def test_what_another_made_in_the_meantime_is_not_mixed(tiny, tmp_path):
+    early, late, usual = (gerund.open_index(tmp_path / "my.index", tiny, chunking=cut) for cut in (SMALL, None, None))
+    other = gerund.open_index(tmp_path / "my.index", tiny, chunking=Chunking(tokens=20, multi=1))
+    writer, text = early._writer(), Document("b", "Steam locomotives.")
+    other.add_documents([Document("a", "Bread is made of flour.")])
+    with pytest.raises(ConfigError, match="is cut into chunks of 20 tokens, early, en, with token vectors, not 40"):
+        writer.add_documents([text])
+    for call in (lambda: early.add_documents([text]), lambda: early.search("bread")):
+        with pytest.raises(ConfigError, match="not 40 tokens"):
+            call()
+    assert {hit.source for hit in late.search("bread")} == {"a"}
+    assert usual.add_documents([text]).documents == 1
+    assert usual.chunking == other.chunking
+    assert {hit.source for hit in other.search("bread", rerank=3, rerank_by="maxsim")} == {"a", "b"}
+
+
 def test_the_weight_is_the_encoders_own(notes, tiny_folder, tmp_path):
     lm = gerund.load(tiny_folder, fusion=0.8)
     index = gerund.open_index(tmp_path / "my.index", lm, chunking=SMALL)
@@ -320,6 +353,20 @@ def test_what_is_no_index_model_or_document(tiny, tmp_path):
     with pytest.raises(ConfigError, match="chunks of 128 tokens do not fit"):
         gerund.open_index(tmp_path / "other.index", tiny).add_documents([Document("a", "One.")])
     assert not (tmp_path / "other.index").exists()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document("\udc80", "text"), Document("a\0b", "text"), Document(5, "text"), Document("a", None),
+        Document("a", "text", title=5), Document("a", "\udc80"),
+        Document("a", "x", sections=(Section(0, ("\udc80",)),)),
+    ],
+)  # fmt: skip
+def test_texts_that_cannot_be_stored(index, document):
+    with pytest.raises(TextError, match="document"):
+        index.add_documents([document])
+    assert index.document(document.source if document.source != "a" else "x\0y") is None
 
 
 def test_what_cannot_be_read_makes_no_index(notes, tiny, tmp_path):

@@ -133,7 +133,7 @@ def test_what_is_gone_stays_unless_it_is_pruned(store, tmp_path):
     assert add(store, inside, root=tmp_path).removed == 0
     # Only what belongs to the paths that are given.
     assert add(store, inside, root=tmp_path, prune=True).removed == 1
-    assert sorted(texts(store)) == ["in/b.txt", "out/c.txt", "out/t.csv#2"]
+    assert sorted(texts(store)) == ["in/b.txt", "out/c.txt", "out/t.csv#L2"]
     (inside / "b.txt").unlink()
     assert add(store, inside, root=tmp_path, prune=True).removed == 1  # the folder is empty now
     table.unlink()
@@ -219,7 +219,7 @@ def test_a_broken_file_stops_no_other(store, tmp_path):
     (folder / "b.pdf").write_bytes(b"%PDF-1.4 broken")
     summary = add(store, folder, root=tmp_path)
     assert [Path(one.file).name for one in summary.failed] == ["b.jsonl", "b.pdf", "empty.txt"]
-    assert sorted(texts(store)) == ["n/a.txt", "n/b.jsonl#1", "n/c.txt"]
+    assert sorted(texts(store)) == ["n/a.txt", "n/b.jsonl#L1", "n/c.txt"]
     assert store.files().keys() == {"n/a.txt", "n/c.txt"}
     assert len(add(store, folder, root=tmp_path).failed) == 3  # and again, until it is repaired
 

@@ -1,6 +1,7 @@
 """One document, read once: the second question is answered from what the first has read, and says the same."""
 
 import json
+import os
 
 import pytest
 
@@ -68,6 +69,24 @@ def test_what_the_document_does_not_support_is_replaced_by_a_quotation(lm, path)
     assert (quoted.rejected, quoted.checks) == (written.text, written.checks)
     stream = document.stream(QUESTION, max_new_tokens=12)
     assert ("".join(stream), stream.result) == (quoted.text, quoted)
+
+
+def test_instructions_come_before_its_own(lm, path, reads):
+    document = gerund.open_document(path, lm)
+    prompter = Prompter(lm.model, lm.tokenizer)
+    for more in ("Answer in rhyme.", "Answer in rhyme.", ""):
+        answer = document.ask(QUESTION, instructions=more, max_new_tokens=8, fallback=False)
+        wanted = prompter.adding(more).of_document([QUESTION], [], "", TEXT)
+        assert wanted[0]["content"] == (f"{more}\n\n{OF_A_DOCUMENT}" if more else OF_A_DOCUMENT)
+        [fresh] = lm.chat(wanted, 8)
+        assert (answer.text, answer.usage.prompt_tokens) == (fresh.text.strip(), fresh.usage.prompt_tokens)
+    assert len(reads) == 2  # once for each text of instructions
+
+
+def test_a_name_that_is_not_utf8(lm, tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text(TEXT)
+    assert gerund.open_document(path, lm).ask(QUESTION, method="extractive").sources[0].source.endswith("caf\\xe9.txt")
 
 
 def test_what_is_damaged_is_read_anew(lm, path, tmp_path, reads):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gerund.errors import ConfigError, DataError, FingerprintError
+from gerund.errors import ConfigError, DataError, FingerprintError, TextError
 from gerund.inference.generate.session import read_with_states
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index, open_index
@@ -106,6 +106,16 @@ def test_without_a_head_or_a_chat_the_query_is_encoded(index: Index, lm: Any) ->
     question = "which barn has a swallow?"
     assert other.query_head is None
     assert other.ask(question, 3, chat=True, method="extractive") == index.ask(question, 3, method="extractive")
+
+
+def test_the_oldest_turns_go_where_the_context_is_full(index: Index, lm: Any) -> None:
+    long = [{"role": "user", "content": "x " * 300}, {"role": "assistant", "content": "y " * 300}]
+    assert index.query_head is not None
+    reader = ConversationReader(lm, index.query_head)
+    vector = reader.vector(asked(FIRST, [*long, *long, *TURN]))
+    assert np.array_equal(vector, ConversationReader(lm, index.query_head).vector(asked(FIRST, TURN)))
+    with pytest.raises(TextError):
+        reader.vector(asked("x " * 2000))
 
 
 def test_a_head_is_stored_with_its_index(lm: Any, tmp_path: Path) -> None:

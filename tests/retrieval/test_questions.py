@@ -27,6 +27,8 @@ def as_documents(count=70):
         ('- What is a "rye" bread made of? Or?\nWhy?', "What is a rye bread made of?"),
         ("Bread is made of flour.", None),
         ("Bread is made.\nWhat is bread made of?", None),
+        ("面包是用什么做的？用面粉。", "面包是用什么做的?"),
+        ("什么？", None),
         ("Why not?", None),
         ("What " + "is " * 40 + "it?", None),
         ("", None),

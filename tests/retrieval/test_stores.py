@@ -387,6 +387,43 @@ def test_threads_that_share_a_store_write_one_after_the_other(store):
     assert [one.text for one in store.chunks_of(["d1"])] == ["changed"]
 
 
+def test_an_interruption_leaves_the_old_chunks_in_memory(monkeypatch):
+    store = MemoryStore()
+    fill(store, TEXTS)
+    before = store.vectors(vector_of("steam"), 9)
+
+    def interrupted(*_values):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gerund.retrieval.memory_store.astuple", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stored(store, [chunk("bread", "changed"), chunk("new", "added")])
+    assert store.vectors(vector_of("steam"), 9) == before
+    assert store.words_with_cosines(KeywordQuery("bread"), vector_of("steam"), 9)[0][0][0].text == TEXTS["bread"]
+    assert "new" not in store.documents()
+
+
+def test_a_search_in_memory_holds_off_writers(monkeypatch):
+    store = MemoryStore()
+    fill(store, TEXTS)
+    fetch, others = store._fetch, []
+
+    def while_another_writes(*arguments):
+        if not others:
+            others.append(threading.Thread(target=lambda: stored(store, [chunk("sea", "changed")])))
+            others[0].start()
+            others[0].join(0.05)
+        return fetch(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_fetch", while_another_writes)
+        matches = store.vectors(vector_of("steam"), 9)
+        others[0].join()
+    assert {one.text for one, _ in matches} == set(TEXTS.values())
+    assert store.chunks_of(["sea"])[0].text == "changed"
+
+
 def test_phrases_hold_for_what_vectors_found(filled):
     found = filled.vectors(vector_of("steam"), 4)
     assert len(found) == 4

@@ -5,7 +5,7 @@ import pytest
 import gerund
 from gerund import ConfigError, Document
 from gerund.errors import DataError
-from gerund.retrieval.weight_choice import QUESTIONS, WeightChoice
+from gerund.retrieval.weight_choice import QUESTIONS, WeightChoice, _questions
 from gerund.types import Generation
 from tests.cli.helpers import run_cli
 from tests.retrieval.helpers import NOTES, notes_index
@@ -47,6 +47,13 @@ def test_the_weight_that_finds_most_is_chosen_and_used(bundled, writes):
     assert index.about.weight == choice.weight
     assert index.search("steam", 2) == index.search("steam", 2, weight=choice.weight)
     assert index.search("steam", 2, weight=1) != index.search("steam", 2, weight=0)
+
+
+def test_words_of_a_script_without_spaces_are_counted(bundled, monkeypatch):
+    written = ["面包是用什么做的?", "什么?"]
+    generations = [Generation(text, [], 0.0, True) for text in written]
+    monkeypatch.setattr(gerund.LanguageModel, "generate", lambda *_, **__: generations)
+    assert list(_questions(bundled, ["a", "b"])) == [written[0], ""]
 
 
 def test_what_it_says():

@@ -129,6 +129,7 @@ class _Diagnostics:
     """One model on the table. It is ours alone, so its tokenizer's padding side may be turned."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: EncoderConfig) -> None:
+        self._whole = model
         self.model = model = lower_layers(model, encoder.depth(len(decoder_layers(model))))
         self.tokenizer = tokenizer
         self.encoder = encoder
@@ -156,6 +157,7 @@ class _Diagnostics:
 
     def attach(self) -> None:
         """Do what loading does."""
+        attach(self._whole)  # whose config its layers hold
         attach(self.model)
         attach_streams(self.layers)
 

@@ -210,10 +210,11 @@ def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:
 def style_of(path: Path) -> str:
     """Return the style of ``gerund.data.corpus.clean_text`` that a corpus needs.
 
-    >>> style_of(Path("books.test.jsonl.xz")), style_of(Path("news.test.jsonl"))
-    ('gutenberg', 'none')
+    >>> [style_of(Path(name)) for name in ("books.test.jsonl.xz", "facebook.test.jsonl", "my-wikitext2.test.txt")]
+    ['gutenberg', 'none', 'wikipedia']
     """
-    return next((style for part, style in _STYLES.items() if part in path.name), "none")
+    parts = re.split(r"[^a-z]+", path.name.lower())
+    return next((style for part, style in _STYLES.items() if any(one.startswith(part) for one in parts)), "none")
 
 
 def read_texts(path: Path, clean: str = AUTO) -> Iterator[str]:

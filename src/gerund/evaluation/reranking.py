@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gerund.errors import DataError
 from gerund.evaluation.beir import Collection
+from gerund.evaluation.run import data_digest
 from gerund.evaluation.systems.search import BM25, BM25Index
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks.retrieval import CollectionTask
@@ -107,9 +109,14 @@ class ScoreFile:
         whole, _, torn = text.rpartition("\n")
         if torn:  # the end of an interrupted run
             write_atomic(self._path, f"{whole}\n" if whole else "")
-        for line in whole.splitlines():
-            key, fields = json.loads(line)
-            yield key, Candidates(**fields)
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                key, fields = json.loads(line)
+                yield key, Candidates(**fields)
+            except (ValueError, TypeError) as error:
+                raise DataError(
+                    f"{self._path}, line {number} is not a score that gerund wrote ({error}); delete it"
+                ) from error
 
     def find(self, key: str) -> Candidates | None:
         """Return what is known under a key."""
@@ -184,6 +191,7 @@ def tune_rerank(
 
     Raises:
         ConfigError: a task does not rank documents.
+        DataError: a task has no query with a relevant document, or a line of the saved scores is damaged.
     """
     require_retrieval_tasks(tasks)
     measures, known = measures_of(lm), ScoreFile(folder and folder / "scores" / "rerank.jsonl")
@@ -191,11 +199,14 @@ def tune_rerank(
     for task in tasks:
         assert isinstance(task, CollectionTask)
         offers = Offers(task.collection(config), candidates)
+        if not offers.queries:
+            raise DataError(f"{task.name}: no query that is scored has a relevant document")
+        about = [task.name, data_digest(task), config.split, str(candidates)]
         scored[task.name] = []
         with progress(len(offers.queries), task.name, show=config.show_progress) as advance:
             for query in offers.queries:
                 ranker = [] if lm.reranker is None else [lm.reranker.fingerprint]
-                key = " ".join([lm.fingerprint(), *ranker, task.name, config.split, str(candidates), *measures, query])
+                key = " ".join([lm.fingerprint(), *ranker, *about, *measures, query])
                 each = known.find(key)
                 if each is None:
                     each = offers.scored(lm, query, measures)

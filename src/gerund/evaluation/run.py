@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.evaluation.systems.base import EmbeddingCache, System, unsupported_message
+from gerund.evaluation.systems.base import EmbeddingCache, Encoder, System, unsupported_message
 from gerund.evaluation.systems.language_model import precompute, precomputed_words, word_groups
 from gerund.evaluation.task import EvaluationConfig, Score, Task, options_of
 from gerund.jobs.files import write_atomic
+from gerund.text_analysis import VERSION
 from gerund.version import __version__
 
 FORMAT = 3
@@ -80,13 +81,16 @@ def key_of(task: Task, system: System, config: EvaluationConfig) -> str:
     system_key = system.cache_key if task.reads_plan else system.weights_key
     if task.reads_adapter and system.infill_adapter:
         system_key += f"-{system.infill_adapter}"
+    if task.reads_fusion:
+        weight = f"{system.fusion_weight:g}" if isinstance(system, Encoder) else ""
+        system_key += f"-{weight}-words{VERSION}"
     if task.reads_scorer and system.scorer is not None:
         system_key += f"-{system.cache_key}-{system.scorer.fingerprint}"
     relevant = {**config.to_dict(), "prompts": task.prompt(config) if task.reads_plan else None}
     if relevant.pop("document_prompts", None) and task.name in config.document_prompts:
         relevant["document_prompts"] = config.document_prompts[task.name]
     parts = [task.name, json.dumps(options_of(task), sort_keys=True, default=str)]
-    parts += [json.dumps(relevant, sort_keys=True), system_key, _digest((*task.files, *task.also_read))]
+    parts += [json.dumps(relevant, sort_keys=True), system_key, data_digest(task)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -136,10 +140,10 @@ def _read(path: Path) -> Result:
         raise DataError(f"{path} is not a score that gerund wrote ({error}); delete it") from error
 
 
-def _digest(files: tuple[Path, ...]) -> str:
-    """Return a hash of the data's bytes."""
+def data_digest(task: Task) -> str:
+    """Return a hash of the bytes of a task's data and of the other files that it reads."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in files:
+    for path in (*task.files, *task.also_read):
         try:
             state = path.stat()
             digest.update(_file_digest(path, state.st_mtime_ns, state.st_size))

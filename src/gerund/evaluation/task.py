@@ -160,6 +160,8 @@ class Task(ABC):
     reads_plan: ClassVar[bool] = True
     # Whether a score that does not depend on the plan depends on an adapter, as infilling does.
     reads_adapter: ClassVar[bool] = False
+    # Whether it searches by words and vectors, so that the score depends on the vectors' weight and on the words.
+    reads_fusion: ClassVar[bool] = False
     # The protocol of ``systems.base`` that a system must satisfy to take part.
     requires: ClassVar[type] = Generates
     # Whether it takes so long that it runs only when it is named, not for a side's name or `all`.

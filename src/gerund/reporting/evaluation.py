@@ -162,7 +162,10 @@ def _same_config(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two evaluations had the same config; of prompts, those of the tasks that both name."""
     if any(config.get(name) != other.get(name) for name in ("seed", "limit", "split")):
         return False
-    first, second = config.get("prompts", {}), other.get("prompts", {})
+    return all(_same_prompts(config.get(kind, {}), other.get(kind, {})) for kind in ("prompts", "document_prompts"))
+
+
+def _same_prompts(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
     return bool(first) == bool(second) and all(first[name] == second[name] for name in first.keys() & second.keys())
 
 

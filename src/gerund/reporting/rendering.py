@@ -119,10 +119,10 @@ def _breakable(text: str) -> str:
 def duration(seconds: float) -> str:
     """Return a time in words.
 
-    >>> duration(0.34), duration(75), duration(7300)
-    ('0.3 s', '1 min 15 s', '2 h 1 min')
+    >>> duration(0.34), duration(59.7), duration(75), duration(7300)
+    ('0.3 s', '1 min 0 s', '1 min 15 s', '2 h 1 min')
     """
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -43,8 +43,9 @@ STOPS = ("\nQuestion:", "\nSources:", "\nDocument:")
 # Two texts of one token each: what prompts with either have in common does not depend on the text.
 DUMMIES = ("a", "7")
 
-# A question and its answer.
-_TURN = 2
+TURN = 2
+"""Messages of a turn: a question and its answer."""
+
 _SHARE = 2  # the answer gets at most 1/_SHARE of the context
 
 
@@ -74,7 +75,10 @@ class Prompter:
     @property
     def instructions(self) -> str:
         """What the model is told before the conversation."""
-        return f"{self.more}\n\n{INSTRUCTIONS}" if self.more else INSTRUCTIONS
+        return self._after_more(INSTRUCTIONS)
+
+    def _after_more(self, instructions: str) -> str:
+        return f"{self.more}\n\n{instructions}" if self.more else instructions
 
     @property
     def chats(self) -> bool:
@@ -102,7 +106,7 @@ class Prompter:
 
         turns = list(history)
         while turns and ids(1, turns) is None:
-            turns = turns[_TURN:]
+            turns = turns[TURN:]
         count = _largest(len(sources), lambda count: ids(count, turns) is not None)
         if count:
             return AnswerPrompt(ids(count, turns) or [], list(sources[:count]), answer_tokens, self.stop, turns)
@@ -127,16 +131,16 @@ class Prompter:
 
     def of_document(self, questions: Sequence[str], answers: Sequence[str], title: str, text: str) -> Prompt:
         """Return a document, then earlier questions with their answers, and the last question."""
-        head = f"{title}\n\n" if title else ""
+        instructions, head = self._after_more(OF_A_DOCUMENT), f"{title}\n\n" if title else ""
         first = f"Document:\n\n{head}{text.strip()}\n\nQuestion: {questions[0].strip()}"
         pairs = list(zip(answers, questions[1:], strict=True))
         if not self.chats:
             turns = [f"\nAnswer: {answer.strip()}\n\nQuestion: {question.strip()}" for answer, question in pairs]
-            return f"{OF_A_DOCUMENT}\n\n{first}{''.join(turns)}\nAnswer:"
+            return f"{instructions}\n\n{first}{''.join(turns)}\nAnswer:"
         messages = [Message(role="user", content=first)]
         for answer, question in pairs:
             messages += [Message(role="assistant", content=answer), Message(role="user", content=question)]
-        return self._with_system(OF_A_DOCUMENT, messages)
+        return self._with_system(instructions, messages)
 
     def _with_system(self, instructions: str, messages: list[Message]) -> Prompt:
         """Add instructions as the system's message, or in the first message where the template has no system role."""
@@ -193,7 +197,7 @@ class SentencePrompter(Prompter):
             content = f"Text:\n{text}\n\nQuestion: {question.strip()}\n\nAnswer in one sentence, by the text alone."
             messages = [*history, Message(role="user", content=content)]
             return self._with_system(self.more, messages) if self.more else messages
-        pairs = zip(history[::_TURN], history[1::_TURN], strict=True)
+        pairs = zip(history[::TURN], history[1::TURN], strict=True)
         turns = [self.more] if self.more else []
         turns += [f"Question: {asked['content']}\nAnswer: {answer['content']}" for asked, answer in pairs]
         texts = ["\n".join([*_headings(source), source.text.strip()]) for source in sources]
@@ -206,11 +210,11 @@ def check_history(history: object) -> list[Message]:
         raise TextError(f"`history` must be a list of messages, got {history!r}")
     turns = list(history)  # type: ignore[call-overload]
     for number, turn in enumerate(turns):
-        role = ("user", "assistant")[number % _TURN]
+        role = ("user", "assistant")[number % TURN]
         if not is_message(turn) or turn.get("role") != role or not isinstance(turn.get("content"), str):
             raise TextError.about("message", number, f"of the history is not a text of the {role}: {turn!r}")
         check_unicode("message", turn["content"], number)
-    if len(turns) % _TURN:
+    if len(turns) % TURN:
         raise TextError("the history ends with a question; it must include the answer to each earlier question")
     return [Message(role=turn["role"], content=turn["content"]) for turn in turns]
 

@@ -65,7 +65,8 @@ class ReadLimits:
     def __post_init__(self) -> None:
         demand_number("seconds", self.seconds)
         if not 0 < self.seconds <= threading.TIMEOUT_MAX:
-            raise ConfigError(f"`seconds` must be above 0, got {self.seconds:g}")
+            most = "" if self.seconds <= 0 else f" and at most {threading.TIMEOUT_MAX:g}"
+            raise ConfigError(f"`seconds` must be above 0{most}, got {self.seconds:g}")
         if whole_number("memory", self.memory) < _LEAST_MEMORY:
             raise ConfigError(f"`memory` must be at least 64 MB ({_LEAST_MEMORY} bytes), got {self.memory}")
 

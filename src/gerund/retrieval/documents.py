@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from gerund.checks import flag, one_of, whole_number
-from gerund.errors import ConfigError, DataError
+from gerund.checks import check_unicode, flag, one_of, whole_number
+from gerund.data.files import as_utf8
+from gerund.errors import ConfigError, DataError, TextError
 from gerund.retrieval.formats import Section
 
 PATH_SIGN = " > "
@@ -46,6 +47,33 @@ class Document:
         content = hashlib.blake2b("\0".join(parts).encode() + b"\0\0", digest_size=16)
         content.update(self.text.encode())
         return content.hexdigest()
+
+
+def is_source(name: object) -> bool:
+    r"""Whether a document can have this name: a text without NUL characters and lone surrogates.
+
+    >>> is_source("a.txt#7"), is_source("a\0b"), is_source(7)
+    (True, False, False)
+    """
+    return isinstance(name, str) and "\0" not in name and as_utf8(name) == name
+
+
+def check_document(document: object) -> None:
+    """Refuse what is not a document that can be stored.
+
+    Raises:
+        ConfigError: it is not a ``Document``.
+        TextError: its source, text, title or a heading is not a text that can be stored.
+    """
+    if not isinstance(document, Document):
+        raise ConfigError(f"`documents` must be Documents, such as Document('name', 'text'), got {document!r}")
+    if not is_source(document.source):
+        raise TextError(f"a document's source is a text without NUL characters, not {document.source!r}")
+    headings = [heading for section in document.sections for heading in section.path]
+    for text in (document.text, document.title, *headings):
+        if not isinstance(text, str):
+            raise TextError(f"the document {document.source!r} has {text!r} where a text belongs")
+        check_unicode(f"the document {document.source!r}", text)
 
 
 @dataclass(frozen=True)

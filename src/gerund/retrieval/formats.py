@@ -143,18 +143,19 @@ def _parse_table(path: Path, most_bytes: int, *, ending: str) -> Iterator[Parsed
 
 
 def _row(row: Mapping[str, Any], where: str, number: int) -> ParsedText:
-    """Return the document in a row: its text, perhaps a title, and its id, or else its line number."""
+    """Return the document in a row: its text, perhaps a title, and its id, or else its line, such as ``L2``."""
     if TEXT_COLUMN not in row:
         raise no_column(where, TEXT_COLUMN, [str(name) for name in row])
     text, title = row[TEXT_COLUMN], row.get(TITLE_COLUMN)
     name = next((column for column in ID_COLUMNS if row.get(column) is not None), None)
-    key = number if name is None else row[name]
+    line = f"L{number}"  # no number alone, which could be the id of another row
+    key = line if name is None else row[name]
     if isinstance(key, bool) or not isinstance(key, str | int | float):
         raise DataError(f"{where}: the id {name!r} is neither a text nor a number but {type(key).__name__}")
     return ParsedText(
         "" if text is None else checked_text(text, where, TEXT_COLUMN),
         "" if title is None else checked_text(title, where, TITLE_COLUMN),
-        key=checked_text(str(key), where, name or "id") or str(number),
+        key=checked_text(str(key), where, name or "id") or line,
     )
 
 
@@ -262,7 +263,7 @@ _LIBRARIES = {
 
 
 # Each of these expressions takes linear time for any text: documents may be hostile.
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _ATX = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 _NO_TITLE_LINE = re.compile(r"[ \t]*$| {4}|\t| {0,3}(?:[-*+>|]|\d{1,9}[.)])")
@@ -306,12 +307,13 @@ def sections_of(headings: list[tuple[int, int, str]]) -> tuple[Section, ...]:
 
 
 def _headings(text: str, begin: int) -> Iterator[tuple[int, int, str]]:
-    position, fence = begin, ""
+    position, fence, in_paragraph = begin, "", False
     candidate: tuple[int, str] | None = None  # a line that an underline would make a heading
     for line in text[begin:].splitlines(keepends=True):
         bare = line.rstrip("\r\n")
         opening = _FENCE.match(bare)
         previous, candidate = candidate, None
+        was_in_paragraph, in_paragraph = in_paragraph, False
         if fence:
             closes = opening is not None and opening[1].startswith(fence) and not bare.strip(" `~")
             fence = "" if closes else fence
@@ -321,9 +323,9 @@ def _headings(text: str, begin: int) -> Iterator[tuple[int, int, str]]:
             yield position, len(atx[1]), _plain(name)
         elif previous and (underline := _SETEXT.match(bare)):
             yield previous[0], 1 if underline[1][0] == "=" else 2, _plain(previous[1])
-        elif previous is None and not _NO_TITLE_LINE.match(bare):
+        elif not _NO_TITLE_LINE.match(bare):
             # Only a paragraph of one line becomes a heading: a rule below a longer paragraph is a rule.
-            candidate = (position, bare)
+            in_paragraph, candidate = True, None if was_in_paragraph else (position, bare)
         position += len(line)
 
 

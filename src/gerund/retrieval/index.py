@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from gerund.checks import check_unicode, flag, one_of, place, some_texts, whole_number
+from gerund.checks import flag, one_of, place, some_texts, whole_number
 from gerund.errors import ConfigError, DataError, FingerprintError, ModelError
 from gerund.models.light_runtime import return_freed_memory
 from gerund.models.sources import SENTENCE_TRANSFORMERS, with_absolute_paths
 from gerund.retrieval import hybrid_search
 from gerund.retrieval.document_reader import ReadLimits
-from gerund.retrieval.documents import Chunk, Chunking, Document, chunk_id, rebuilt
+from gerund.retrieval.documents import Chunk, Chunking, Document, check_document, chunk_id, is_source, rebuilt
 from gerund.retrieval.filters import check_filter
 from gerund.retrieval.hybrid_search import MODES, Mode, check_query, rankings, reranked, to_hits
 from gerund.retrieval.indexing import (
@@ -95,7 +95,7 @@ class Index(QuestionAnswering):
         self._encoder: LanguageModel | SentenceEncoder | None = None if _is_spec(lm) else _checked(lm)
         self._lm: LanguageModel | None = None
         self._root = root
-        self._about = store.about()
+        self._about: IndexMetadata | None = None
         self._chunking = chunking
         self._embedder: Embedder | None = None
         self._generator: AnswerGenerator | None = None
@@ -103,14 +103,7 @@ class Index(QuestionAnswering):
         self._conversation: ConversationReader | None = None
         self._rarity: TokenRarity | None = None
         self.elsewhere: tuple[Embed, int] | None = None
-        if self._about is not None:
-            if self._encoder is not None:
-                self._require_encoder(self._encoder)
-            if chunking is not None and chunking != self._about.chunking:
-                raise ConfigError(
-                    f"{store.name} is cut into chunks of {self._about.chunking}, not {chunking}; leave these "
-                    "options out, or cut it anew with gerund index --migrate"
-                )
+        self._read_about()
 
     def __len__(self) -> int:
         """Return the number of chunks."""
@@ -119,7 +112,7 @@ class Index(QuestionAnswering):
     @property
     def about(self) -> IndexMetadata | None:
         """The index's metadata; None where there is no index yet."""
-        return self._about
+        return self._read_about()
 
     @property
     def chunking(self) -> Chunking:
@@ -154,21 +147,24 @@ class Index(QuestionAnswering):
             ConfigError: the index was made with a model in memory, which cannot be loaded again.
         """
         if self._encoder is None:
-            given = self._given
+            about = self._read_about()
             self._refuse_other_model()
-            if given is None and self._about is not None:
-                given = self._about.model_spec(self.store.name)
-            try:
-                encoder = load_encoder(given)
-            except ModelError as error:
-                if self._given is not None:
-                    raise
-                raise ModelError(
-                    f"the model of {self.store.name} cannot be loaded: {error}; name it where it is now (-m, lm=)"
-                ) from error
-            self._require_encoder(encoder)
+            encoder = self._load_encoder(about)
+            if about is not None:
+                self._require_encoder(encoder, about)
             self._encoder = encoder
         return self._encoder
+
+    def _load_encoder(self, about: IndexMetadata | None) -> "LanguageModel | SentenceEncoder":
+        """Load the model that was given, or else the index's."""
+        if self._given is not None or about is None:
+            return load_encoder(self._given)
+        try:
+            return load_encoder(about.model_spec(self.store.name))
+        except ModelError as error:
+            raise ModelError(
+                f"the model of {self.store.name} cannot be loaded: {error}; name it where it is now (-m, lm=)"
+            ) from error
 
     def sources(self) -> list[str]:
         """Return the names of all documents, sorted."""
@@ -179,6 +175,8 @@ class Index(QuestionAnswering):
 
         White space between its chunks is returned as line ends; all offsets are those of the hits.
         """
+        if not is_source(source):
+            return None
         chunks = self.store.chunks_of([source])
         return rebuilt(chunks) if chunks else None
 
@@ -193,7 +191,7 @@ class Index(QuestionAnswering):
         """Index files and folders: unchanged files are skipped, changed ones replaced.
 
         A document's name is its file's path relative to the folder that contains the index; that of a row of a table is
-        the file, ``#`` and its id (``id`` or ``_id``), or else its line number.
+        the file, ``#`` and its id (``id`` or ``_id``), or else its line, such as ``L2``.
 
         Args:
             paths: files, and folders of files.
@@ -211,7 +209,7 @@ class Index(QuestionAnswering):
             ResourceError: memory or disk ran out; what was stored is kept.
         """
         listed = [place("what is indexed", path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-        if self._about is None:  # a mistyped path creates no index
+        if self._read_about() is None:  # a mistyped path creates no index
             for path in listed:
                 if not path.exists():
                     raise DataError(f"{path}: no such file or folder")
@@ -227,12 +225,11 @@ class Index(QuestionAnswering):
         Raises:
             FingerprintError: the index was made with another encoder.
             ConfigError: an element is not a ``Document``.
+            TextError: its source, text, title or a heading is not a text that can be stored.
         """
         listed = list(documents)
         for document in listed:
-            if not isinstance(document, Document):
-                raise ConfigError(f"`documents` must be Documents, such as Document('name', 'text'), got {document!r}")
-            check_unicode(f"the document {document.source!r}", document.text + document.title)
+            check_document(document)
         writer = self._writer()
         writer.add_documents(listed)
         return writer.tidied()
@@ -262,8 +259,12 @@ class Index(QuestionAnswering):
 
         Raises:
             DataError: there is no index yet.
+            ConfigError: the index was made with a model in memory, and no model was given.
         """
-        encoder = self._encoder or load_encoder(self._given)
+        about = self.store.about()
+        if about is None:
+            raise DataError(f"{self.store.name}: there is no index yet, so nothing to migrate")
+        encoder = self._encoder or self._load_encoder(about)
         count = migrate_index(self.store, encoder, chunking, show_progress)
         self._about, self._encoder = self.store.about(), encoder
         self._embedder = self._generator = self._head = self._conversation = self._rarity = None
@@ -290,8 +291,7 @@ class Index(QuestionAnswering):
 
         if not 1 <= whole_number("questions", questions) <= MOST_HITS:
             raise ConfigError(f"questions={questions} is not a number from 1 to {MOST_HITS}")
-        if self._about is None:
-            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        self._require_about()
         choice = choose_weight(self.store, self.lm, self._require_embedder().queries, questions, seed=seed)
         self.store.set_weight(choice.weight)
         self._about = self.store.about()
@@ -363,9 +363,11 @@ class Index(QuestionAnswering):
                 raise ConfigError(f"{name}={number} is not a number from {least} to {MOST_HITS}")
         where = check_filter(filter)
         checked = some_texts("query", "queries", queries)
+        self._read_about()
         weight = self._weight(mode, weight)
-        if self._about is None:
-            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        self._require_about()
+        if not checked:
+            return []
         expanded = [[query, *(self.lm.expand(query, expand) if expand else [])] for query in checked]
         limit = max(k, second.rerank, hybrid_search.DEPTH)
         vectors_ND: Sequence[np.ndarray | None] = [None] * len(expanded)
@@ -470,8 +472,7 @@ class Index(QuestionAnswering):
 
         if not 1 <= whole_number("texts", texts) <= MOST_TEXTS:
             raise ConfigError(f"texts={texts} is not a number from 1 to {MOST_TEXTS}")
-        if self._about is None:
-            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        self._require_about()
         if is_remote(self.store.name):
             raise ConfigError("a query head is stored in the index's folder, which has to be on this machine")
         encode, encoder = self._require_embedder().queries, self.encoder.fingerprint()
@@ -559,10 +560,35 @@ class Index(QuestionAnswering):
             self._embedder = Embedder(self.encoder, self.chunking)
         return self._embedder
 
-    def _require_encoder(self, lm: "LanguageModel | SentenceEncoder") -> None:
+    def _read_about(self) -> IndexMetadata | None:
+        """Return the index's metadata, which another process may have created since the index was opened.
+
+        Raises:
+            FingerprintError: the index was made with another encoder than this one's.
+            ConfigError: it has another chunking than this one's.
+        """
+        if self._about is None and (about := self.store.about()) is not None:
+            if self._encoder is not None:
+                self._require_encoder(self._encoder, about)
+            if self._chunking is not None and self._chunking != about.chunking:
+                raise self._other_chunking(about, self._chunking)
+            self._about, self._embedder = about, None  # an embedder made before has another chunking
+        return self._about
+
+    def _require_about(self) -> IndexMetadata:
+        if (about := self._read_about()) is None:
+            raise DataError(f"{self.store.name}: there is no index yet; add documents first")
+        return about
+
+    def _other_chunking(self, about: IndexMetadata, chunking: Chunking) -> ConfigError:
+        return ConfigError(
+            f"{self.store.name} is cut into chunks of {about.chunking}, not {chunking}; leave these options out, or "
+            "cut it anew with gerund index --migrate"
+        )
+
+    def _require_encoder(self, lm: "LanguageModel | SentenceEncoder", about: IndexMetadata) -> None:
         """Refuse a model whose vectors cannot be compared with the stored ones."""
-        about = self._about
-        if about is None or about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
+        if about.is_searched_by(lm.fingerprint(), lm.space, lm.dimensions):
             return
         raise FingerprintError(
             f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint})"
@@ -588,13 +614,16 @@ class Index(QuestionAnswering):
         """Return a writer, which creates the index if needed; the model is loaded when the writer needs it."""
         embed, workers = self.elsewhere or (lambda chunks: self._require_embedder().embedded(chunks), 1)
         make = None
-        if self._about is None:
+        if self._read_about() is None:
             about = metadata_for(self.encoder, self._require_embedder().chunking)
 
             def make() -> None:
                 self.store.create(about)
-                self._about = self.store.about()
-                self._require_own_encoder(self.encoder)  # another process may have created it in the meantime
+                # Another process may have created it in the meantime.
+                if (made := self.store.about()) is not None and made.chunking != about.chunking:
+                    raise self._other_chunking(made, about.chunking)
+                self._about = made
+                self._require_own_encoder(self.encoder)
 
         elif not self._is_own_model():
             self._require_own_encoder(self.encoder)

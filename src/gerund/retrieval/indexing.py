@@ -141,8 +141,9 @@ class Writer:
         places = self._places(digests) if prune else {}
         files = find_files([path for path in paths if path.exists() or not _below([path], places)])
         if not files and not prune:
+            where = ", ".join(map(str, paths)) or "no path was named"
             raise DataError(
-                f"{', '.join(map(str, paths))}: there is no file to read; files are read that end in "
+                f"{where}: there is no file to read; files are read that end in "
                 f"{', '.join(f'.{name}' for name in endings())}"
             )
         with (

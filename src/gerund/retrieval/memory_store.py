@@ -129,25 +129,38 @@ class MemoryStore:
         if not sources:
             return
         with self._lock:
-            self._tokens = {source: stored for source, stored in self._tokens.items() if source not in set(sources)}
-            for chunk, stored in zip(chunks, tokens or (), strict=tokens is not None):
-                self._tokens.setdefault(chunk.source, {})[chunk.id] = stored
-            old = self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")
-            self._db.executemany("DELETE FROM chunks WHERE rowid = ?", old)
-            self._db.executemany("DELETE FROM words WHERE rowid = ?", old)
-            remains = ~np.isin(self._rows, [row for (row,) in old])
-            new = []
-            for chunk in chunks:
-                values = astuple(chunk)  # in the order of the columns
-                marks = ", ".join("?" * len(values))
-                row = self._db.execute(f"INSERT INTO chunks VALUES ({marks})", values).lastrowid
-                terms = " ".join(self._analyzer.document(chunk.indexed_text))
-                self._db.execute("INSERT INTO words (rowid, terms) VALUES (?, ?)", (row, terms))
-                new.append(row)
             assert self._about is not None
-            new_ND = self._stored(np.asarray(vectors_ND, dtype=np.float32).reshape(len(new), self._about.dimensions))
-            self._rows = np.concatenate([self._rows[remains], np.array(new, dtype=np.int64)])
-            self._vectors_ND = np.concatenate([self._vectors_ND[remains], new_ND])
+            # All that can fail is computed first, and SQLite undoes what an interruption leaves half done.
+            terms = [" ".join(self._analyzer.document(chunk.indexed_text)) for chunk in chunks]
+            new_ND = np.asarray(vectors_ND, dtype=np.float32).reshape(len(chunks), self._about.dimensions)
+            new_ND = self._stored(new_ND)
+            kept = {source: stored for source, stored in self._tokens.items() if source not in set(sources)}
+            for chunk, stored in zip(chunks, tokens or (), strict=tokens is not None):
+                kept.setdefault(chunk.source, {})[chunk.id] = stored
+            with self._db:
+                remains, new = self._replace_rows(sources, chunks, terms)
+            self._rows, self._vectors_ND, self._tokens = (
+                np.concatenate([self._rows[remains], np.array(new, dtype=np.int64)]),
+                np.concatenate([self._vectors_ND[remains], new_ND]),
+                kept,
+            )
+
+    def _replace_rows(
+        self, sources: Sequence[str], chunks: Sequence[Chunk], terms: Sequence[str]
+    ) -> tuple[np.ndarray, list[int]]:
+        """Replace the rows of documents; return which of ``_rows`` remain, and the new rows."""
+        old = self._fetch(f"SELECT rowid FROM chunks WHERE {one_of_sources(sources)}")
+        self._db.executemany("DELETE FROM chunks WHERE rowid = ?", old)
+        self._db.executemany("DELETE FROM words WHERE rowid = ?", old)
+        new = []
+        for chunk, of_chunk in zip(chunks, terms, strict=True):
+            values = astuple(chunk)  # in the order of the columns
+            marks = ", ".join("?" * len(values))
+            row = self._db.execute(f"INSERT INTO chunks VALUES ({marks})", values).lastrowid
+            self._db.execute("INSERT INTO words (rowid, terms) VALUES (?, ?)", (row, of_chunk))
+            assert row is not None
+            new.append(row)
+        return ~np.isin(self._rows, [row for (row,) in old]), new
 
     def token_vectors(self, ids: Sequence[str]) -> dict[str, bytes]:
         wanted = set(ids)
@@ -193,26 +206,28 @@ class MemoryStore:
         return [match for match, _ in matches], cosines_with(vector_D, vectors_ND)
 
     def vectors(self, vector_D: np.ndarray, limit: int, where: str | None = None) -> list[Match]:
-        if not self.count():
-            return []
-        with self._lock:
-            rows, vectors_ND = self._rows, self._vectors_ND
+        with self._lock:  # until the chunks are read, so that none of them is replaced in between
+            return self._nearest(np.asarray(vector_D, dtype=np.float32), limit, where) if self.count() else []
+
+    def _nearest(self, query_D: np.ndarray, limit: int, where: str | None) -> list[Match]:
+        rows, vectors_ND = self._rows, self._vectors_ND
         if where is not None:
             filtered = [row for (row,) in self._fetch(f"SELECT rowid FROM chunks WHERE ({where})", (), where)]
             is_filtered = np.isin(rows, filtered)
             rows, vectors_ND = rows[is_filtered], vectors_ND[is_filtered]
-        query_D = np.asarray(vector_D, dtype=np.float32)
         if self._is_binary:
             places, scores = nearest_bits(query_D, vectors_ND, limit)
         else:
             cosine_N = vectors_ND.astype(np.float32) @ query_D
             places = np.argsort(-cosine_N, kind="stable")[:limit].tolist()
             scores = cosine_N[places].tolist()
-        matches = []
-        for place, score in zip(places, scores, strict=True):
-            [values] = self._fetch(f"SELECT {_FIELDS} FROM chunks WHERE rowid = ?", (int(rows[place]),))
-            matches.append((Chunk(*values), score))
-        return matches
+        nearest = rows[places].tolist()
+        listed = ", ".join(map(str, nearest))
+        by_row = {
+            row: Chunk(*values)
+            for row, *values in self._fetch(f"SELECT rowid, {_FIELDS} FROM chunks WHERE rowid IN ({listed})")
+        }
+        return [(by_row[row], score) for row, score in zip(nearest, scores, strict=True)]
 
     def count(self) -> int:
         return len(self._rows)

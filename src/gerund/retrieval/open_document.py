@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gerund.checks import place
+from gerund.data.files import shown_path
 from gerund.errors import ConfigError, DataError, TextError
 from gerund.jobs.disk_cache import MOST_BYTES, DiskCache, user_cache
 from gerund.retrieval.document_reader import ReadLimits, read_file
@@ -65,7 +66,7 @@ def open_document(
     if len(parts) > 1 or parts[0].key:
         raise DataError(f"{file} holds {len(parts)} documents, a row each; make an index of it: gerund index {file}")
     [parsed] = parts
-    document = Document(str(path), parsed.text, parsed.title, parsed.sections)
+    document = Document(shown_path(path), parsed.text, parsed.title, parsed.sections)
     # Only now: it takes seconds, and a missing file should raise immediately.
     from gerund.entry import load
 
@@ -99,6 +100,7 @@ class OpenDocument(QuestionAnswering):
     ) -> None:
         self.document, self._lm, self._chunking = document, lm, chunking or Chunking()
         self._cache = cache
+        self._sessions: dict[str, Session | None] = {}
 
     @property
     def lm(self) -> "LanguageModel":
@@ -122,7 +124,7 @@ class OpenDocument(QuestionAnswering):
             raise ConfigError("a single document is read completely; context chooses what is read of an index")
         from gerund.retrieval.answer_generation import AnswerPrompt, session_for
 
-        prompter, document = self._prompter, self.document
+        prompter, document = self._prompter.adding(question.instructions), self.document
         questions = [*(turn["content"] for turn in question.history[::2]), question.question]
         answers = [turn["content"] for turn in question.history[1::2]]
         limit, room = prompter.room(question.max_new_tokens)
@@ -143,7 +145,7 @@ class OpenDocument(QuestionAnswering):
             question,
             self.lm,
             answer_prompt,
-            session_for(ids, self._session),
+            session_for(ids, self._session_of(question.instructions)),
             cites=False,
             language=self.chunking.language,
             quote=(lambda: self._quoted(question)) if question.fallback else None,
@@ -167,15 +169,21 @@ class OpenDocument(QuestionAnswering):
 
         return Prompter(self.lm.model, self.lm.tokenizer)
 
-    @cached_property
-    def _session(self) -> "Session | None":
-        """The session that has read the document, from the cache or new; None where the model cannot extend one."""
+    def _session_of(self, instructions: str) -> "Session | None":
+        """Return the session that has read the document after these instructions; the last one stays in memory."""
+        known = self._sessions
+        if instructions not in known:
+            known = self._sessions = {instructions: self._new_session(instructions)}
+        return known[instructions]
+
+    def _new_session(self, instructions: str) -> "Session | None":
+        """Return a session from the cache, or a new one; None where the model cannot extend one."""
         from gerund.inference.generate.session import Session, cache_key
         from gerund.retrieval.answer_generation import DUMMIES, cached, common_start, prefilled, save_cached
 
-        title, text = self.document.title, self.document.text
-        prompts = [self._prompter.of_document([dummy], [], title, text) for dummy in DUMMIES]
-        ids = common_start(*map(self._prompter.prompt_ids, prompts))
+        title, text, prompter = self.document.title, self.document.text, self._prompter.adding(instructions)
+        prompts = [prompter.of_document([dummy], [], title, text) for dummy in DUMMIES]
+        ids = common_start(*map(prompter.prompt_ids, prompts))
         if self._cache is None:
             return prefilled(self.lm, ids)
         key = cache_key(self.lm, ids)

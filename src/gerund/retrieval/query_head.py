@@ -21,7 +21,7 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from gerund.data.passages import sentence_bounds
-from gerund.errors import ConfigError, DataError, FingerprintError
+from gerund.errors import ConfigError, DataError, FingerprintError, TextError
 from gerund.inference.generate.prompts import Message, Prompt
 from gerund.inference.generate.session import Session, read_with_states
 from gerund.inference.text_ids import encode_texts
@@ -29,6 +29,7 @@ from gerund.jobs.files import atomic_file
 from gerund.models.vectors import unit
 from gerund.retrieval.answer_generation import (
     DUMMIES,
+    TURN,
     AnswerGenerator,
     Prompter,
     common_start,
@@ -240,7 +241,14 @@ class ConversationReader(AnswerGenerator):
     def vector(self, question: Question) -> np.ndarray:
         """Return the query vector ``(D,)`` of a question after its history; only what is new is read."""
         with self._lock:
-            return self._vector(question)
+            while True:
+                try:
+                    return self._vector(question)
+                except TextError:
+                    if not question.history:
+                        raise
+                    # It fills the context, so the oldest turn goes, as in the answer's prompt.
+                    question = replace(question, history=question.history[TURN:])
 
     def _vector(self, question: Question) -> np.ndarray:
         ids = self.prompter.adding(question.instructions).without_sources(question.question, question.history)

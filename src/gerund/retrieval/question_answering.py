@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
 import numpy as np
 
-from gerund.checks import check_unicode, flag, one_of, place
+from gerund.checks import check_unicode, flag, one_of, place, whole_number
 from gerund.data.passages import sentence_bounds
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.config import GenerationConfig, require_new_tokens
@@ -25,7 +25,7 @@ from gerund.retrieval.hybrid_search import check_query, convex
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from gerund.settings.aliases import TopK, names_of, takes_aliases
-from gerund.settings.ranking import ONE_STAGE, RerankKeywords, SecondStage
+from gerund.settings.ranking import MOST_HITS, ONE_STAGE, RerankKeywords, SecondStage
 from gerund.settings.sampling import GREEDY, Sampling
 from gerund.text_analysis import Analyzer
 from gerund.types import Answer, Hit, Hits, RerankCost, SentenceCheck, Source
@@ -137,28 +137,36 @@ class Question:
             if name not in _OPTIONS:
                 raise unknown_name("setting", name, _OPTIONS)
         check_query(question, "question")
+        if not 1 <= whole_number("k", k) <= MOST_HITS:
+            raise ConfigError(f"k={k} is not a number from 1 to {MOST_HITS}")
         said = dict(options)
         second = SecondStage.of({name: said.pop(name) for name in RerankKeywords.__annotations__ if name in said})
         asked = cls(question, k, **said, second=second)  # type: ignore[arg-type]
-        if asked.method is not None:
-            one_of("method", asked.method, METHODS)
-        if asked.context is not None:
-            one_of("context", asked.context, CONTEXTS)
-        if asked.context == SENTENCE and asked.approximate_cache is not None:
-            raise ConfigError("approximate_cache is for chunks; leave context=sentence out")
-        require_new_tokens(asked.max_new_tokens)
-        flag("fallback", asked.fallback)
-        flag("chat", asked.chat)
-        if not isinstance(asked.instructions, str):
-            raise TextError(f"instructions are a text, not {type(asked.instructions).__name__}")
-        check_unicode("instructions", asked.instructions)
-        if asked.approximate_cache is not None and not isinstance(asked.approximate_cache, DiskCache):
-            place("the cache", asked.approximate_cache)
+        asked._check()
         if asked.history == ():
             return asked
         from gerund.retrieval.answer_generation import check_history  # which imports torch
 
         return replace(asked, history=check_history(asked.history))
+
+    def _check(self) -> None:
+        """Refuse settings that cannot be."""
+        if self.method is not None:
+            one_of("method", self.method, METHODS)
+        if self.context is not None:
+            one_of("context", self.context, CONTEXTS)
+        if self.context == SENTENCE and self.approximate_cache is not None:
+            raise ConfigError("approximate_cache is for chunks; leave context=sentence out")
+        require_new_tokens(self.max_new_tokens)
+        if self.sampling is not None and not isinstance(self.sampling, Sampling):
+            raise ConfigError(f"`sampling` must be a Sampling, got {self.sampling!r}")
+        flag("fallback", self.fallback)
+        flag("chat", self.chat)
+        if not isinstance(self.instructions, str):
+            raise TextError(f"instructions are a text, not {type(self.instructions).__name__}")
+        check_unicode("instructions", self.instructions)
+        if self.approximate_cache is not None and not isinstance(self.approximate_cache, DiskCache):
+            place("the cache", self.approximate_cache)
 
     @property
     def search_query(self) -> str:

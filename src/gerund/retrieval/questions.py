@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gerund.normalization import normalized
 from gerund.progress import progress
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import open_index
 from gerund.scoring.word_overlap import content_words
 from gerund.settings.sampling import Sampling
+from gerund.text_analysis import word_spans
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -82,9 +84,9 @@ def question_in(text: str) -> str | None:
     (None, None)
     """
     line = next((line for line in text.split("\n") if line.strip()), "")
-    before, mark, _ = line.partition("?")
+    before, mark, _ = line.replace("\uff1f", "?").partition("?")  # the question mark of Chinese and Japanese
     question = " ".join(re.sub(r"^\W*(?:question|q)\s*:", "", before, flags=re.IGNORECASE).split()).strip("\"'*-#• ")
-    count = len(question.split())
+    count = len(word_spans(normalized(question)))
     return f"{question}?".replace('"', "") if mark and _FEWEST_WORDS <= count <= _MOST_WORDS else None
 
 
@@ -148,7 +150,9 @@ def questions_to(lm: Generates, texts: Sequence[str], seed: int = 0) -> list[lis
     """
     prompts = [f"{_SHOTS}Text: {' '.join(text.split())}\nQuestion:" for text in texts]
     sampling = replace(_SAMPLING, seed=seed)
-    written = lm.generate(prompts, _MOST_TOKENS, sampling, n=_EACH, stop=["?", "\n"], include_stop_str_in_output=True)
+    written = lm.generate(
+        prompts, _MOST_TOKENS, sampling, n=_EACH, stop=["?", "\uff1f", "\n"], include_stop_str_in_output=True
+    )
     result: list[list[str]] = [[] for _ in texts]
     for number, generation in enumerate(written):
         question, text = question_in(generation.text), texts[number // _EACH]

@@ -137,6 +137,8 @@ class Watcher:
     def _add(self, paths: list[Path]) -> IndexSummary:
         try:
             existing = [path for path in paths if path.exists() or self._prune]
+            if not existing:  # all were deleted in the meantime
+                return IndexSummary(files=len(paths))
             return self._index.add(existing, prune=self._prune, limits=self._limits)
         except DataError as error:
             # All of them are broken, or were deleted in the meantime.

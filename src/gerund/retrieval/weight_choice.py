@@ -11,9 +11,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gerund.errors import DataError
+from gerund.normalization import normalized
 from gerund.retrieval.documents import Chunk
 from gerund.retrieval.hybrid_search import DEPTH, hybrid_rankings, to_hits
 from gerund.retrieval.store import VectorStore
+from gerund.text_analysis import word_spans
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
@@ -115,4 +117,4 @@ def _questions(lm: "LanguageModel", texts: Sequence[str]) -> Iterator[str]:
         for prefix in _PREFIXES:
             if question.lower().startswith(prefix):
                 question = question[len(prefix) :].strip()
-        yield question if len(question.split()) >= _FEWEST_WORDS else ""
+        yield question if len(word_spans(normalized(question))) >= _FEWEST_WORDS else ""

@@ -404,6 +404,12 @@ def test_names_that_are_none(name):
         parse_index(name)
 
 
+@pytest.mark.parametrize("name", ["index:words,vectors", "index:float16,binary"])
+def test_one_mode_and_one_precision(name):
+    with pytest.raises(ConfigError, match=r"takes one (mode, not words and vectors|precision, not float16 and binary)"):
+        parse_index(name)
+
+
 def test_names():
     assert parse_index("bm25") is None
     assert parse_index("index:words,whole") == IndexOptions("words", is_whole=True)

@@ -114,6 +114,13 @@ def test_what_has_to_be_fetched_and_cannot_be(lm, request, chosen):
         task.run(language_model_system("tiny", lm), EvaluationConfig())
 
 
+def test_the_last_word_of_a_text_may_begin_a_line(tmp_path):
+    path = tmp_path / "words.jsonl"
+    path.write_text(json.dumps({"text": "She said\nhello\n"}))
+    [row] = last_word_task(path, "words")["custom_dataset"]()["test"]
+    assert (row["query"], row["word"]) == ("She said", "\nhello")
+
+
 def test_a_text_of_one_word(tmp_path):
     path = tmp_path / "words.jsonl"
     path.write_text('{"text": "two words"}\n{"text": "word "}\n')

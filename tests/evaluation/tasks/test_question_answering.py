@@ -1,11 +1,14 @@
 """Answers measured as SQuAD measures them, and whether they cite the paragraph that they should."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.registry import tasks_in, with_options
+from gerund.evaluation.run import key_of
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.question_answering import (
@@ -101,6 +104,14 @@ def test_the_bundled_model_is_asked(folder, bundled):
     assert score.notes[0] == "2 paragraphs, answers: 5 extractive"
     limited = task.run(language_model_system("m", bundled), EvaluationConfig(limit=1, show_progress=False))
     assert limited.size == 1
+
+
+def test_a_score_depends_on_the_weight_of_vectors(folder, tiny_folder):
+    [task] = Ask.find(folder)
+    lm = gerund.load(tiny_folder)
+    models = [lm.with_encoder(replace(lm.encoder, fusion=weight)) for weight in (0.2, 0.8)]
+    first, second = (key_of(task, language_model_system("m", one), EvaluationConfig()) for one in models)
+    assert first != second
 
 
 def test_a_model_that_chats_writes(folder):

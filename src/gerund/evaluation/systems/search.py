@@ -391,9 +391,16 @@ def parse_index(name: str) -> IndexOptions | None:
     for part in parts:
         if part not in _PARTS:
             raise unknown_name(f"part after {INDEX}:", part, list(_PARTS))
-    mode = next((mode for mode in reversed(MODES) if mode in parts), MODES[0])
-    precision = next((precision for precision in PRECISIONS if precision in parts), PRECISIONS[0])
+    mode, precision = _only("mode", parts, MODES), _only("precision", parts, PRECISIONS)
     return IndexOptions(mode, _WHOLE in parts, _LATE in parts, _RERANK in parts, precision, MAXSIM in parts)
+
+
+def _only(kind: str, parts: Sequence[str], names: Sequence[str]) -> Any:
+    """Return the name that is among the parts, the first name where there is none; two are refused."""
+    known = [name for name in names if name in parts]
+    if len(known) > 1:
+        raise ConfigError(f"{INDEX}: takes one {kind}, not {' and '.join(known)}")
+    return known[0] if known else names[0]
 
 
 class IndexCache:

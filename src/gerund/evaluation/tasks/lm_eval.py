@@ -160,10 +160,11 @@ def last_word_task(path: Path, name: str, *, limit: int | None = None) -> dict[s
     """Return a task of the harness: the last word of each text, as its ``lambada`` (``acc``, ``perplexity``)."""
     rows = []
     for row in read_json_lines(path)[:limit]:
-        before, _, word = row.text("text").rstrip().rpartition(" ")
-        if not before.strip():
+        text = row.text("text").rstrip()
+        before, *rest = text.rsplit(None, 1)
+        if not rest:
             raise DataError(f"{row.where}: 'text' has a single word, and nothing to predict it from")
-        rows.append({"query": before, "word": f" {word}"})
+        rows.append({"query": before, "word": text[len(before) :]})  # with the white space between them
     return {
         **_task(name, rows),
         "output_type": "loglikelihood",

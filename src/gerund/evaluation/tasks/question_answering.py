@@ -153,6 +153,7 @@ class Ask(FileTask):
 
     kind: ClassVar[str] = "ask"
     side: ClassVar[Side] = "generation"
+    reads_fusion: ClassVar[bool] = True
     requires: ClassVar[type] = Generates
     data_folder: ClassVar[str] = "ask"
     in_all: ClassVar[bool] = True

@@ -266,9 +266,9 @@ def k_curves(
         ConfigError: there is nothing to draw.
         MissingDependencyError: matplotlib is not installed.
     """
+    require_matplotlib()
     from matplotlib.ticker import MaxNLocator
 
-    require_matplotlib()
     if not curves or not all(curves.values()):
         raise ConfigError("there are no scores to draw")
     xlabel, baseline_name = _OVER[over]
