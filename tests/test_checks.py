@@ -9,7 +9,7 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, ModelSpec, Rerank, Sampling
-from gerund.checks import flag, is_listing, one_of, place, read_json
+from gerund.checks import flag, is_listing, one_of, place, read_json, read_sample
 from gerund.errors import ConfigError, DataError, GerundError
 from tests.fuzz.values import frames
 
@@ -76,6 +76,11 @@ class TestPlaces:
     def test_the_longest_name(self) -> None:
         place("adapter", "x" * 255)
 
+    def test_both_separators_of_windows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("gerund.checks.os.sep", "\\")
+        monkeypatch.setattr("gerund.checks.os.altsep", "/")
+        place("adapter", "C:/" + "a/" * 200 + "b\\" * 200)
+
 
 class TestKinds:
     def test_one_of(self) -> None:
@@ -93,6 +98,12 @@ class TestKinds:
         assert not any(
             map(is_listing, ("a", b"a", {}, 5, None, np.array("a"), np.array([["a"]]), torch.tensor(3), list))
         )
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b'\xef\xbb\xbf["a"]\r\n')
+    assert read_json(tmp_path / "x") == ["a"]
+    assert read_sample(tmp_path / "x") == ['["a"]']
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 200_000, "\0", ""])

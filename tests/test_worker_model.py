@@ -9,6 +9,8 @@ import torch
 import gerund
 from gerund.errors import ConfigError, FingerprintError, GerundError
 from gerund.language_model import LanguageModel
+from gerund.models.sources import with_absolute_paths
+from gerund.settings.model_spec import ModelSpec
 from gerund.worker_model import WorkerModel, checked_threads, use_threads
 
 
@@ -35,6 +37,15 @@ def test_a_folder_is_found_from_another_one(lm, tiny_folder, tmp_path, monkeypat
     named = WorkerModel.of(gerund.load(f"./{tiny_folder.name}", dtype="float32"))
     monkeypatch.chdir(tmp_path)
     assert named.load().weights_hash == lm.weights_hash
+
+
+def test_paths_are_those_of_the_driver(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trained").mkdir()
+    spec = with_absolute_paths(ModelSpec(adapter="trained", reranker="trained"))
+    assert spec.adapter == spec.reranker == str(tmp_path / "trained")
+    (tmp_path / "own").mkdir()
+    assert with_absolute_paths(ModelSpec(reranker="own")).reranker == "own"
 
 
 def test_another_model_is_refused(lm):

@@ -35,7 +35,7 @@ def place(what: str, value: Any) -> Path:
         raw = os.fsencode(text)
     except UnicodeEncodeError as error:
         raise ConfigError(f"{what} is no path: a lone surrogate at character {error.start}") from error
-    longest = max(map(len, raw.split(os.sep.encode())))
+    longest = max(map(len, raw.replace((os.altsep or os.sep).encode(), os.sep.encode()).split(os.sep.encode())))
     if longest > _LONGEST_NAME or len(raw) > _LONGEST_PATH:
         bytes_, limit = (longest, _LONGEST_NAME) if longest > _LONGEST_NAME else (len(raw), _LONGEST_PATH)
         raise ConfigError(f"{what} is no path: {text[:40]}... has {bytes_} bytes where file systems allow {limit}")
@@ -186,8 +186,8 @@ def open_input(path: str | Path) -> BinaryIO:
 
 
 def read_input(path: str | Path) -> str:
-    """Return the text of a file, or of a pipe as ``open_input`` opens it."""
-    with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+    """Return the text of a file, or of a pipe as ``open_input`` opens it, without a byte order mark."""
+    with open_input(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         return text.read()
 
 

@@ -26,6 +26,8 @@ assert isinstance(sys.modules["torch._dynamo"].config, object) and torch._dynamo
 assert type(torch._dynamo).__name__ == "module"
 assert torch.distributed.tensor.DTensor.__module__ != "gerund.cli.quick_imports"
 import scipy.optimize
+import pandas
+assert pandas.DataFrame({"a": [1]}).shape == (1, 1)
 with torch.device("meta"):
     assert torch.arange(2).tolist() == [0, 1] and torch.arange(2, device="meta").device.type == "meta"
 double = torch.compile(lambda x: 2 * x, backend="eager")

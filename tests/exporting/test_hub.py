@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gerund
-from gerund.errors import ConfigError, ModelError
+from gerund.errors import ConfigError, DataError, ModelError
 from gerund.exporting.hub import prepare
 from gerund.exporting.model_card import PLACE
 from tests.adapters import make_adapter
@@ -116,6 +116,12 @@ def test_failures(hub: Hub, tiny_folder: Path, tmp_path: Path, monkeypatch: pyte
     lm.save(adapterless)
     with pytest.raises(ConfigError, match="has no adapter, which could go without its base"):
         prepare(adapterless, "me/a", base=False)
+    (adapterless / "gerund.json").write_text("{")
+    with pytest.raises(DataError, match=r"gerund\.json is not valid JSON"):
+        prepare(adapterless, "me/a", results=adapterless)
+    (adapterless / "README.md").write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match=r"README\.md is not UTF-8"):
+        prepare(adapterless, "me/a")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 import gerund
 from gerund.errors import DataError
-from gerund.exporting.model_card import PLACE, with_scores
+from gerund.exporting.model_card import PLACE, _shown, with_scores
 from gerund.models.origin import origin_of
 from gerund.models.sources import Source, find
 from tests.adapters import make_adapter
@@ -120,6 +120,7 @@ def test_scores_of_an_evaluation(tiny_folder: Path, tmp_path: Path) -> None:
     assert "| sts/one | r | 71.24 |" in scored
     assert scored.index("## Scores") < scored.index("## License")
     assert ModelCard(scored).data.eval_results[0].metric_value == 71.24
+    assert [_shown(0.0123456, "fraction"), _shown(12.345678, "perplexity")] == [1.23, 12.35]
     again = with_scores(scored, tmp_path / "report", lm.fingerprint())
     assert again.count("## Scores") == 1
     with pytest.raises(DataError, match=r"has no scores of the encoder 0123; it has x \("):

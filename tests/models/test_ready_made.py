@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
@@ -704,6 +705,8 @@ def test_what_a_hub_model_says_is_fetched(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert settings_folder(Source("someone/model", None)) == folder
     assert {"modules.json", "config_sentence_transformers.json", "*/config.json"} <= set(asked)
+    parts = ["late.json", "late.safetensors", "transform.safetensors", "training.json", "training-infill.json"]
+    assert list(filter_repo_objects(parts, allow_patterns=asked)) == parts
     assert asked[-1] == "2_Dense/model.safetensors"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.models.vectors import WEIGHTS_FILE, fit
+from gerund.models.vectors import WEIGHTS_FILE, compared, fit
 from tests.tiny import save_tiny_t5
 
 WORDS = ["cat", "dog", "house", "rain", "thin", "her", "and", "the", "other", "a"]
@@ -49,6 +49,11 @@ def test_all_but_the_top_takes_the_mean_and_the_first_directions_away() -> None:
         expected -= (centred @ directions[:, place])[:, None] * directions[:, place]
     np.testing.assert_allclose(fit("all-but-the-top-3", cloud())(cloud()), expected, atol=1e-3)
     assert np.linalg.matrix_rank(fit("all-but-the-top", cloud(width=250)).matrix_DE) == 248
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+def test_no_vectors_are_compared(similarity: str) -> None:
+    assert compared(np.zeros((0, 3)), np.ones((2, 3)), similarity).shape == (0, 2)
 
 
 def test_standardized_dimensions_have_mean_0_and_variance_1() -> None:

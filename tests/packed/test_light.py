@@ -135,8 +135,9 @@ def test_a_tokenizer_is_that_of_transformers(light: PackedWriter, lm: gerund.Lan
     for messages in (HELLO, typed):
         assert render(own, messages) == render(other, messages)
         assert render(own, messages).literal == render(other, messages).literal
-    with pytest.raises(ConfigError, match="whole conversations"):
-        render(own, HELLO, TemplateOptions(continue_final_message=True))
+    begun = [*HELLO, {"role": "assistant", "content": "I am "}]
+    continued = TemplateOptions(add_generation_prompt=False, continue_final_message=True)
+    assert render(own, begun, continued) == render(other, begun, continued)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def test_a_tokenizer_is_that_of_transformers(light: PackedWriter, lm: gerund.Lan
         "{% set ns = namespace(x=1) %}{% set ns.x = ns.x + 1 %}{{ ns.x }}{{ dict(a=1)['a'] }}{{ tools is none }}",
         "{% generation %}{{ messages[0]['content'] }}{% endgeneration %}{{ add_generation_prompt }}{{ documents }}",
         "{%- for m in messages %}\n  {{- m.content | trim }}\n{%- endfor %}\n",
+        "{% for m in messages %}<{{ m.content }}>{% endfor %}",
     ],
 )
 def test_templates_are_rendered_as_by_transformers(light: PackedWriter, template: str):
@@ -154,6 +156,10 @@ def test_templates_are_rendered_as_by_transformers(light: PackedWriter, template
     expected = other.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
     own = light_tokenizer.LightTokenizer(other.backend_tokenizer, settings_of(other, [], {}))
     assert own.apply_chat_template(HELLO, add_generation_prompt=True) == expected
+    if ".content" in template:
+        begun = [{"role": "user", "content": "the cat "}]
+        expected = other.apply_chat_template(begun, tokenize=False, continue_final_message=True)
+        assert own.apply_chat_template(begun, continue_final_message=True) == expected
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def test_projected_and_with_the_layers_that_were_trained(lm, tmp_path):
     np.testing.assert_allclose(again.encode_multi(QUERY), trained.encode_multi(QUERY), atol=1e-5)
     assert again.encode_multi(QUERY).shape[1] == 5
     assert gerund.load(tmp_path / "model", attention="bidir").late is None
+    assert run_cli("convert", tmp_path / "model", tmp_path / "converted").code == 0
+    assert gerund.load(tmp_path / "converted").late.fingerprint == trained.late.fingerprint
     assert again.with_encoder(replace(again.encoder, attention=AttentionPlan("bidir"))).late is None
 
 

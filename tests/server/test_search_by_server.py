@@ -70,7 +70,7 @@ def test_it_prints_what_the_local_command_prints(indexed: Running, arguments: tu
 
 @pytest.mark.usefixtures("with_key")
 def test_queries_by_standard_input(indexed: Running) -> None:
-    asked = run_cli("search", "-", "--server", indexed.url, "-k", 1, "--json", stdin="rails\n\nwide sea\n")
+    asked = run_cli("search", "-", "--server", indexed.url, "-k", 1, "--json", stdin="rails\r\n\r\nwide sea\r\n")
     assert [(row["query"], row["source"]) for row in map(json.loads, asked.out.splitlines())] == [
         ("rails", "rail"),
         ("wide sea", "sea"),

@@ -64,6 +64,7 @@ class TestValue:
             FULL.k = 5
         assert ModelSpec(k=2) == ModelSpec(k=2) != ModelSpec(k=3)
         assert len({ModelSpec(k=2), ModelSpec(k=2), ModelSpec(k=3)}) == 2
+        assert len({ModelSpec(prompts={"a": "x", "b": "y"}), ModelSpec(prompts={"b": "y", "a": "x"})}) == 1
 
     def test_it_needs_no_torch(self):
         script = "import sys, gerund; gerund.ModelSpec(k=2); print('torch' in sys.modules)"
@@ -80,6 +81,17 @@ class TestValue:
         own = AttentionPlan(plan.name, k=4, variant="released" if plan.name == "inter-bidir" else "paper")
         assert ModelSpec(attention=plan).plan(own) == plan
         assert ModelSpec(attention=plan.to_dict()).plan(own) == plan
+        assert ModelSpec.of(ModelSpec(attention=own), attention=plan).plan(own) == plan
+
+    def test_a_plan_over_another_spec(self):
+        spec = ModelSpec(attention="mask0-bidir", k=3, sink_tokens=2)
+        for plan in (AttentionPlan("mask0-bidir", k=5), AttentionPlan("bidir")):
+            for given in (plan, plan.to_dict()):
+                assert ModelSpec.of(spec, attention=given).plan(AttentionPlan()) == plan
+        assert ModelSpec.of(spec, attention="MASK0-BIDIR") == spec
+        assert ModelSpec.of(spec, attention="MASK5-BIDIR", pooling="last").said()["sink_tokens"] == 5
+        assert ModelSpec.of(spec, attention="MASK5-BIDIR").k == 3
+        assert ModelSpec.of(spec, attention="inplace-bidir").k is None
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -163,6 +175,12 @@ class TestSettings:
             "attention": "mask0+bidir", "k": 6, "k0": 3, "pooling": "last", "append_eos": True, "max_length": "auto",
             "prompt": "Find, please: ",
         }  # fmt: skip
+
+    @pytest.mark.parametrize("template", ["In short, {text} means", "{text}, in short"])
+    def test_a_template_with_commas(self, template):
+        assert parse_encoder_spec(f"causal:k0=auto,template={template}").template == template
+        spec = parse_encoder_spec(f"causal:template=prompteol,prompt={template}")
+        assert (spec.template, spec.prompt) == ("prompteol", template)
 
     @pytest.mark.parametrize(
         ("line", "message"),

@@ -85,6 +85,7 @@ def command(
         kept: dict[str, Any] = {
             "adapters": lm.adapters,
             "scorer": lm.scorer,
+            "late": lm.late,
             "reranker": lm.reranker,
             "without": _outdated(source, lm),
         }

@@ -68,7 +68,7 @@ class _Finder(MetaPathFinder):
             if isinstance(sys.modules.get(_COMPILER), _WaitingCompiler):
                 _real_compiler()
             return None
-        if fullname == _ARRAYS:
+        if fullname == _ARRAYS and _asked_by() in ("gerund", "pyarrow"):
             return ModuleSpec(fullname, _NotInstalled())
         execute = {_LAZY_IMPORTS: _cache_model_list, _MODELS: _import_less}.get(fullname)
         if execute is not None:
@@ -81,6 +81,14 @@ class _Finder(MetaPathFinder):
             _real_compiler()
             return ModuleSpec(fullname, _Loaded()) if fullname in sys.modules else None
         return None
+
+
+def _asked_by() -> str:
+    """Return the package whose code imports something now; what is compiled, as in pyarrow, counts as its caller's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "importlib" in frame.f_globals.get("__name__", ""):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _without_compiler() -> bool:

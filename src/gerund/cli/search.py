@@ -148,7 +148,7 @@ def _queries(given: "list[str] | None") -> list[str]:
             check_query(query)
         return given
     [rows] = text_io.one_text("-", "query")
-    lines = [line for line in rows.texts[0].split("\n") if line.strip()]
+    lines = [line for line in rows.texts[0].replace("\r\n", "\n").split("\n") if line.strip()]
     if not lines:
         raise DataError("standard input has no query")
     return lines

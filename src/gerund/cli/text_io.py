@@ -51,7 +51,7 @@ def one_text(text: str, what: str) -> "list[Rows]":
         raw = sys.stdin.buffer.read()
         if not raw:
             raise DataError(f"standard input has no {what}")
-        text = decode(raw, "standard input").removesuffix("\n")
+        text = decode(raw, "standard input").removesuffix("\n").removesuffix("\r")
     return [Rows([0], [text], [1], f"the {what}", unit="")]
 
 

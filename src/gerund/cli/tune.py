@@ -300,6 +300,8 @@ def _save(chosen: "LanguageModel", model: str, folder: Path | None) -> None:
         chosen.fingerprint(),
         adapters=chosen.adapters,
         scorer=chosen.scorer,
+        late=chosen.late,
+        reranker=chosen.reranker,
         overwrite=False,
     )
 

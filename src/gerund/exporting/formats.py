@@ -102,6 +102,7 @@ def convert(
     *,
     adapters: Adapters | None = None,
     scorer: _Part | None = None,
+    late: _Part | None = None,
     reranker: _Part | None = None,
     more: Mapping[str, Path] | None = None,
     without: Collection[str] = (),
@@ -125,7 +126,7 @@ def convert(
         write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)
         _keep_card_of_base(work)
         write_card(work, runtime, origin_of(source), adapters=list(adapters.folders) if adapters else ())
-        for part in (runtime.head, runtime.transform, scorer, reranker):
+        for part in (runtime.head, runtime.transform, scorer, late, reranker):
             if part is not None:
                 part.save(work)
 

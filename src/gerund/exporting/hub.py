@@ -1,14 +1,13 @@
 """Upload a model's folder to the Hugging Face hub, in one commit, and verify the sizes of its files there."""
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gerund.checks import flag, place
-from gerund.errors import ConfigError, GerundError, ModelError
+from gerund.checks import flag, place, read_input, read_json
+from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.exporting.model_card import PLACE, adapter_card, with_scores
 from gerund.models.adapters import ADAPTER_FILES
 from gerund.models.folder_files import demand_readable
@@ -221,16 +220,19 @@ def _files_of(folder: Path) -> dict[str, Path]:
 def _card(folder: Path, repo_id: str, base_model: str | None, *, alone: bool, results: str | Path | None) -> str:
     """Return the model card as it is uploaded."""
     path = folder / CARD
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        text = read_input(path) if path.is_file() else ""
+    except ValueError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}") from error
     if alone and base_model is not None:
         text = adapter_card(text, folder, base_model)
     elif base_model is not None:
         text = with_fields(text, {"base_model": base_model})
     if results is not None:
-        settings = (
-            json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")) if (folder / CONFIG_FILE).is_file() else {}
-        )
-        text = with_scores(text, place("results", results), str(settings.get("fingerprint", "")))
+        stored = folder / CONFIG_FILE
+        settings = read_json(stored) if stored.is_file() else {}
+        fingerprint = settings.get("fingerprint", "") if isinstance(settings, dict) else ""
+        text = with_scores(text, place("results", results), str(fingerprint))
     return text.replace(PLACE, repo_id)
 
 

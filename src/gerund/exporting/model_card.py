@@ -253,7 +253,9 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
 
 def _shown(value: float, unit: str) -> float:
     """Return a score as tables show it."""
-    return round(value * 100, 2) if unit == "percent" else round(value, 4)
+    from gerund.reporting.comparison import shown  # which only a report needs
+
+    return float(shown(value, unit))
 
 
 def add_origin(path: Path, origin: Origin) -> None:

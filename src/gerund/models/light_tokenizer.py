@@ -24,6 +24,9 @@ from gerund.gguf_file import read_file
 from gerund.models.library_calls import checked_tokenizer
 from gerund.models.tokenizer_cache import StoredTokenizer, TokenizerSettings, settings_of
 
+# Put behind a text that is to be continued, to find its end in what a template gives.
+_MARK = "CONTINUE_FINAL_MESSAGE "
+
 
 class LightTokenizer:
     """A tokenizer; its methods do what those of ``PreTrainedTokenizerFast`` do."""
@@ -106,17 +109,31 @@ class LightTokenizer:
         tokenize: bool = False,
         **variables: Any,
     ) -> str:
-        """Return a conversation in the form of the chat template."""
-        if tokenize or continue_final_message:
-            raise ConfigError("this tokenizer only renders whole conversations; load the model with runtime='torch'")
+        """Return a conversation in the form of the chat template.
+
+        With ``continue_final_message`` it ends with the last message's text, which a mark finds, as in transformers.
+        """
+        if tokenize:
+            raise ConfigError("this tokenizer only renders conversations; load the model with runtime='torch'")
         plain = json.loads(json.dumps([conversation, tools, variables]))
-        return _compiled(str(self.chat_template)).render(
+        if continue_final_message:
+            if not plain[0] or not isinstance(plain[0][-1].get("content"), str):
+                raise ValueError("the last message has no text to continue")
+            plain[0][-1]["content"] += _MARK
+        text = _compiled(str(self.chat_template)).render(
             messages=plain[0],
             tools=plain[1],
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             **(self.special_tokens_map | plain[2]),
         )
+        if not continue_final_message:
+            return text
+        before, mark, after = text.rpartition(_MARK.strip())
+        if not mark:
+            raise ValueError("the last message, which is to be continued, is not in what the template gives")
+        # A template that strips the mark's space strips that of texts.
+        return before if after.startswith(" ") else before.rstrip()
 
 
 class _SafeNamespace(Namespace):

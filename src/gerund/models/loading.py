@@ -82,6 +82,7 @@ from gerund.progress import say_once
 from gerund.settings.answers import ANSWERS_FILE, answers_folder
 from gerund.settings.encoder import CONFIG_FILE, JOBS, EncoderConfig, Job, unknown_dtype, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
+from gerund.settings.late import LATE_FILE
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig, reranker_folder
 from gerund.settings.templates import NO_TRANSFORM
@@ -89,7 +90,10 @@ from gerund.settings.templates import NO_TRANSFORM
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LARGEST_SHARD = "48GB"
 # Files of gerund next to the weights.
-_OWN_FILES = ("adapter*/*", "scorer.*", "head.*", "answers.*", RERANKER_FILE, RERANKER_WEIGHTS)
+_OWN_FILES = (
+    *("adapter*/*", "scorer.*", "head.*", "answers.*", "late.*", "transform.*", "training*.json"),
+    *(RERANKER_FILE, RERANKER_WEIGHTS),
+)
 # Files of sentence-transformers next to the weights.
 _READY_MADE = (
     MODULES_FILE,
@@ -110,6 +114,7 @@ _NOT_COPIED = (
     "scorer.json",
     "head.json",
     ANSWERS_FILE,
+    LATE_FILE,
     RERANKER_FILE,
 )
 

@@ -19,6 +19,7 @@ from gerund.models.sentence_transformers_folder import refuse_modules
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
+from gerund.settings.rerankers import reranker_folder
 
 DEFAULT_NAME = "the bundled model"
 
@@ -235,4 +236,6 @@ def with_absolute_paths(spec: ModelSpec) -> ModelSpec:
         for name, value in given.items()
         if value not in (DEFAULT_MODEL, NO_ADAPTER, AUTO_ADAPTER) and Path(value).exists()
     }
+    if (reranker := reranker_folder(spec.reranker)) is not None:
+        absolute["reranker"] = str(reranker.absolute())
     return spec.model_copy(update=absolute)

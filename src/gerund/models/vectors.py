@@ -138,7 +138,9 @@ def compared(a_ND: np.ndarray, b_MD: np.ndarray, similarity: str) -> np.ndarray:
         return found_NM
     order = 2 if similarity == "euclidean" else 1
     # Row by row: the differences of all pairs would take too much memory.
-    found_NM = np.stack([-np.linalg.norm(b_MD - own_D, ord=order, axis=-1) for own_D in a_ND])
+    found_NM = np.empty((len(a_ND), len(b_MD)), np.result_type(a_ND, b_MD))
+    for row, a_D in enumerate(a_ND):
+        found_NM[row] = -np.linalg.norm(b_MD - a_D, ord=order, axis=-1)
     return found_NM
 
 

@@ -7,6 +7,7 @@ Knows: names, ranges, JSON, which setting wins. Does not know: torch, files of w
 """
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from gerund.settings.fields import (
 )
 from gerund.settings.plan import AttentionPlan, PlanSettings, spelled_out
 from gerund.settings.rerankers import FAMILIES, check_reranker, reranker_folder
-from gerund.settings.templates import PLACE, settings_of_template
+from gerund.settings.templates import NAMED, NO_TEMPLATE, PLACE, settings_of_template
 
 Given = TypeVar("Given")
 Model = TypeVar("Model")
@@ -122,6 +123,18 @@ def _spelled_out(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return {"attention": named.pop("name"), **named}
+
+
+def _replaced_by(attention: Any, stored: str | None) -> Iterable[str]:
+    """Return the settings of a spec's plan that give way to ``attention``: another plan starts from its defaults."""
+    if attention is None:
+        return ()
+    if isinstance(attention, str):
+        with suppress(ConfigError):  # the spec that is made reports it
+            named = spelled_out(attention, {})
+            if named.pop("name") == stored:
+                return named
+    return _PLAN_FIELDS
 
 
 class EncoderSpec(_EncoderFields, frozen=True):
@@ -255,11 +268,16 @@ def _pairs(rest: str, text: str) -> Iterable[tuple[str, str]]:
         name = name.strip()
         if name not in _ON_ONE_LINE:
             raise unknown_name(f"setting in {text!r}", name, _ON_ONE_LINE)
-        if name == "prompt" or (name == "template" and PLACE in rest.partition(",")[0]):
+        if name == "prompt" or (name == "template" and _is_own_template(rest)):
             yield name, rest
             return
         value, _, rest = rest.partition(",")
         yield name, value.strip()
+
+
+def _is_own_template(text: str) -> bool:
+    """Whether a line goes on with a template of the user's own, which may hold commas."""
+    return PLACE in text and text.partition(",")[0].strip() not in (NO_TEMPLATE, *NAMED)
 
 
 def _typed(name: str, text: str) -> Any:
@@ -307,7 +325,7 @@ class ModelSpec(_ModelFields, frozen=True):
             return handler(data)
 
     def __hash__(self) -> int:
-        return hash(self.model_dump_json())
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     @classmethod
     def of(cls, model: "str | Path | ModelSpec | None" = None, **settings: Any) -> "ModelSpec":
@@ -321,8 +339,7 @@ class ModelSpec(_ModelFields, frozen=True):
         """
         given = {name: value for name, value in settings.items() if value is not None}
         if isinstance(model, ModelSpec):
-            if isinstance(attention := given.get("attention"), str) and attention != model.attention:
-                given = {**dict.fromkeys(_PLAN_FIELDS), **given}  # another plan starts from its own defaults
+            given = {**dict.fromkeys(_replaced_by(given.get("attention"), model.attention)), **given}
             return cls.model_validate({**dict(model), **given}) if given else model
         return cls.model_validate(given if model is None else {"model": model, **given})
 
