@@ -252,10 +252,9 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
 
 
 def _shown(value: float, unit: str) -> float:
-    """Return a score as tables show it."""
-    from gerund.reporting.comparison import shown  # which only a report needs
-
-    return float(shown(value, unit))
+    """Return a score as the tables of a report show it."""
+    factor, decimals = {"percent": (100, 2), "fraction": (100, 2), "bits": (1, 3)}.get(unit, (1, 2))
+    return round(factor * value, decimals)
 
 
 def add_origin(path: Path, origin: Origin) -> None:
