@@ -155,6 +155,12 @@ class TestMistakes:
             (["x" * 99], "the prompt: the text has 100 tokens and the model's context ends at 64"),
             (["x" * 99, "--json"], "the prompt: the text has 100 tokens and the model's context ends at 64"),
             (["--file", "absent.txt"], "absent.txt: no such file"),
+            (["a", "--fraction", "0"], "--fraction belongs to --expand"),
+            (["--from-vector", "x.npy", "--keep", "a"], "--keep belongs to another use"),
+            (["--from-vector", "x.npy", "--fraction", "0"], "--fraction belongs to another use"),
+            (["--from-vector", "x.npy", "--batch-size", "3"], "--batch-size belongs to another use"),
+            (["--from-vector", "x.npy", "--candidates"], "--candidates belongs to another use"),
+            (["--from-vector", "x.npy", "--column", "c"], "--column belongs to another use"),
         ],
     )
     def test_arguments(self, tiny_folder, arguments, message):

@@ -173,8 +173,9 @@ def test_another_encoder_is_refused_and_the_index_migrated(folder, tiny_folder):
     after = lines(run_cli("search", index, "flour", "--json"))
     assert after[0]["source"] == before[0]["source"]
     assert after[0]["similarity"] != before[0]["similarity"]
-    again = run_cli("index", "-o", index, "--migrate")
+    again = run_cli("index", "-o", index, "--migrate", "--json")
     assert "0 documents re-embedded" in again.err
+    assert json.loads(again.out) == {"index": str(index), "chunks_in_all": len(opened)}
 
 
 @pytest.mark.slow
@@ -197,6 +198,7 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["index", "-o", "new", "--prune"], "name the files or folders"),
         (["index", "-o", "my.index", "--migrate", "--prune"], "--prune removes what lay in PATHS"),
         (["index", "-o", "new", "--migrate"], "there is no index yet, so nothing to migrate"),
+        (["ask", "my.index", "Why?", "--cache", "new"], "--cache is for a --document, or for an index with"),
         (["index", "nowhere", "-o", "my.index"], "nowhere: no such file or folder"),
         (["index", "empty", "-o", "my.index"], "there is no file to read"),
         (["index", "notes", "-o", "notes"], "notes is not an index: it contains"),

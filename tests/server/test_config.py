@@ -6,6 +6,8 @@ import pytest
 
 from gerund.errors import ConfigError, DataError
 from gerund.server.config import KEY_VARIABLE, ServerConfig, is_loopback, read_config, read_keys, settings_of
+from gerund.settings.model_spec import ModelSpec
+from tests.cli.helpers import run_cli
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,25 @@ def test_a_file_has_the_options_by_name(tmp_path: Path) -> None:
     assert settings_of(server).name == ("mine",)
     path.write_text("")
     assert read_config(path) == ({}, {})
+
+
+def test_what_is_typed_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ModelSpec] = []
+    monkeypatch.setattr("gerund.cli.serve.start", lambda spec, _settings: started.append(spec))
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: smollm2\nattention: mask0-bidir\nk: 3\ndtype: float32\nport: 9000\n")
+    for typed in ([], ["default"], ["--attention", "bidir", "--dtype", "auto"], ["--pooling", "last"]):
+        assert run_cli("serve", *typed, "--config", path).code == 0, typed
+    file = ModelSpec(model="smollm2", attention="mask0-bidir", k=3, dtype="float32")
+    assert started == [
+        file,
+        file.model_copy(update={"model": "default"}),
+        ModelSpec(model="smollm2", attention="bidir"),
+        file.model_copy(update={"pooling": "last"}),
+    ]
+    path.write_text("k: 3\n")
+    assert run_cli("serve", "--attention", "mask0-bidir", "--config", path).code == 0
+    assert "model" not in started[-1].model_fields_set  # so that an index may name it
 
 
 @pytest.mark.parametrize(

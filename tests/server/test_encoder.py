@@ -43,6 +43,15 @@ def test_vectors_are_the_encoders_and_texts_the_models(both: Running, other: Any
     assert answer["usage"]["total_tokens"] == sum(len(ids) for ids in other.tokenizer(["a cat", "the rain"]).input_ids)
     ranked = both.ok("/v1/rerank", query="a cat", documents=["the rain", "a cat"])["results"]
     assert [item["index"] for item in ranked] == [1, 0]
+    documents, first = ["the rain", "a cat", "thin air"], {"scores": [3, 1, 2], "weight": 0.7}
+    answer = both.post("/v1/rerank", query="a cat", documents=documents, by="vectors", **first)
+    if isinstance(both.service.encoder, SentenceEncoder):
+        assert answer.json()["error"]["param"] == "scores"
+    else:
+        expected = other.rerank("a cat", documents, by="vectors", **first)
+        found = [(item["index"], item["relevance_score"]) for item in answer.json()["results"]]
+        assert [index for index, _ in found] == expected.indices
+        assert [score for _, score in found] == pytest.approx(expected.scores, abs=1e-4)
     chat = both.ok("/v1/completions", prompt="a cat", max_tokens=4, temperature=0)["choices"][0]["text"]
     assert chat == both.lm.generate("a cat", 4)[0].text
     status = both.post("/v1/embeddings", input="a cat", multi=True).status_code

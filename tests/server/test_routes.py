@@ -216,6 +216,12 @@ def test_token_vectors(live: Running, served_lm: Any) -> None:
     ranked = live.ok("/v1/rerank", query="a cat", documents=["the rain", "a cat"], by="maxsim")["results"]
     expected = served_lm.rerank("a cat", ["the rain", "a cat"], by="maxsim")
     assert [item["index"] for item in ranked] == expected.indices
+    answer = live.post("/v1/embeddings", input="a" * 3000, multi=True, truncate=True)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["total_tokens"] == served_lm.max_length
+    assert answer.headers["X-Gerund-Fingerprint"] == served_lm.fingerprint()
+    error = live.post("/v1/embeddings", input="a" * 3000, multi=True).json()["error"]
+    assert error["code"] == "context_length_exceeded"
     for more in ({"dimensions": 3}, {"encoding_format": "base64"}, {"prompt": "a: "}, {"input": [1, 2]}, {"input": ""}):
         assert live.post("/v1/embeddings", **{"input": texts, "multi": True, **more}).status_code == 400
 
@@ -332,8 +338,26 @@ def test_score(live: Running, served_lm: Any) -> None:
     assert [one["score"] for one in alike["data"]] == pytest.approx(
         served_lm.similarity("the ant", DOCUMENTS)[0].tolist(), abs=1e-5
     )
+    assert live.ok("/v1/score", text_1=DOCUMENTS, text_2="the ant")["data"] == alike["data"]
     pairs = live.ok("/v1/score", text_1=DOCUMENTS, text_2=DOCUMENTS)
     assert [one["score"] for one in pairs["data"]] == pytest.approx([1.0] * 3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [
+        ("/v1/score", {"prefix": "a", "continuations": ["b"], "text_2": "c"}, "text_2"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "scorer": "pmi"}, "scorer"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "continuations": ["c"]}, "continuations"),
+        ("/v1/completions", {"prompt": "a", "scorer": "pmi"}, "scorer"),
+        ("/infill", {"pieces": ["a", "b"], "blank": "_"}, "blank"),
+        ("/infill", {"text": "a [blank]", "lengths": 2, "max_tokens": 3}, "max_tokens"),
+        ("/tokenize", {"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(live: Running, route: str, body: dict[str, Any], field: str) -> None:
+    answer = live.post(route, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
 # ---------------------------------------------------------------------------------------------------------- infilling

@@ -183,6 +183,8 @@ def command(
     most_bytes = parse_size(cache_size)
     if approximate_cache:
         settings["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
+    elif cache is not None and document is None:
+        raise ConfigError("--cache is for a --document, or for an index with --approximate-cache")
     _checked(question, k, settings)
     reader = (
         index_view.open_existing(where, spec, answer_with)

@@ -107,8 +107,11 @@ def command(
     from gerund.scoring.names import check_scorer
 
     if from_vector is not None:
-        refused = {"a prompt": prompt, "--file": file, "--best-of": ranked, "--expand": expand}
-        settings = {"max_new_tokens": max_new_tokens or 64, "sampling": options.sampling_of(sampling), **asked}
+        refused = {"a prompt": prompt, "--file": file, "--best-of": ranked, "--expand": expand, "--keep": keep or None}
+        refused |= {"--fraction": fraction, "--batch-size": batch_size, "--candidates": candidates or None}
+        refused |= {"--column": column, "--format": format}
+        max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
+        settings = {"max_new_tokens": max_new_tokens, "sampling": options.sampling_of(sampling), **asked}
         text_io.refuse_existing(output, force=force)
         _read_vectors(from_vector, spec, settings, refused, output, as_json=as_json)
         return
@@ -198,7 +201,7 @@ def _expansion_of(
     expand_options = {"--keep": keep, "--fraction": fraction}
     if count is None:
         for name, value in expand_options.items():
-            if value:
+            if value not in (None, []):
                 raise ConfigError(f"{name} belongs to --expand N, such as --expand 5")
         return None
     for name, value in refused.items():

@@ -197,8 +197,7 @@ def command(
     if query_head:
         head = index.fit_query_head()
         tell(f"{output}: query head of {len(head.weights)} features, for gerund ask --chat")
-    if summary is not None:
-        _tell(summary, output, len(index), as_json=as_json)
+    _tell(summary, output, len(index), as_json=as_json)
 
 
 def _multi(multi: bool | None, pool_factor: int | None) -> int | None:
@@ -282,8 +281,12 @@ def _chunking(stored: "Chunking | None", given: dict[str, Any]) -> "Chunking":
     return replace(stored or Chunking(), **{name: value for name, value in given.items() if value is not None})
 
 
-def _tell(summary: "IndexSummary", output: str, chunks: int, *, as_json: bool) -> None:
+def _tell(summary: "IndexSummary | None", output: str, chunks: int, *, as_json: bool) -> None:
     """Say what was done; files that failed make the exit status that of bad input."""
+    if summary is None:
+        if as_json:
+            typer.echo(json.dumps({"index": output, "chunks_in_all": chunks}, ensure_ascii=False))
+        return
     _print_summary(summary, output, chunks, as_json=as_json)
     if summary.failed:
         raise typer.Exit(InputError.exit_code)

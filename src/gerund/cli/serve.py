@@ -38,7 +38,10 @@ def _server_options() -> options.Group:
 
 
 @options.takes(
-    spec=options.model("MODEL", *options.ENCODER, "infill_adapter", "scorer", "reranker", *options.MACHINE, MODEL=None),
+    spec=options.model(
+        *("MODEL", *options.ENCODER, "infill_adapter", "scorer", "reranker", *options.MACHINE),
+        **dict.fromkeys(("MODEL", *options.MACHINE)),
+    ),
     typed=_server_options(),
 )
 def command(
@@ -90,14 +93,10 @@ def start(spec: "ModelSpec", settings: "ServerConfig") -> None:
 
 def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     """Return what was typed of the model, and for the rest what the file says."""
-    # The options for the machine have a default that says nothing.
-    typed = {
-        key: value
-        for key, value in spec.model_dump(exclude_none=True).items()
-        if (key, value) not in (*((name, "auto") for name in options.MACHINE), ("model", "default"))
-    }
-    both = {**of_model, **typed}
-    return ModelSpec.of(both.pop("model", None), **both)
+    typed = spec.model_dump(exclude_unset=True, exclude_none=True)
+    model = typed.pop("model", None)
+    both = ModelSpec.of(ModelSpec.of(**of_model), **typed)
+    return both if model is None else both.model_copy(update={"model": model})
 
 
 def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":

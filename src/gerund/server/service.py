@@ -76,9 +76,10 @@ class RequestContext:
         """Run what takes a while without the model, such as tokenizing, in a thread."""
         return await self._while_wanted(asyncio.to_thread(work))
 
-    async def call(self, function: Callable[[], T], *, tokens: int) -> T:
-        """Run a function in the engine's thread."""
-        engine = self._service.engine
+    async def call(self, function: Callable[[], T], *, tokens: int, encodes: bool = False) -> T:
+        """Run a function in the engine's thread; with ``encodes`` in that of the model of the vectors."""
+        engine = self._service.encoding if encodes else self._service.engine
+        assert isinstance(engine, Engine)  # what sentence-transformers runs takes no calls
         return await self.result(self.hold(engine.submit_call(function, tokens=tokens, deadline=self.deadline)))
 
     async def ask(self, question: Question) -> Answer:

@@ -340,7 +340,8 @@ class ModelSpec(_ModelFields, frozen=True):
         given = {name: value for name, value in settings.items() if value is not None}
         if isinstance(model, ModelSpec):
             given = {**dict.fromkeys(_replaced_by(given.get("attention"), model.attention)), **given}
-            return cls.model_validate({**dict(model), **given}) if given else model
+            said = {name: getattr(model, name) for name in model.model_fields_set}
+            return cls.model_validate({**said, **given}) if given else model
         return cls.model_validate(given if model is None else {"model": model, **given})
 
     def with_encoder(self, encoder: EncoderConfig, n_layers: int) -> "ModelSpec":

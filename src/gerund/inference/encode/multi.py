@@ -68,15 +68,21 @@ class TokenReader:
         return hashlib.blake2b(f"{settings}{head}".encode(), digest_size=8).hexdigest()
 
     def tokens(
-        self, texts: Sequence[str], *, is_query: bool, empty: Empty = "error", overflow: Overflow = "truncate"
+        self,
+        texts: Sequence[str],
+        *,
+        is_query: bool,
+        empty: Empty = "error",
+        overflow: Overflow = "truncate",
+        warn: bool = True,
     ) -> list[Tokens | None]:
-        """Return texts as they are read; None for an empty one."""
+        """Return texts as they are read; None for an empty one. ``warn`` about texts that are truncated."""
         marker = PromptText(self.config.query if is_query else self.config.document)
         length = self.config.query_length if is_query else self.config.document_length
         runtime = self.runtime
         if length is not None and (runtime.max_length is None or length < runtime.max_length):
             runtime = replace(runtime, config=replace(runtime.config, max_length=length))
-        tokens = text_tokens(runtime, texts, marker, empty, overflow)
+        tokens = text_tokens(runtime, texts, marker, empty, overflow, warn=warn)
         if is_query or not self._skipped:
             return tokens
         return [None if text is None else _Document(**vars(text), skipped=frozenset(self._skipped)) for text in tokens]

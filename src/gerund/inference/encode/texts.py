@@ -25,6 +25,7 @@ def text_tokens(
     *,
     offsets: bool = False,
     prompt_name: str | None = None,
+    warn: bool = True,
 ) -> list[Tokens | None]:
     """Return texts as ``encode`` reads them, prompt and special tokens included; None for an empty text.
 
@@ -36,7 +37,7 @@ def text_tokens(
         raise ConfigError(
             f"the template {runtime.config.template!r} reads a text {len(templates)} times; only encode can do that"
         )
-    return _tokens(runtime, texts, templates[0], before, empty, overflow, offsets=offsets)
+    return _tokens(runtime, texts, templates[0], before, empty, overflow, offsets=offsets, warn=warn)
 
 
 def template_tokens(

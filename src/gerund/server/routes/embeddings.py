@@ -87,6 +87,7 @@ async def embeddings(
                 "model, adapter, plan or number of dimensions; do not mix the two"
             )
         )
+    response.headers[FINGERPRINT_HEADER] = fingerprint
     async with service.context(request) as context:
         if body.multi:
             return await _token_vectors(service, context, body, prompt_name)
@@ -101,7 +102,6 @@ async def embeddings(
             dimensions=body.dimensions,
             truncate=body.truncates,
         )
-    response.headers[FINGERPRINT_HEADER] = fingerprint
     tokens = sum(result.token_counts)
     return {
         "object": "list",
@@ -161,7 +161,12 @@ async def score(body: ScoreRequest, request: Request, service: Served) -> dict[s
     service.require_model(body.model)
     if (body.prefix is None) == (body.text_1 is None):
         raise ApiError("give either prefix with continuations, or text_1 with text_2", param="prefix")
-    score_all = _continuation_scores if body.prefix is not None else _pair_scores
+    score_all, form, unused = _pair_scores, "text_1", ("continuations", "scorer")
+    if body.prefix is not None:
+        score_all, form, unused = _continuation_scores, "prefix", ("text_2",)
+    for name in unused:
+        if getattr(body, name) is not None:
+            raise ApiError(f"{name} does not belong to {form}; leave it out", param=name)
     values, tokens = await score_all(service, request, body)
     return {
         "id": f"score-{uuid.uuid4().hex}",
@@ -242,16 +247,21 @@ async def _token_vectors(
     if isinstance(lm, SentenceEncoder):
         raise ApiError("multi: this encoder gives one vector for a whole text", param="multi", code="not_supported")
     asked = "query" in (prompt_name, body.prompt_name) or (body.input_type or body.task) in _KINDS[0]
-    with errors_about("input"):
-        tokens = await context.run(lambda: _count(service, texts))  # type: ignore[arg-type]
-        vectors = await context.call(
-            lambda: lm.encode_multi(list(texts), is_query=asked, show_progress=False),  # type: ignore[arg-type]
-            tokens=tokens,
-        )
+    overflow: Overflow = "truncate" if body.truncates else "error"
+    try:
+        reader = lm.token_reader()
+        read = partial(reader.tokens, texts, is_query=asked, overflow=overflow, warn=False)  # type: ignore[arg-type]
+        tokens = await context.run(read)
+        count = sum(len(text) for text in tokens if text is not None)
+        vectors = await context.call(lambda: reader.vectors(tokens), tokens=count, encodes=True)
+    except TextError as error:
+        raise _about_text(error, "input") from error
+    except Exception as error:
+        raise api_error(error, "input") from error
     data = [
         {"object": "embedding", "index": index, "embedding": states.tolist()} for index, states in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage = {"prompt_tokens": count, "total_tokens": count}
     return {
         "object": "list",
         "model": service.names[0],
@@ -332,19 +342,21 @@ async def encode_inputs(
         if params is not None and error.index is not None:
             raise ApiError(f"{params[error.index]} {error.reason}", param=params[error.index]) from error
         place = param if error.index is None or len(inputs) == 1 else f"{param}.{error.index}"
-        if error.exceeds_context:
-            raise ApiError(
-                f"This model's maximum context length is {service.encoder.max_length} tokens. However, "
-                f"{str(error).partition(';')[0]}; shorten it, or send truncate: true",
-                code="context_length_exceeded",
-                param=place,
-            ) from error
-        raise api_error(error, place) from error
+        begin = f"This model's maximum context length is {service.encoder.max_length} tokens. However, "
+        raise _about_text(error, place, begin) from error
     except ConfigError as error:
         prompt_field = "prompt" if options.get("prompt_name") is None else prompt_param
         raise api_error(error, "dimensions" if "dimensions" in str(error) else prompt_field) from error
     except Exception as error:
         raise api_error(error, param) from error
+
+
+def _about_text(error: TextError, param: str, begin: str = "") -> ApiError:
+    """Return an error about a text as clients get it; ``begin`` is put before the message of one that is too long."""
+    if not error.exceeds_context:
+        return api_error(error, param)
+    message = f"{begin}{str(error).partition(';')[0]}; shorten it, or send truncate: true"
+    return ApiError(message, code="context_length_exceeded", param=param)
 
 
 def _text_of(service: Service, ids: list[int], param: str, index: int) -> str:
@@ -382,12 +394,16 @@ async def _relevance(
 
     ``stage`` has what ``rerank`` takes of a first stage.
     """
-    lm, by = service.lm, by or service.lm.default_measure()
+    by = by or service.lm.default_measure()
+    lm: Any = service.encoder if by == "vectors" else service.lm
     stage = {name: value for name, value in (stage or {}).items() if value is not None}
     with errors_about(lambda error: "query" if "query" in str(error) else param):
         check_relevance(query, documents, None, by)
     with errors_about(lambda error: next((name for name in ("weight", "deadline") if name in str(error)), "scores")):
         check_first_stage(stage.get("scores"), len(documents), stage.get("weight"), None, stage.get("deadline"))
+    if stage and isinstance(lm, SentenceEncoder):
+        name = next(iter(stage))
+        raise ApiError(f"{name} is not supported by this encoder; leave it out", param=name, code="not_supported")
     async with service.context(request) as context:
         if most is not None:
             texts, most_each = documents, most
@@ -400,9 +416,10 @@ async def _relevance(
             cosines_N, tokens = await _cosines(service, context, query, documents, param, truncate)
             count = len(documents)
             return cosines_N, tokens, RerankCost(by, count, count, round(time.monotonic() - start, 4))
-        tokens = await context.run(lambda: _count(service, [query, *documents]))
+        tokens = await context.run(lambda: _count(lm, [query, *documents]))
         with errors_about(lambda error: "query" if str(error).startswith("the query") else "by"):
-            ranking = await context.call(lambda: lm.rerank(query, documents, by=by, **stage), tokens=tokens)
+            work = partial(lm.rerank, query, documents, by=by, **stage)
+            ranking = await context.call(work, tokens=tokens, encodes=by == "vectors")
     scores_N = np.empty(len(documents))
     scores_N[ranking.indices] = ranking.scores
     return scores_N, tokens, RerankCost.of(ranking, len(documents))
@@ -429,7 +446,7 @@ async def _continuation_scores(service: Service, request: Request, body: ScoreRe
         raise ApiError("continuations: give the texts that are scored behind the prefix", param="continuations")
     async with service.context(request) as context:
         with errors_about(lambda error: blamed(error, body.model_fields_set) or "continuations"):
-            tokens = await context.run(lambda: _count(service, [prefix, *texts]))
+            tokens = await context.run(lambda: _count(lm, [prefix, *texts]))
             [scores] = await context.call(lambda: lm.score([prefix], [texts], scorer=body.scorer), tokens=tokens)
     return [max(-1e9, min(1e9, float(value))) for value in scores], tokens  # JSON has no infinity
 
@@ -447,6 +464,8 @@ async def _pair_scores(service: Service, request: Request, body: ScoreRequest) -
     left, right = sides
     if len(left) == 1:
         left = left * len(right)
+    elif len(right) == 1:
+        right = right * len(left)
     if len(left) != len(right):
         raise ApiError(f"text_1 has {len(left)} texts and text_2 {len(right)}; give as many, or one", param="text_2")
     async with service.context(request) as context:
@@ -458,10 +477,10 @@ async def _pair_scores(service: Service, request: Request, body: ScoreRequest) -
     return values, sum(result.token_counts)
 
 
-def _count(service: Service, texts: Sequence[str]) -> int:
+def _count(lm: Any, texts: Sequence[str]) -> int:
     for index, text in enumerate(texts):
         check_unicode("text", text, index)
-    return sum(len(item.ids) for item in encode_texts(service.lm.tokenizer, list(texts)))
+    return sum(len(item.ids) for item in encode_texts(lm.tokenizer, list(texts)))
 
 
 # -------------------------------------------------------------------------------------------------------- attention

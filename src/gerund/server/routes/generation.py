@@ -136,6 +136,9 @@ def _tokenized(service: Service, body: TokenizeRequest) -> list[int]:
         conversation = ChatRequest(messages=body.messages).conversation()
         template = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
         return prompt_ids(lm.model, lm.tokenizer, conversation, "conversation", template=template)
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        if getattr(body, name):
+            raise ApiError(f"{name} is for messages; leave it out", param=name)
     text = body.prompt if body.prompt is not None else body.content or ""
     explicit = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
     specials = body.prompt is not None if explicit is None else explicit

@@ -320,6 +320,8 @@ class GenerationBody(Sampled):
             raise ApiError(f"best_of={self.best_of} leaves fewer texts than n={self.choices}", param="best_of")
         if self.ranks and self.stream:
             raise ApiError("what is ranked cannot be streamed; leave best_of or stream out", param="best_of")
+        if self.scorer is not None and not self.ranks:
+            raise ApiError("scorer ranks the texts of best_of; give best_of, or leave it out", param="scorer")
         return self.best_of or self.choices
 
     @property
@@ -565,6 +567,10 @@ class InfillRequest(Sampled):
     def refuse_unsupported(self) -> None:
         """Raise an error for streams, since all tokens of a blank are there at once, and for two lengths."""
         _refuse_first({"stream": bool(self.stream)})
+        if self.lengths is not None and self.max_tokens is not None:
+            raise ApiError("lengths say how many tokens to generate; leave max_tokens out", param="max_tokens")
+        if self.blank is not None and self.text is None:
+            raise ApiError("blank stands in text; leave it out", param="blank")
         lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
         if len(lengths) > 1:
             raise ApiError(
