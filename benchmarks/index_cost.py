@@ -265,8 +265,8 @@ def first_token(options: Any) -> Table:
         whole = [*document, *question]
         systems = {
             FRESH: lambda: lm.prefill(whole),
-            IN_MEMORY: lambda: session.read(question),
-            ON_DISK: lambda: Session.load(folder / "kept", lm).read(question),
+            IN_MEMORY: lambda: session.prefill(question),
+            ON_DISK: lambda: Session.load(folder / "kept", lm).prefill(question),
         }
         logits = {name: system()._logits_BV for name, system in systems.items()}
         spread = float(logits[FRESH].std())

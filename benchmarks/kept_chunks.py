@@ -46,10 +46,10 @@ def loss(options: Any) -> Table:
         chunks = [ids[first : first + _CHUNK] for first in range(0, _PARTS * _CHUNK, _CHUNK)]
         session = begun
         for chunk in chunks:
-            session = session.with_tail(begun.read(chunk).tail(len(begun.token_ids)), len(begun.token_ids))
+            session = session.with_tail(begun.prefill(chunk).tail(len(begun.token_ids)), len(begun.token_ids))
         sessions = {
-            TOGETHER: begun.read([one for chunk in chunks for one in chunk]),
-            APART: session, LAST: begun.read(chunks[-1]), NOTHING: begun,
+            TOGETHER: begun.prefill([one for chunk in chunks for one in chunk]),
+            APART: session, LAST: begun.prefill(chunks[-1]), NOTHING: begun,
         }  # fmt: skip
         logs = {name: _predicted(lm, one, ids[-_NEXT:]) for name, one in sessions.items()}
         exact_TV, next_T = logs[TOGETHER], torch.tensor(ids[-_NEXT + 1 :])
@@ -95,23 +95,23 @@ def seconds(options: Any) -> Table:
         begun = lm.prefill(begin)
         for number, chunk in enumerate(chunks):
             (folder / str(number)).mkdir()
-            begun.read(chunk).tail(len(begin)).save_into(folder / str(number))
+            begun.prefill(chunk).tail(len(begin)).save_into(folder / str(number))
 
         def kept() -> Session:
             session = begun
             for number in range(_CHUNKS):
                 session = session.with_tail(load_cached_text(folder / str(number), lm), len(begin))
-            return session.read(question)
+            return session.prefill(question)
 
         whole = [*(one for chunk in chunks for one in chunk), *question]
-        if kept().token_ids != begun.read(whole).token_ids:
+        if kept().token_ids != begun.prefill(whole).token_ids:
             raise harness.NotTheSame("they have read other tokens")
         # So much further on, the first chunk has seen what it sees in the whole text.
         first = harness.largest_difference(
-            begun.read(chunks[0])._cache.layers[-1].keys, kept()._cache.layers[-1].keys[:, :, : len(begin) + _CHUNK]
+            begun.prefill(chunks[0])._cache.layers[-1].keys, kept()._cache.layers[-1].keys[:, :, : len(begin) + _CHUNK]
         )
         checks = [harness.require("keys of the first chunk, kept against read", first, 1e-4)]
-        rounds = harness.alternate({TOGETHER: lambda: begun.read(whole), ON_DISK_APART: kept}, options.rounds)
+        rounds = harness.alternate({TOGETHER: lambda: begun.prefill(whole), ON_DISK_APART: kept}, options.rounds)
     caption = (
         f"{_CHUNKS} chunks of {_CHUNK} tokens and a question of 32 behind instructions that are known, up to the "
         f"logits of the answer's first token; a random Llama of {size_of(model) / 4 * 2**20 / 1e6:.0f} million "

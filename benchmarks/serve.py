@@ -340,7 +340,7 @@ def mix(options: Any, folder: Path, lm: Any) -> list[Table]:
     texts, rows = demo_texts(40), []
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(ours(folder, "--writing-ratio", ratio, name=f"writing ratio {ratio}"))
+            stack.enter_context(ours(folder, "--decode-ratio", ratio, name=f"writing ratio {ratio}"))
             for ratio in ("0.3", "1", "3")
         ]
         loads = {own.name: (own, 2, 6) for own in servers}

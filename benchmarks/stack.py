@@ -105,7 +105,7 @@ class Ours:
         ids = [self.lm.tokenizer(one)["input_ids"] for one in self.work.prompts]
         common = common_start(ids[0], ids[-1]) if len(ids) > 1 else ids[0][:1]
         begun = self.lm.prefill(common)
-        return [begun.read(one[len(common) :]).generate(self.work.tokens).text for one in ids]
+        return [begun.prefill(one[len(common) :]).generate(self.work.tokens).text for one in ids]
 
     def vectors(self, texts: Sequence[str]) -> Any:
         """Return what is compared."""

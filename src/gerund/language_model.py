@@ -641,9 +641,6 @@ class LanguageModel(Writes, Embeds, Ranks):
         """
         return read_prompt(self.model, self.tokenizer, prompt, lambda: self.weights_hash)
 
-    read = prefill
-    """The former name of ``prefill``."""
-
     def encode_and_prefill(
         self, text: str, prompt: str | None = None, *, prompt_name: str | None = None
     ) -> tuple[np.ndarray, Session]:
@@ -703,9 +700,6 @@ class LanguageModel(Writes, Embeds, Ranks):
         sessions = sessions_of(self.runtime, vectors, lambda: self.weights_hash)
         written = [session.generate(max_new_tokens, sampling, **options) for session in sessions]
         return written[0] if is_one(vectors) else written
-
-    encode_and_keep = encode_and_prefill
-    """The former name of ``encode_and_prefill``."""
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer, ``gerund.json`` and a model card atomically; each adapter goes into a subfolder.

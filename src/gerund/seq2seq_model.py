@@ -124,9 +124,7 @@ class _Unsupported:
 
 for _name, _what in {
     "prefill": "keep what it has read for generation",
-    "read": "keep what it has read for generation",
     "encode_and_prefill": "keep what encoding has read for generation",
-    "encode_and_keep": "keep what encoding has read for generation",
     "span_logprobs": "read a span under the hybrid mask",
     "export": "be exported; save() writes what transformers reads",
 }.items():

@@ -244,14 +244,6 @@ def test_an_engine_is_started_once_and_says_what_it_is(plain) -> None:
         Engine("model")
 
 
-def test_former_names_of_settings() -> None:
-    config = EngineConfig(read_tokens=64, writing_ratio=2.0)
-    assert config == EngineConfig(prefill_tokens=64, decode_ratio=2.0)
-    assert (config.read_tokens, config.writing_ratio) == (64, 2.0)
-    with pytest.raises(ConfigError, match="`read_tokens` is another name for `prefill_tokens`"):
-        EngineConfig(read_tokens=64, prefill_tokens=64)
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"slots": 0}, {"context": 0}, {"prefill_tokens": 1.5}, {"decode_ratio": 0}, {"decode_ratio": "x"},

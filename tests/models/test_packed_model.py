@@ -135,9 +135,9 @@ def test_plans_that_run_layers_twice_are_refused(packed: gerund.LanguageModel, n
         lambda lm: lm.generate("The", 8, choice=["a sea", "the rain"])[0].text,
         lambda lm: lm.infill("The old [blank] looked at the sea.", lengths=[1, 2, 3]).text,
         lambda lm: lm.infill("The old [blank] looked.", lengths=[2], method="left-only").text,
-        lambda lm: lm.read("The old man").generate(8).text,
-        lambda lm: lm.read("The old man").read([5, 6, 7]).generate(8).text,
-        lambda lm: planned(lm, "causal").encode_and_keep("The old man")[1].generate(8).text,
+        lambda lm: lm.prefill("The old man").generate(8).text,
+        lambda lm: lm.prefill("The old man").prefill([5, 6, 7]).generate(8).text,
+        lambda lm: planned(lm, "causal").encode_and_prefill("The old man")[1].generate(8).text,
         lambda lm: lm.rerank("the sea", TEXTS, by="likelihood").indices,
         lambda lm: lm.generate("The old man", 6, rerank=gerund.Rerank(samples=3), seed=1)[0].text,
     ],
@@ -165,7 +165,7 @@ def test_same_numbers(packed: gerund.LanguageModel, torch_: gerund.LanguageModel
 def test_a_session_is_saved_and_loaded_by_its_runtime_alone(
     packed: gerund.LanguageModel, torch_: gerund.LanguageModel, tmp_path: Path
 ):
-    session = packed.read("The old man")
+    session = packed.prefill("The old man")
     session.save(tmp_path / "kept")
     assert gerund.Session.load(tmp_path / "kept", packed).generate(8).text == session.generate(8).text
     with pytest.raises(FingerprintError):

@@ -41,7 +41,8 @@ def test_impossible_settings_are_told(given: dict, said: str) -> None:
 def test_a_file_has_the_options_by_name(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(
-        "model: ./some\nattention: causal\nport: 9000\nqueue-tokens: 100\nread_tokens: 64\nname: mine\nthreads: null\n"
+        "model: ./some\nattention: causal\nport: 9000\nqueue-tokens: 100\nprefill_tokens: 64\nname: mine\n"
+        "threads: null\n"
     )
     model, server = read_config(path)
     assert model == {"model": "./some", "attention": "causal"}

@@ -107,9 +107,11 @@ def command(
     from gerund.scoring.names import check_scorer
 
     if from_vector is not None:
-        refused = {"a prompt": prompt, "--file": file, "--best-of": ranked, "--expand": expand, "--keep": keep or None}
-        refused |= {"--fraction": fraction, "--batch-size": batch_size, "--candidates": candidates or None}
-        refused |= {"--column": column, "--format": format}
+        refused: dict[str, Any] = {
+            **{"a prompt": prompt, "--file": file, "--column": column, "--format": format, "--batch-size": batch_size},
+            **{"--best-of": ranked, "--candidates": candidates or None},
+            **{"--expand": expand, "--keep": keep or None, "--fraction": fraction},
+        }
         max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
         settings = {"max_new_tokens": max_new_tokens, "sampling": options.sampling_of(sampling), **asked}
         text_io.refuse_existing(output, force=force)

@@ -7,16 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from gerund.cli import options
-from gerund.engine.config import FORMER_NAMES
 from gerund.errors import MissingDependencyError
 from gerund.server.config import ServerConfig, read_config, read_keys, settings_of
 from gerund.settings.model_spec import ModelSpec
+
+# Left out unless typed, so that a file may say it.
+_UNSAID: dict[str, Any] = dict.fromkeys(("MODEL", *options.MACHINE))
 
 
 def _server_options() -> options.Group:
     """Return an option for each setting of the server; the command gets those that were typed."""
     made, flags = [], []
-    former = {new: f"--{old.replace('_', '-')}" for old, new in FORMER_NAMES.items()}
     for name, field in ServerConfig.model_fields.items():
         kind, help_ = options.cli_type(field.annotation), (field.description or "").replace("``", "")
         if field.default is False:
@@ -26,8 +27,7 @@ def _server_options() -> options.Group:
         if field.default not in (None, ()) and field.default is not True:
             help_ += f" [default: {field.default}]"
         kind = list[kind] if field.default == () else kind  # type: ignore[valid-type]
-        spellings = [f"--{name.replace('_', '-')}", former[name]] if name in former else []
-        made.append(options.option(name, kind | None, help_, *spellings))
+        made.append(options.option(name, kind | None, help_))
 
     def typed(values: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -40,7 +40,7 @@ def _server_options() -> options.Group:
 @options.takes(
     spec=options.model(
         *("MODEL", *options.ENCODER, "infill_adapter", "scorer", "reranker", *options.MACHINE),
-        **dict.fromkeys(("MODEL", *options.MACHINE)),
+        **_UNSAID,
     ),
     typed=_server_options(),
 )

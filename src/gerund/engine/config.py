@@ -6,19 +6,11 @@ from typing import Generic, TypeVar
 
 from gerund.checks import demand_number, flag, whole_number
 from gerund.errors import ConfigError
-from gerund.settings.aliases import also_named
 from gerund.types import Guarantee
 
 T = TypeVar("T")
-FORMER_NAMES = {
-    "read_tokens": "prefill_tokens",
-    "idle_read_tokens": "idle_prefill_tokens",
-    "writing_ratio": "decode_ratio",
-}
-"""Settings by their former names, which still work."""
 
 
-@also_named(FORMER_NAMES)
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine divides its model among its callers.
@@ -68,7 +60,6 @@ class EngineConfig:
             raise ConfigError(f"`decode_ratio` must be above 0, got {self.decode_ratio}; 1 is equal time for both")
 
 
-@also_named({"promise": "guarantee"})
 @dataclass(frozen=True)
 class EngineState:
     """An engine's current load, and its counts since it was started.

@@ -332,7 +332,7 @@ class ChunkCache:
         unread = [first[len(session.token_ids) :], *between[1:]]
         for ids, rest in zip(texts, unread, strict=True):
             if rest:
-                session = session.read(rest)
+                session = session.prefill(rest)
             session = session.with_tail(self._chunk_state(ids), start)
         return session
 
@@ -344,7 +344,7 @@ class ChunkCache:
         key = cache_key(self.lm, before.token_ids, ids)
         state = cached(self.cache, key, ids, lambda folder: load_cached_text(folder, self.lm))
         if state is None:
-            state = before.read(ids).tail(len(before.token_ids))
+            state = before.prefill(ids).tail(len(before.token_ids))
             save_cached(self.cache, key, state, CachedText.save_into, "a chunk")
         return state
 
@@ -389,11 +389,11 @@ def disk_cache(cache: DiskCache | str | Path) -> DiskCache:
 
 def prefilled(lm: "LanguageModel", ids: Sequence[int]) -> "Session | None":
     """Return a session that has read these tokens; None without tokens, or where the model cannot extend a session."""
-    if not ids or not hasattr(type(lm), "read"):
+    if not ids or not hasattr(type(lm), "prefill"):
         return None
     session = lm.prefill(list(ids))
     try:
-        session.read(ids[-1:])
+        session.prefill(ids[-1:])
     except ConfigError:
         return None
     return session

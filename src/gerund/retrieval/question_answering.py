@@ -328,7 +328,7 @@ class PendingAnswer:
         if self.session is None:
             return self.lm, [ids], settings
         rest = ids[len(self.session.token_ids) :]
-        return (self.session.read(rest) if rest else self.session), [], settings
+        return (self.session.prefill(rest) if rest else self.session), [], settings
 
 
 Prepare = Callable[[], Answer | PendingAnswer]

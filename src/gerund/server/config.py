@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gerund.checks import read_input
 from gerund.data.yaml_text import parse_yaml
-from gerund.engine.config import FORMER_NAMES, EngineConfig
+from gerund.engine.config import EngineConfig
 from gerund.errors import ConfigError, DataError
 from gerund.inference.generate.config import ToolPrompt
 from gerund.settings.model_spec import ModelSpec
@@ -227,7 +227,6 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     valid = [*ModelSpec.model_fields, *ServerConfig.model_fields]
     for setting, value in content.items():
         name = str(setting).replace("-", "_")
-        name = FORMER_NAMES.get(name, name)
         if name in ("api_key", "key"):
             raise ConfigError(f"{path}: a key does not belong into this file; give api_key_file, or {KEY_VARIABLE}")
         if name not in valid:

@@ -406,8 +406,8 @@ class Service:
 
 
 def _guarantee(state: EngineState) -> dict[str, str]:
-    """Return what the engine guarantees; ``promise`` is the key's former name."""
-    return {"guarantee": state.guarantee, "promise": state.guarantee, "why": state.why}
+    """Return what the engine guarantees."""
+    return {"guarantee": state.guarantee, "why": state.why}
 
 
 def _open_index(where: str, lm: Any, encoder: Any = None) -> "Index":

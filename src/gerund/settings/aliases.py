@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from operator import attrgetter
 from typing import Annotated, Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin
 
 from gerund.checks import flag
@@ -18,7 +17,6 @@ from gerund.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class _LeftOut:
@@ -141,33 +139,6 @@ def same_keywords(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Calla
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
         function.__signature__ = inspect.signature(other)  # type: ignore[attr-defined]
         return function
-
-    return decorate
-
-
-def also_named(former: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Let a dataclass take and have fields by their former names too.
-
-    >>> @also_named({"size": "slots"})
-    ... @dataclass(frozen=True)
-    ... class Pool:
-    ...     slots: int = 8
-    >>> Pool(size=4), Pool(4).size
-    (Pool(slots=4), 4)
-    """
-
-    def decorate(kind: type[T]) -> type[T]:
-        aliases = {name: Alias(new) for name, new in former.items()}
-        make = kind.__init__
-
-        @wraps(make)
-        def init(self: T, *arguments: Any, **given: Any) -> None:
-            make(self, *arguments, **_resolved(aliases, {}, given))
-
-        kind.__init__ = init  # type: ignore[method-assign, assignment]
-        for name, new in former.items():
-            setattr(kind, name, property(attrgetter(new)))
-        return kind
 
     return decorate
 

@@ -155,7 +155,7 @@ def read_there(model, ids, start, cache=None):
 def test_a_tail_is_what_reading_it_at_its_new_place_gives(kind):
     lm = reader(kind)
     begun = lm.prefill(PREFIX)
-    tails = [begun.read(ids).tail(len(PREFIX)) for ids in (ONE, OTHER)]
+    tails = [begun.prefill(ids).tail(len(PREFIX)) for ids in (ONE, OTHER)]
     assert [one.token_ids for one in tails] == [ONE, OTHER]
     joined = begun
     for tail in tails:

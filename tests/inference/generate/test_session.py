@@ -230,7 +230,7 @@ def test_what_is_read_on_stands_in_the_text_with_its_first_space(stories_folder)
     lm = gerund.load(stories_folder)
     session = lm.prefill("Once upon a time, there was a little girl named")
     written = session.generate(6)
-    more = session.read(written.token_ids)
+    more = session.prefill(written.token_ids)
     assert more.text == session.text + written.text
     assert more.tail(len(session.token_ids)).text == written.text
 
@@ -240,7 +240,7 @@ def test_only_token_ids_are_read_on(given):
     lm = build()
     _, session = lm.encode_and_prefill(TEXT)
     with pytest.raises(TextError, match="`prefill` takes token ids"):
-        session.read(given)
+        session.prefill(given)
 
 
 LONG_TEXT = "the cat sat on the mat and looked at the sea"
@@ -274,9 +274,9 @@ def test_what_comes_from_the_disk_is_bit_equal_to_what_was_read(model_type, tmp_
     for sampling in (None, Sampling(temperature=1.0, seed=3)):
         [plain] = lm.generate(LONG_TEXT[:20], 8, sampling)
         assert session.generate(8, sampling) == opened.generate(8, sampling) == plain
-    one, other = session.read(MORE), opened.read(MORE)
+    one, other = session.prefill(MORE), opened.prefill(MORE)
     assert torch.equal(one._logits_BV, other._logits_BV)
-    assert torch.equal(session.read(MORE)._logits_BV, one._logits_BV)  # nothing was changed by reading on
+    assert torch.equal(session.prefill(MORE)._logits_BV, one._logits_BV)  # nothing was changed by reading on
     whole = lm.prefill([*session.token_ids, *MORE])
     torch.testing.assert_close(one._logits_BV, whole._logits_BV, atol=2e-5, rtol=1e-4)
     assert one.generate(8).token_ids == lm.generate([whole.token_ids], 8)[0].token_ids
@@ -291,11 +291,11 @@ def test_read_takes_what_generate_takes_and_streams_say_the_same(lm):
         stream = session.stream(6)
         assert ("".join(stream), stream.result) == (expected.text, expected)
     with pytest.raises(TextError, match="nothing to read"):
-        session.read([])
+        session.prefill([])
     with pytest.raises(TextError, match="token id 300"):
-        session.read([300])
+        session.prefill([300])
     with pytest.raises(TextError, match="context ends at 64"):
-        session.read([5] * 64)
+        session.prefill([5] * 64)
     with pytest.raises(ConfigError, match="`n` must be 1, got 2"):
         session.stream(6, Sampling(temperature=1.0), n=2)
 
@@ -373,7 +373,7 @@ def test_recurrent_states_are_neither_saved_nor_read_on_from(tmp_path):
         session.save(tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
     with pytest.raises(ConfigError, match="neither saved nor extended"):
-        session.read([5])
+        session.prefill([5])
 
 
 @pytest.mark.slow
@@ -385,5 +385,5 @@ def test_the_bundled_model_reads_a_document_once(tmp_path):
     session.save(tmp_path / "kept")
     opened = Session.load(tmp_path / "kept", lm)
     [plain] = lm.generate([[*ids, *question]], 12)
-    assert opened.read(question).generate(12).text == plain.text
+    assert opened.prefill(question).generate(12).text == plain.text
     assert opened._cache.layers[0].keys.dtype == lm.model.dtype

@@ -300,9 +300,6 @@ class Session(CachedText):
         text = self.text + text_behind(self._tokenizer, self.token_ids, more)
         return replace(self, text=text, token_ids=ids, _cache=cache, _logits_BV=logits_BV)
 
-    read = prefill
-    """The former name of ``prefill``."""
-
     def tail(self, first: int) -> CachedText:
         """Return the cache from token ``first`` on, for ``with_tail``.
 

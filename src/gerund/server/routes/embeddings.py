@@ -161,10 +161,9 @@ async def score(body: ScoreRequest, request: Request, service: Served) -> dict[s
     service.require_model(body.model)
     if (body.prefix is None) == (body.text_1 is None):
         raise ApiError("give either prefix with continuations, or text_1 with text_2", param="prefix")
-    score_all, form, unused = _pair_scores, "text_1", ("continuations", "scorer")
-    if body.prefix is not None:
-        score_all, form, unused = _continuation_scores, "prefix", ("text_2",)
-    for name in unused:
+    score_all = _continuation_scores if body.prefix is not None else _pair_scores
+    form, others = ("text_1", ["continuations", "scorer"]) if body.prefix is None else ("prefix", ["text_2"])
+    for name in others:
         if getattr(body, name) is not None:
             raise ApiError(f"{name} does not belong to {form}; leave it out", param=name)
     values, tokens = await score_all(service, request, body)
