@@ -7,7 +7,8 @@ import io
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,6 +52,14 @@ def one_of(kind: str, value: Any, valid: Sequence[str]) -> None:
     """
     if not isinstance(value, str) or value not in valid:
         raise unknown_name(kind, value, list(valid))
+
+
+def demand_fields(kind: type, data: Iterable[str], where: str) -> None:
+    """Refuse names that are no fields of a dataclass; ``where`` is what they are fields in or of."""
+    known = [item.name for item in fields(kind)]
+    for name in data:
+        if name not in known:
+            raise unknown_name(f"field {where}", name, known)
 
 
 def whole_number(name: str, value: Any) -> int:

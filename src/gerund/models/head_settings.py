@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gerund.checks import flag, one_of
-from gerund.errors import ConfigError, unknown_name
+from gerund.checks import demand_fields, flag, one_of
+from gerund.errors import ConfigError
 
 HEAD_FILE = "head.json"
 WEIGHTS_FILE = "head.safetensors"
@@ -130,10 +130,7 @@ class HeadConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "HeadConfig":
         """Read settings back."""
-        valid = [item.name for item in fields(cls)]
-        for key in data:
-            if key not in valid:
-                raise unknown_name(f"field in {HEAD_FILE}", key, valid)
+        demand_fields(cls, data, f"in {HEAD_FILE}")
         if "width" not in data:
             raise ConfigError(f"{HEAD_FILE} does not say the width of a state")
         if (listed := data.get("modules")) is None:

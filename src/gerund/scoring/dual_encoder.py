@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.checks import refuse_blank
+from gerund.checks import demand_fields, refuse_blank
 from gerund.errors import ConfigError, DataError, TextError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.encode.texts import text_tokens
@@ -128,10 +128,9 @@ class ScorerConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ScorerConfig":
         """Read settings back; raises ``ConfigError`` for an unknown field or a value of another type."""
+        demand_fields(cls, data, f"in {SETTINGS_FILE}")
         types = {item.name: type(item.default) for item in fields(cls)}
         for key, value in data.items():
-            if key not in types:
-                raise unknown_name(f"field in {SETTINGS_FILE}", key, list(types))
             if type(value) is not types[key]:
                 raise ConfigError(f"{SETTINGS_FILE}: {key} cannot be {value!r}")
         return cls(**data)

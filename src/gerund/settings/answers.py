@@ -1,12 +1,12 @@
 """Settings of answer tokens: ``AnswerConfig``, which a model's folder has as ``answers.json``; no torch."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from gerund.checks import one_of
-from gerund.errors import ConfigError, unknown_name
+from gerund.checks import demand_fields, one_of
+from gerund.errors import ConfigError
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 
 ANSWERS_FILE = "answers.json"
@@ -48,10 +48,7 @@ class AnswerConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read settings back; raises ``ConfigError`` for an unknown field."""
-        known = [item.name for item in fields(cls)]
-        for key in data:
-            if key not in known:
-                raise unknown_name(f"field in {ANSWERS_FILE}", key, known)
+        demand_fields(cls, data, f"in {ANSWERS_FILE}")
         before = data.get("before", ())
         if not isinstance(before, list | tuple):
             raise ConfigError(f"{ANSWERS_FILE}: before is a list of token ids, not {before!r}")

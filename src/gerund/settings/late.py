@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from gerund.checks import one_of, whole_number
-from gerund.errors import ConfigError, unknown_name
+from gerund.checks import demand_fields, one_of, whole_number
+from gerund.errors import ConfigError
 from gerund.settings.templates import LAST_LAYER, check_layers
 
 LATE_FILE = "late.json"
@@ -64,10 +64,7 @@ class LateConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "LateConfig":
         """Read settings back; raises ``ConfigError`` for an unknown field."""
-        known = [item.name for item in fields(cls)]
-        for key in data:
-            if key not in known:
-                raise unknown_name(f"field in {LATE_FILE}", key, known)
+        demand_fields(cls, data, f"in {LATE_FILE}")
         listed = data.get("skipped", ())
         if not isinstance(listed, list | tuple):
             raise ConfigError(f"{LATE_FILE}: skipped is a list of tokens, not {listed!r}")

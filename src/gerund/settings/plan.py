@@ -9,12 +9,13 @@ Layers are counted from the bottom: layer 0 sits on the embeddings, layer n-1 is
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, Never
 
 from pydantic import Field
 
+from gerund.checks import demand_fields
 from gerund.errors import ConfigError, unknown_name
 from gerund.settings.fields import MOST, Auto, Count, Layers, Unset, check, documented, setting
 
@@ -337,10 +338,7 @@ class AttentionPlan(PlanSettings[None, Never], _Named):
         Raises:
             ConfigError: an unknown field or a value that is not valid.
         """
-        valid = [field.name for field in fields(cls)]
-        for key in data:
-            if key not in valid:
-                raise unknown_name("field of an attention plan", key, valid)
+        demand_fields(cls, data, "of an attention plan")
         return cls(**data)
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gerund.checks import one_of
-from gerund.errors import ConfigError, unknown_name
+from gerund.checks import demand_fields, one_of
+from gerund.errors import ConfigError
 
 RERANKER_FILE = "reranker.json"
 NO_RERANKER = "none"
@@ -83,9 +83,8 @@ class RerankerConfig:
             **{"template_variables": (dict,), "is_structured": (bool,), "ignored_end": (int,)},
             "embeds": (bool,),
         }
+        demand_fields(cls, data, f"in {RERANKER_FILE}")
         for key, value in data.items():
-            if key not in kinds:
-                raise unknown_name(f"field in {RERANKER_FILE}", key, list(kinds))
             texts = value if key == "pieces" and isinstance(value, list | tuple) else ()
             if type(value) not in kinds[key] or any(not isinstance(text, str) for text in texts):
                 raise ConfigError(f"{RERANKER_FILE}: {key} cannot be {value!r}")
