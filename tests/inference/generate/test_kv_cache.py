@@ -167,11 +167,11 @@ def test_a_tail_is_what_reading_it_at_its_new_place_gives(kind):
     for layer, own in zip(cache.layers, shifted.layers, strict=True):
         layer.update(own.keys[:, :, len(PREFIX) :], own.values[:, :, len(PREFIX) :])
     _, wanted = read_there(lm.model, REST, len(joined.token_ids), cache)
-    torch.testing.assert_close(joined.read(REST)._logits_BV, wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(joined.prefill(REST)._logits_BV, wanted, atol=2e-5, rtol=1e-4)
     # It is an approximation, and behind the prefix itself it is none.
     exact = lm.prefill([*joined.token_ids, *REST])._logits_BV
-    assert (joined.read(REST)._logits_BV - exact).abs().max() > 1e-4
-    alone = begun.with_tail(tails[0], len(PREFIX)).read(REST)._logits_BV
+    assert (joined.prefill(REST)._logits_BV - exact).abs().max() > 1e-4
+    alone = begun.with_tail(tails[0], len(PREFIX)).prefill(REST)._logits_BV
     torch.testing.assert_close(alone, lm.prefill([*PREFIX, *ONE, *REST])._logits_BV, atol=2e-5, rtol=1e-4)
 
 
