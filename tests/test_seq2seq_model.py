@@ -256,7 +256,7 @@ class TestRefusals:
             call(lm)
 
     def test_they_are_not_there(self, lm):
-        for verb in ("read", "span_logprobs", "encode_and_prefill", "export"):
+        for verb in ("prefill", "span_logprobs", "encode_and_prefill", "export"):
             assert not hasattr(lm, verb)
             assert hasattr(LanguageModel, verb)
         assert not hasattr(lm.for_representation(), "generate")
