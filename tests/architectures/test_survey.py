@@ -34,7 +34,7 @@ def test_the_page_names_every_architecture_once():
     assert len(found["Exact"]) + len(found["Exact, with recurrent layers causal or both ways"]) >= ENOUGH
 
 
-@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.sweep(quick=0, check=3)
 @this_version
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_is_exact_or_says_why_not(kind):
@@ -53,9 +53,9 @@ def test_every_architecture_is_exact_or_says_why_not(kind):
     [
         ("llama", "exact", True),
         pytest.param("bloom", "exact", False, marks=pytest.mark.full),
-        ("glm_moe_dsa", "exact", False),
-        ("qwen3_next", "recurrent", False),
-        pytest.param("mamba", "recurrent", False, marks=pytest.mark.full),
+        pytest.param("glm_moe_dsa", "exact", False, marks=pytest.mark.full),
+        pytest.param("qwen3_next", "recurrent", False, marks=pytest.mark.full),
+        ("mamba", "recurrent", False),
         ("gpt_neo", "causal", False),
     ],
 )

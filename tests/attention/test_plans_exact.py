@@ -51,7 +51,7 @@ def spans(real):
     return span
 
 
-@pytest.mark.sweep(quick=0, check=10)
+@pytest.mark.sweep(quick=0, check=5)
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
@@ -70,7 +70,7 @@ def test_every_plan_equals_explicit_masks(name, side):
         assert difference <= 1e-5 * max(1.0, slow[real].abs().max().item()), (label, difference)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral", "opt"])
 @torch.no_grad()
 def test_left_and_right_padding_and_single_texts_agree(name):
@@ -107,7 +107,7 @@ def test_without_a_plan_nothing_changes_by_a_bit(name):
     assert torch.equal(plain(**inputs).logits, ours(**inputs).logits)
 
 
-@pytest.mark.sweep(quick=14, check=14)
+@pytest.mark.sweep(quick=7, check=7)
 @pytest.mark.parametrize("plan", PLANS, ids=IDS)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_gradients_equal_the_reference_with_and_without_checkpointing(name, plan):
@@ -155,7 +155,7 @@ def _layer_prefix(model, index):
     return next(key for key, module in model.base_model.named_modules() if module is layer) + "."
 
 
-@pytest.mark.sweep(quick=7, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_short_texts_are_trained_as_long_ones(name, side, monkeypatch):

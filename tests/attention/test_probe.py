@@ -83,7 +83,7 @@ def with_bound(change):
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_architecture_passes_every_plan(name):
     model = ready(name)
@@ -162,7 +162,7 @@ def test_attention_that_never_asks(sabotage, name, plan):
         verify(ready(name), CONVERTED[plan])
 
 
-@pytest.mark.sweep(quick=14, check=14)
+@pytest.mark.sweep(quick=7, check=7)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
 @pytest.mark.parametrize("plan", CONVERTED)
 def test_attention_that_looks_at_padding(sabotage, name, plan):
@@ -302,7 +302,7 @@ def test_another_thread_reads_on_as_if_nothing_were():
     assert torch.equal(meanwhile[0], alone)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_half_precision_passes_too(name, dtype):

@@ -150,7 +150,7 @@ def assert_near(found, expected, label):
     assert difference <= 3e-5 * max(1.0, expected.abs().max().item()), (label, difference)
 
 
-@pytest.mark.sweep(quick=0, check=8)
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("plans", [PLANS[0::3], PLANS[1::3], PLANS[2::3]], ids=["0", "1", "2"])
 @pytest.mark.parametrize("side", ["both", "none", "left"])
 @pytest.mark.parametrize("name", RECURRENT)
@@ -173,7 +173,7 @@ def test_the_two_directions_give_other_states_than_one(name):
         assert (run(model, turned, inputs) - run(model, still, inputs)).abs().max() > 1e-3, turned
 
 
-@pytest.mark.sweep(quick=3, check=6)
+@pytest.mark.sweep(quick=3, check=4)
 @pytest.mark.parametrize("name", SOME)
 @torch.no_grad()
 def test_a_text_has_the_same_states_alone_and_padded_on_either_side(name):
@@ -189,7 +189,7 @@ def test_a_text_has_the_same_states_alone_and_padded_on_either_side(name):
             assert_near(together[row][real], alone, (plan, row))
 
 
-@pytest.mark.sweep(quick=3, check=8)
+@pytest.mark.sweep(quick=3, check=4)
 @pytest.mark.parametrize("name", RECURRENT)
 @torch.no_grad()
 def test_without_a_plan_nothing_changes_by_a_bit(name):
@@ -217,7 +217,7 @@ def test_generation_is_that_of_plain_transformers(name):
     assert all(torch.equal(a, b) for a, b in zip(found.scores, expected.scores, strict=True))
 
 
-@pytest.mark.sweep(quick=6, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("plan", [TURNED[1], TURNED[2], TURNED[6], STILL[0]], ids=lambda plan: plan.name)
 @pytest.mark.parametrize("name", SOME)
 def test_gradients_equal_the_reference_with_and_without_checkpointing(name, plan):
@@ -254,7 +254,7 @@ def test_gradients_equal_the_reference_with_and_without_checkpointing(name, plan
         torch.testing.assert_close(checkpointed[key], fast[key], atol=1e-5 * scale, rtol=1e-4)
 
 
-@pytest.mark.sweep(quick=3, check=6)
+@pytest.mark.sweep(quick=3, check=4)
 @pytest.mark.parametrize("name", SOME)
 @torch.no_grad()
 def test_a_sweep_equals_each_plan_alone(name):
@@ -267,7 +267,7 @@ def test_a_sweep_equals_each_plan_alone(name):
         assert_near(states[real], run(model, plan, inputs)[real], plan)
 
 
-@pytest.mark.sweep(quick=3, check=9)
+@pytest.mark.sweep(quick=3, check=5)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_probe_knows_what_every_layer_sees(name):
     model = ready(name)

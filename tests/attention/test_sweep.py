@@ -50,7 +50,7 @@ def layers_of(name, ks):
     return sweep.layers_run
 
 
-@pytest.mark.sweep(quick=0, check=7)
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()

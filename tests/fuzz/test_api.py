@@ -17,8 +17,8 @@ from tests.fuzz.outcome import fuzz, outcome
 from tests.fuzz.values import SETTINGS, TEXTS, VALUES, good_settings, some, spoiled_json
 from tests.tiny import save_tiny
 
-PARTS = 40
-CALLS = 500  # in each part
+PARTS = 80
+CALLS = 250  # in each part
 SEED = 20261123
 
 SMALL = [0, 1, 2, 3]

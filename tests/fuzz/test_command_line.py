@@ -23,8 +23,8 @@ from tests.fuzz.outcome import fuzz, outcome
 from tests.fuzz.values import SETTINGS, TEXTS, spoiled_json
 from tests.tiny import save_tiny
 
-PARTS = 20
-COMMAND_LINES = 100  # in each part
+PARTS = 40
+COMMAND_LINES = 50  # in each part
 PROCESSES = 3
 SEED = 20261124
 STATUSES = (0, 1, 2)

@@ -51,7 +51,7 @@ def test_causal_maps_equal_those_of_plain_transformers(name):
         torch.testing.assert_close(item.weights, expected[0], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.sweep(quick=8, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("plan", ["mask0-bidir", "mask0-all", "inplace-back", "mask0+bidir"])
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
@@ -74,7 +74,7 @@ def test_maps_under_a_plan_equal_explicit_masks_in_eager_attention(name, plan):
         torch.testing.assert_close(item.weights, expected[0], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.sweep(quick=8, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("plan", [name for name in PLAN_NAMES if name != "hybrid"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "gpt_oss"])
 def test_rows_sum_to_one_and_nothing_is_seen_that_is_hidden(name, plan):

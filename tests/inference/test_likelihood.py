@@ -42,7 +42,7 @@ def model_and_tokenizer(name="llama", bos=True, **changes):
     return tiny(name, **{"vocab_size": len(tokenizer), **changes}), tokenizer
 
 
-@pytest.mark.sweep(quick=8, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name, changes", [*[(name, {}) for name in [*CONFIGS, *REFUSED]], *SCALED])
 def test_every_token_scores_as_in_the_logits_of_its_sequence_alone(name, changes, side, monkeypatch):
@@ -268,7 +268,7 @@ def slow_spans(name, text, plan, bos=True):
     ]
 
 
-@pytest.mark.sweep(quick=5, check=10)
+@pytest.mark.sweep(quick=5, check=5)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_spans_score_as_under_masks_that_are_written_out(name, side):

@@ -139,9 +139,8 @@ def test_workers():
         LocalEngine(10**30)
 
 
-@pytest.mark.parametrize(
-    "job", [pytest.param("parts", marks=pytest.mark.slow), pytest.param("mine", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("job", ["parts", "mine"])
 def test_workers_and_drivers_that_are_killed_lose_and_double_nothing(tmp_path, job):
     command = [sys.executable, "-m", "tests.jobs.killed_workers", tmp_path]
     done = subprocess.run(

@@ -16,18 +16,6 @@ from gerund.jobs.engine import make_engine
 from tests.jobs import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of what Ray does, `make check` looks at these; every other one needs workers of its own, which take long to start.
-IN_SHORT = (
-    ray_session.every_shard_once,
-    ray_session.a_refusal_is_one_sentence,
-    ray_session.a_killed_worker_is_replaced,
-    ray_session.another_gerund_is_refused,
-    ray_session.by_name,
-)
-NAMES = [
-    pytest.param(check.__name__, marks=pytest.mark.slow if check in IN_SHORT else pytest.mark.full)
-    for check in ray_session.CHECKS
-]
 # Under a minute on a quiet machine, of which starting processes is most; many times as long beside other work.
 SECONDS = 280
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'gerund[ray]'")
@@ -80,8 +68,9 @@ def seen(request, tmp_path_factory):
     return {name: found.get(name, f"not reached; log:\n{text[-3000:]}") for name in names}
 
 
+@pytest.mark.full  # starting Ray's processes takes most of a minute
 @needs_ray
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [check.__name__ for check in ray_session.CHECKS])
 def test_on_ray(seen, name):
     assert not seen[name], seen[name]
 

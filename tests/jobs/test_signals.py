@@ -184,7 +184,7 @@ def test_a_command_says_what_is_kept(tmp_path, number):
     assert not (parts / "lock").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_embed_and_eval_killed_in_the_middle_of_a_shard(tmp_path):
     root = Path(__file__).resolve().parents[2]

@@ -75,7 +75,7 @@ def logits(lm: gerund.LanguageModel) -> torch.Tensor:
     return lm.model(IDS).logits
 
 
-@pytest.mark.sweep(quick=0, check=6)
+@pytest.mark.sweep(quick=0, check=4)
 def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = adapted
     plain, lm = load(base, attention="causal"), load(base, adapter, attention="causal")
@@ -103,7 +103,7 @@ def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.sweep(quick=0, check=6)
+@pytest.mark.sweep(quick=0, check=4)
 def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     lm = load(*adapted, k=2)
     before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
@@ -325,7 +325,7 @@ ROUNDS = 6
 LAYERS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "gemma2": "all-linear"}
 
 
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(params=["llama", "gpt2", pytest.param("gemma2", marks=pytest.mark.full)])
 def models(request, tmp_path: Path) -> tuple[gerund.LanguageModel, gerund.LanguageModel]:
     """The same model without and with an adapter."""
     base = save_tiny(tmp_path / "base", request.param)

@@ -96,7 +96,7 @@ def compare_with_llama_cpp(path: Path, texts: list[str]) -> None:
 
 
 @needs_llama_cpp
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("name", [known.names[0] for known in PRE_TOKENIZERS])
 def test_words_end_where_llama_cpp_ends_them(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "model.gguf", BYTE_LEVEL, pre=name, **SPECIAL)

@@ -63,45 +63,55 @@ def logits(lm: gerund.LanguageModel) -> torch.Tensor:
         return lm.model(torch.arange(3, 20)[None]).logits
 
 
-def check_all_jobs(lm: gerund.LanguageModel, runs: dict[str, Path], plain: gerund.LanguageModel) -> None:
+@pytest.fixture(scope="module")
+def expected(runs: dict[str, Path], tiny_folder: Path) -> dict:
+    """What each run computes alone, and what the model computes without any."""
+    infill, plain = of(runs["infill"]), of(tiny_folder)
+    return {
+        "encode": of(runs["encode"]).encode(TEXTS),
+        "infill": infill.infill(GAP, lengths=[2, 3]),
+        "spans": [model.span_logprobs("In the end", " a man", " ran.") for model in (infill, plain)],
+        "score": of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0],
+        "logits": logits(plain),
+    }
+
+
+def check_all_jobs(lm: gerund.LanguageModel, expected: dict) -> None:
     """Compare each job with the run that was trained for it."""
-    np.testing.assert_allclose(lm.encode(TEXTS), of(runs["encode"]).encode(TEXTS), atol=1e-6)
-    other = of(runs["infill"])
-    assert lm.infill(GAP, lengths=[2, 3]) == other.infill(GAP, lengths=[2, 3])
-    spans = [model.span_logprobs("In the end", " a man", " ran.") for model in (lm, other, plain)]
-    np.testing.assert_allclose(spans[0], spans[1], atol=1e-6)
-    assert np.abs(spans[0] - spans[2]).max() > 0.01
-    assert lm.score(PREFIXES, CONTINUATIONS)[0] == pytest.approx(of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0])
-    assert torch.equal(logits(lm), logits(plain))
+    np.testing.assert_allclose(lm.encode(TEXTS), expected["encode"], atol=1e-6)
+    assert lm.infill(GAP, lengths=[2, 3]) == expected["infill"]
+    spans = lm.span_logprobs("In the end", " a man", " ran.")
+    np.testing.assert_allclose(spans, expected["spans"][0], atol=1e-6)
+    assert np.abs(spans - expected["spans"][1]).max() > 0.01
+    assert lm.score(PREFIXES, CONTINUATIONS)[0] == pytest.approx(expected["score"])
+    assert torch.equal(logits(lm), expected["logits"])
 
 
 @pytest.mark.slow
-def test_each_job_has_its_own(joined, runs, tiny_folder):
-    check_all_jobs(joined, runs, of(tiny_folder))
+def test_each_job_has_its_own(joined, expected):
+    check_all_jobs(joined, expected)
     assert [joined.adapters.name(job) for job in JOBS] == list(JOBS)
 
 
 @pytest.mark.slow
-def test_saved_and_loaded_again(joined, runs, tiny_folder, tmp_path):
+def test_saved_and_loaded_again(joined, runs, expected, tmp_path):
     joined.save(tmp_path / "all")
     again = of(tmp_path / "all")
-    check_all_jobs(again, runs, of(tiny_folder))
+    check_all_jobs(again, expected)
     assert again.fingerprint() == joined.fingerprint() == of(runs["encode"]).fingerprint()
     assert again.scorer is not None
     assert again.scorer.fingerprint == joined.scorer.fingerprint
     assert {path.name for path in (tmp_path / "all").glob("adapter*")} == {"adapter", "adapter-infill", "adapter-score"}
-    again.save(tmp_path / "all", overwrite=True)
-    check_all_jobs(of(tmp_path / "all"), runs, of(tiny_folder))
 
 
 @pytest.mark.slow
-def test_converted_by_the_command(runs, tiny_folder, tmp_path):
+def test_converted_by_the_command(runs, expected, tmp_path):
     out = tmp_path / "all"
     (runs["score"] / "training.json").write_text("{}")
     options = ["--infill-adapter", str(runs["infill"]), "--scorer", str(runs["score"])]
     done = CliRunner().invoke(app, ["convert", str(runs["encode"]), str(out), *options])
     assert done.exit_code == 0, done.output
-    check_all_jobs(of(out), runs, of(tiny_folder))
+    check_all_jobs(of(out), expected)
     assert (out / "training-score.json").read_text() == "{}"
     assert not (out / "training-infill.json").exists()
     weights = "model.safetensors"
@@ -281,6 +291,15 @@ def test_one_folder_lies_in_the_model_once(runs):
     assert {adapters.name(job) for job in JOBS} == {"encode"}
 
 
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Return the folder of another model with an adapter of its own."""
+    room = tmp_path_factory.mktemp("elsewhere")
+    other = save_tiny(room / "other", seed=5)
+    of(other, adapter=make_adapter(other, room / "lora")).save(room / "saved")
+    return room / "saved"
+
+
 @pytest.mark.parametrize(
     ("options", "error", "what"),
     [
@@ -293,10 +312,8 @@ def test_one_folder_lies_in_the_model_once(runs):
         ({"infill_adapter": "elsewhere"}, DataError, "was not trained from the weights"),
     ],
 )
-def test_what_cannot_be_joined(options, error, what, runs, tiny_folder, tmp_path, monkeypatch):
-    other = save_tiny(tmp_path / "other", seed=5)
-    of(other, adapter=make_adapter(other, tmp_path / "lora")).save(tmp_path / "elsewhere")
-    places = {"plain": tiny_folder, "elsewhere": tmp_path / "elsewhere", **runs}
+def test_what_cannot_be_joined(options, error, what, runs, elsewhere, tiny_folder, tmp_path, monkeypatch):
+    places = {"plain": tiny_folder, "elsewhere": elsewhere, **runs}
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     here = {name: tmp_path / value for name, value in options.items() if "/" not in value}
     given = {name: places.get(value, here.get(name, value)) for name, value in options.items()}

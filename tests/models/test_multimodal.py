@@ -80,7 +80,7 @@ def test_the_text_half_is_exact_and_the_towers_stand_still(saved, tmp_path):
     assert len(lm.generate(TEXTS, 4)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=3)
 def test_the_towers_are_not_lost_on_saving(saved, tmp_path):
     _, folder = saved
     lm = gerund.load(folder, attention="mask0-bidir", k=3, dtype="float32")

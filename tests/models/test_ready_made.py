@@ -158,7 +158,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sweep(quick=1, check=9)
+@pytest.mark.sweep(quick=1, check=5)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_vectors_of_sentence_transformers(tmp_path: Path, name: str) -> None:
     settings = dict(LAYOUTS[name])
@@ -180,7 +180,7 @@ def test_every_layout_gives_the_vectors_of_sentence_transformers(tmp_path: Path,
     assert gerund.load(lm.spec).fingerprint() == lm.fingerprint()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
 def test_a_prompt_that_is_not_pooled(tmp_path: Path, mode: str, side: str) -> None:
@@ -300,6 +300,7 @@ def test_a_last_token_family_without_an_end_token_is_told(tmp_path: Path, caplog
 FLAGS = [None, "is_causal", "use_bidirectional_attention"]
 
 
+@pytest.mark.sweep(quick=5, check=7)
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"])
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_decides_whether_later_tokens_are_seen(tmp_path: Path, model_type: str, flag: str | None) -> None:

@@ -14,9 +14,6 @@ from gerund.packed.network import MASKED, PackedNetwork
 FILES = sorted((Path(__file__).resolve().parents[3] / "real").glob("*.gguf"))
 IDS = np.array([[504, 2365, 429, 253, 655, 665, 253, 1165, 30, 198, 429, 253]])
 
-# Make check opens the first of them: other architectures are compared with transformers in small.
-CASES = [pytest.param(path, marks=pytest.mark.full if path != FILES[0] else pytest.mark.slow) for path in FILES]
-
 pytestmark = [
     pytest.mark.skipif(not FILES, reason="there are no models in ../real"),
     pytest.mark.timeout(600),
@@ -35,7 +32,8 @@ def unpacked(path: Path) -> PreTrainedModel:
     return model.eval()
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.full
 def test_a_real_file(path: Path, tmp_path: Path):
     with torch.no_grad():
         expected = unpacked(path)(torch.tensor(IDS), use_cache=False).logits[0].numpy()

@@ -96,6 +96,15 @@ def run(settings, write_recipe, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def whole(corpus, tmp_path_factory):
+    """Return the folder of a finished training by the recipe in ``settings``, which tests read or copy."""
+    from gerund.training.recipe import Recipe
+    from gerund.training.run import train
+
+    return train(Recipe.model_validate(plain_settings(corpus, tmp_path_factory))).parent
+
+
+@pytest.fixture(scope="session")
 def base(tmp_path_factory, tokenizer):
     """Return the folder of a small random model, as a user would bring one."""
     import torch
@@ -112,9 +121,8 @@ def base(tmp_path_factory, tokenizer):
     return folder
 
 
-@pytest.fixture
-def adapting(settings, base):
-    """Return a recipe that trains an adapter on ``base``; tests add objectives."""
+def adapter_settings(settings, base):
+    """Return a recipe that trains an adapter on ``base``, without objectives."""
     kept = {name: value for name, value in settings.items() if name not in ("tokenizer", "schedule", "optimizer")}
     return {
         **kept,
@@ -122,3 +130,9 @@ def adapting(settings, base):
         "optimizer": {"learning_rate": 0.01},
         "objectives": [],
     }
+
+
+@pytest.fixture
+def adapting(settings, base):
+    """Return a recipe that trains an adapter on ``base``; tests add objectives."""
+    return adapter_settings(settings, base)

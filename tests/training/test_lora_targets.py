@@ -41,7 +41,7 @@ def test_an_adapter_that_is_trained_further_has_its_own_lowest_layer():
         _check_same_shape(model, adapter, LoraConfig(rank=2, lowest_layer=2), Path("a"))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=5)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_every_adapted_layer_of_a_hybrid_gets_a_gradient(name):
     model = ready(name)

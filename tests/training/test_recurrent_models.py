@@ -21,7 +21,7 @@ def hybrid(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("hybrid"), "lfm2")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("recurrent", ["causal", "both"])
 @pytest.mark.parametrize("objective", ["simcse", "unimae"])
 def test_an_adapter_is_trained_and_read_again(hybrid, adapting, write_recipe, tmp_path, objective, recurrent):

@@ -1,29 +1,15 @@
 """A training that was cut short ends with the very same weights; two at once in one folder are refused."""
 
 import os
+import shutil
 import signal
-from pathlib import Path
 
 import pytest
-import yaml
 
 from gerund.errors import ConfigError, InputError, OutputExistsError, ResourceError
 from gerund.jobs.files import LOCK, lock_folder
-from gerund.training.recipe import load_recipe
-from gerund.training.run import train
 from gerund.training.run_folder import newest_checkpoint
-from tests.training.conftest import plain_settings
 from tests.training.outcomes import CrashError, assert_equal_states, crash_at, losses, read_log
-
-
-@pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory):
-    """Return the folder of the training that ``run`` does, without an interruption."""
-    settings = plain_settings(corpus, tmp_path_factory)
-    recipe = tmp_path_factory.mktemp("whole") / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(settings), "utf-8")
-    train(load_recipe(recipe))
-    return Path(settings["output"])
 
 
 class TestResume:
@@ -40,7 +26,7 @@ class TestResume:
         assert losses(whole) == losses(tmp_path / "broken")
 
     @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
     def test_an_interruption_keeps_the_step_it_came_in(self, run, whole, tmp_path, monkeypatch, capfd, number):
         before = signal.signal(number, signal.default_int_handler)
         try:
@@ -86,7 +72,7 @@ class TestResume:
 
     @pytest.mark.slow
     def test_resume_where_there_is_nothing_starts(self, run):
-        assert run("new", resume=True).is_dir()
+        assert run("new", "steps=6", "save_steps=6", resume=True).is_dir()
 
     @pytest.mark.slow
     def test_half_written_checkpoints_are_removed_by_name(self, run, whole, tmp_path, monkeypatch, capsys):
@@ -106,8 +92,8 @@ class TestResume:
         assert_equal_states(whole, tmp_path / "broken")
 
     @pytest.mark.slow
-    def test_manifest_finds_every_kind_of_damage(self, run, tmp_path):
-        run("out")
+    def test_manifest_finds_every_kind_of_damage(self, whole, tmp_path):
+        shutil.copytree(whole, tmp_path / "out")
         checkpoints = tmp_path / "out" / "checkpoints"
         last = checkpoints / "checkpoint-12"
         assert newest_checkpoint(checkpoints) == (last, {})
@@ -161,7 +147,7 @@ class TestLock:
         ):
             run("out")
         assert not (tmp_path / "out").exists()
-        run("out")
+        run("out", "steps=6", "save_steps=6")
         assert not (tmp_path / "out" / LOCK).exists()
 
     def test_a_folder_that_cannot_be_locked(self, run, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A whole training in a second: its folder, its log, its model, and what stops it."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -19,9 +20,8 @@ from tests.training.outcomes import losses, read_log
 
 class TestWhole:
     @pytest.mark.slow
-    def test_folder_log_and_model(self, run, tmp_path):
-        model_folder = run("out")
-        assert model_folder == tmp_path / "out" / "model"
+    def test_folder_log_and_model(self, whole):
+        model_folder = whole / "model"
         assert sorted(path.name for path in model_folder.iterdir()) == [
             "README.md",
             "config.json",
@@ -48,37 +48,32 @@ class TestWhole:
         assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (0, 1, 2)
         assert model.generation_config.eos_token_id == 1
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        trained = load_file(tmp_path / "out/checkpoints/checkpoint-12/trainable.safetensors")
+        trained = load_file(whole / "checkpoints/checkpoint-12/trainable.safetensors")
         for name, parameter in model.named_parameters():
             assert torch.equal(trained[f"model.{name}"].bfloat16(), parameter)
 
-        rows = read_log(tmp_path / "out")
+        rows = read_log(whole)
         assert [row["step"] for row in rows] == [2, 4, 6, 6, 8, 10, 12, 12]
         first = {"step", "loss", "learning_rate", "tokens_per_second", "tokens", "seconds", "peak_memory_mib"}
         assert first <= rows[0].keys()
         assert rows[0]["tokens"] == 256
         assert rows[-1]["val_a"] < 5.7 < rows[0]["loss"]
 
-    @pytest.mark.slow
-    def test_log_has_the_schedule(self, run, tmp_path):
-        run("out")
-        rows = read_log(tmp_path / "out")
         rates = [row["learning_rate"] for row in rows if "loss" in row]
         assert rates[1:4] == pytest.approx([0.01, 0.01, 0.01])
         assert rates[-1] == pytest.approx(0.01 * (1 - (3 / 4) ** 0.5))
 
     @pytest.mark.slow
-    def test_accumulation_equals_one_batch(self, run, tmp_path):
-        run("two")
-        run("one", "objectives.causal.micro_batch_size=8")
+    def test_accumulation_equals_one_batch(self, run, whole, tmp_path):
+        run("one", "steps=6", "objectives.causal.micro_batch_size=8")
         # Both see the same rows; only the order of additions differs. (A mean per micro-batch of ragged
         # counts would not agree.)
-        one, two = (read_log(tmp_path / name)[0] for name in ("one", "two"))
+        one, two = (read_log(folder)[0] for folder in (tmp_path / "one", whole))
         for key in ("loss", "grad_norm"):
             assert one[key] == pytest.approx(two[key], rel=1e-4)
 
     @pytest.mark.slow
-    def test_long_blocks_in_the_decay(self, run, tmp_path, monkeypatch):
+    def test_long_blocks_in_the_decay(self, run, whole, tmp_path, monkeypatch):
         shapes = []
         original = TrainingModule.forward
 
@@ -90,15 +85,14 @@ class TestWhole:
         monkeypatch.setattr(TrainingModule, "forward", forward)
         run("long", "objectives.causal.decay_length=32")
         assert shapes == [(4, 16)] * 16 + [(4, 32)] * 4
-        run("short")
-        assert losses(tmp_path / "long")[:4] == losses(tmp_path / "short")[:4]
+        assert losses(tmp_path / "long")[:4] == losses(whole)[:4]
 
     @pytest.mark.slow
-    def test_finished_output_is_not_overwritten(self, run, tmp_path):
-        run("out", "steps=6")
+    def test_finished_output_is_not_overwritten(self, run, whole, tmp_path):
+        shutil.copytree(whole, tmp_path / "out")
         for resume in (False, True):
             with pytest.raises(OutputExistsError, match="model is there already"):
-                run("out", "steps=6", resume=resume)
+                run("out", resume=resume)
         (tmp_path / "file").write_text("x")
         with pytest.raises(OutputExistsError, match="is a file"):
             run("file")

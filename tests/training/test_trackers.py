@@ -74,7 +74,7 @@ def test_tensorboard_gets_the_losses_and_validation_under_the_output(run, writte
 @pytest.mark.slow
 def test_the_users_own_folder_for_tensorboard_wins(run, written, tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "mine"))
-    run("report_to=[tensorboard]")
+    run("report_to=[tensorboard]", "steps=1", "data.validation_tokens=64")
     assert written["folder"] == str(tmp_path / "mine")
 
 
@@ -114,6 +114,6 @@ def test_nobody_is_told_unasked(run, written, monkeypatch, report_to):
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    run(f"report_to={report_to}")
+    run(f"report_to={report_to}", "steps=2", "save_steps=2")
     assert touched == []
     assert bool(written["scalars"]) == bool(report_to)

@@ -19,6 +19,7 @@ from tests.tiny import N_LAYERS, byte_tokenizer, tiny
 
 TEXTS = ["A dog", "is it a cat?", "the other thing, in the rain."]
 EXIT = N_LAYERS - 2
+OTHERS = [("sentence-transformers", "mask0-bidir"), ("onnx", "bidir")]
 
 
 def build(model_type: str = "llama", **settings) -> LanguageModel:
@@ -50,6 +51,7 @@ def alone(lm: LanguageModel, n_layers: int) -> LanguageModel:
     return LanguageModel(small, lm.tokenizer, EncoderConfig(lm.encoder.attention, pooling=lm.encoder.pooling))
 
 
+@pytest.mark.sweep(quick=5, check=5)
 @pytest.mark.parametrize("plan", ["causal", "mask0-bidir", "inter-back", "extra-bidir", "extend-back"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_vectors_are_those_of_a_model_of_so_many_layers(model_type: str, plan: str) -> None:
@@ -140,7 +142,7 @@ def test_mistakes_are_one_sentence(tiny_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "plan"),
-    [("sentence-transformers", "bidir"), ("sentence-transformers", "mask0-bidir"), ("onnx", "bidir")],
+    [("sentence-transformers", "bidir"), *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
 )
 def test_an_export_leaves_the_upper_layers_out(tiny_folder: Path, tmp_path: Path, format: str, plan: str) -> None:
     lm = gerund.load(tiny_folder, attention=plan, exit_layer=EXIT, dtype="float32")

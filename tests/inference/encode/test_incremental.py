@@ -35,7 +35,7 @@ def grown(growing, lm, texts):
     return growing.encode(text_tokens(lm.runtime, texts))
 
 
-@pytest.mark.sweep(quick=4, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("name", GROWING)
 def test_equals_reading_anew_on_every_architecture(tmp_path, name):
     lm = gerund.load(save_tiny(tmp_path / name, name), attention="causal", dtype="float32")
@@ -45,7 +45,7 @@ def test_equals_reading_anew_on_every_architecture(tmp_path, name):
         np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
 
 
-@pytest.mark.sweep(quick=4, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("append_eos", [False, True])
 def test_every_pooling_with_a_prompt(tiny_folder, pooling, append_eos):

@@ -50,7 +50,7 @@ def by_hand(lm, text, prompt="", pooling="mean"):
     return states[{"last": -1, "first": 0}[pooling]].numpy()
 
 
-@pytest.mark.sweep(quick=8, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 @pytest.mark.parametrize("pooling", [*POOLINGS, "first+mean"])
 @pytest.mark.parametrize("plan", ["causal", "bidir", "mask0-bidir", "inter-back", "extend-bidir"])

@@ -53,7 +53,7 @@ def has_equal_bits(lm: LanguageModel) -> bool:
     return check_batching(lm.model, lm.tokenizer, 3, 64, recalling=False).guarantee == "bits of generate"
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("sampling", "options"), [(None, {}), (SEEDS, {"stop": ["e"]}), (SEEDS, {"n": 2}), (None, {"logprobs": 1})]

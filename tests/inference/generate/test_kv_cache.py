@@ -94,7 +94,7 @@ def test_a_model_writes_with_it(name):
     assert torch.allclose(torch.cat(parts, dim=1), whole[:, :3], atol=1e-5)
 
 
-@pytest.mark.sweep(quick=6, check=18)
+@pytest.mark.sweep(quick=6, check=9)
 @pytest.mark.parametrize("name", [*CONFIGS, *RECURRENT, *GIVEN, *LATENT, *ODD])
 def test_transformers_loop_writes_the_same_with_it(name):
     model, written = tiny(name), []

@@ -81,10 +81,13 @@ def slow(lm, prompts, rerank, judge, max_new_tokens, sampling):
     return found
 
 
+OTHERS = [Rerank(5), Rerank(2, beams=3, every=5), Rerank(3, beams=1, every=1), Rerank(1)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rerank",
-    [Rerank(5), Rerank(4, beams=2, every=3), Rerank(2, beams=3, every=5), Rerank(3, beams=1, every=1), Rerank(1)],
+    [Rerank(4, beams=2, every=3), *(pytest.param(other, marks=pytest.mark.full) for other in OTHERS)],
 )
 def test_equals_the_slow_search(lm, rerank):
     fast = run(lm, PROMPTS, rerank)
@@ -239,7 +242,7 @@ def runtime_of(folder, name="llama", **changes):
     return causal_runtime(lm.model, lm.tokenizer)
 
 
-@pytest.mark.sweep(quick=6, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("name", sorted({**CONFIGS, **GIVEN, **LATENT}))
 def test_equals_a_copy_for_every_row(tmp_path, name):
     runtime = runtime_of(tmp_path, name)
@@ -304,7 +307,7 @@ def test_a_search_takes_either(tiny_folder, monkeypatch, worth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_a_prompt_that_is_not_seen_is_found_out_in_every_type(monkeypatch, dtype):
     lm = gerund.load(dtype=dtype, attention="causal")
     runtime = causal_runtime(lm.model, lm.tokenizer)

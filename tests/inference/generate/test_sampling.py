@@ -42,11 +42,11 @@ def test_tokens_that_were_shut_out_stay_out():
 
 def test_draws_follow_the_softmax():
     scores = torch.tensor([[1.0, float("-inf"), 0.0, 3.0, float("-inf")]])
-    draws = [Draws(seed) for seed in range(20_000)]
+    draws = [Draws(seed) for seed in range(5_000)]
     sampled = chosen_tokens(scores.expand(len(draws), -1), draws)
     fractions = torch.bincount(sampled, minlength=5) / len(sampled)
     assert fractions[[1, 4]].tolist() == [0, 0]
-    torch.testing.assert_close(fractions, scores.softmax(-1)[0], atol=0.012, rtol=0)  # four standard errors
+    torch.testing.assert_close(fractions, scores.softmax(-1)[0], atol=0.024, rtol=0)  # four standard errors
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2**-53])
@@ -68,7 +68,7 @@ def test_a_draw_does_not_depend_on_the_others():
     assert chosen_tokens(scores, None).tolist() == scores.argmax(-1).tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_unlikely_is_drawn_in_a_large_vocabulary():
     """Half of the probability lies in tokens that float32 would lose beside the first one."""
     scores = torch.zeros(1, 2**24 + 1)

@@ -54,7 +54,7 @@ def steps(model, ids, written):
     return found
 
 
-@pytest.mark.sweep(quick=6, check=10)
+@pytest.mark.sweep(quick=5, check=5)
 @pytest.mark.parametrize("append_eos", [True, False])
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eos, seen):
@@ -75,7 +75,7 @@ def test_logits_are_those_of_a_fresh_prefill_and_its_steps(model_type, append_eo
         assert len(own) == len(seen) >= len(result.token_ids)
 
 
-@pytest.mark.sweep(quick=6, check=8)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("pooling", ["mean", "weighted-mean", "last", "first", "last-mean"])
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"normalize": False}, {"pool_prompt": True}])
@@ -89,7 +89,7 @@ def test_the_vector_is_that_of_encode(pooling, append_eos, settings):
         assert [session.generate(5, SAMPLED)] == lm.generate([session.text], 5, SAMPLED)
 
 
-@pytest.mark.sweep(quick=3, check=6)
+@pytest.mark.sweep(quick=3, check=4)
 @pytest.mark.parametrize("model_type", SOME)
 def test_it_may_be_continued_again_and_again(model_type):
     lm = build(model_type, append_eos=True)
@@ -263,7 +263,7 @@ def kept(lm, tmp_path):
     return tmp_path / "kept"
 
 
-@pytest.mark.sweep(quick=5, check=5)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_what_comes_from_the_disk_is_bit_equal_to_what_was_read(model_type, tmp_path):
     lm = seeded(model_type)

@@ -153,7 +153,7 @@ class TestReading:
             [], [("get", ""), (None, '{"a')], [(None, '": "b')], [(None, 'c"}')], [],
         ]  # fmt: skip
 
-    @pytest.mark.sweep(quick=4, check=10)
+    @pytest.mark.sweep(quick=4, check=5)
     @pytest.mark.parametrize("seed", range(40))
     def test_pieces_of_any_length(self, seed: int) -> None:
         draw = random.Random(seed)

@@ -421,7 +421,7 @@ def test_left_only_continues_the_left_side_causally():
 BEHIND = [" and ran.", " xyz", ". It was late.", " the end of the day came soon", "!"]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=3)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -757,13 +757,13 @@ def test_a_slow_tokenizer_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_the_embedded_default_fills_a_story(bundled):
     text = "The old man looked at [blank] and went home. His wife [blank] at the door.\n"
-    for settings in ({}, {"beams": 2}, {"sampling": Sampling(temperature=0.8, top_p=0.9, seed=1), "samples": 2}):
-        result = bundled.infill(text, max_tokens=6, **settings)
+    for settings in ({"beams": 2}, {"sampling": Sampling(temperature=0.8, top_p=0.9, seed=1), "samples": 2}):
+        result = bundled.infill(text, max_tokens=4, **settings)
         assert (
             result.text
             == f"The old man looked at{result.spans[0]} and went home. His wife{result.spans[1]} at the door.\n"
         )
-        assert result == bundled.infill(text, max_tokens=6, **settings)
+        assert result == bundled.infill(text, max_tokens=4, **settings)
         assert [len(ids) for ids in result.token_ids] == result.lengths
-        assert all(1 <= length <= 6 for length in result.lengths)
+        assert all(1 <= length <= 4 for length in result.lengths)
         assert all(score < 0 for score in result.scores)

@@ -231,10 +231,10 @@ def test_the_embedded_default_answers():
     except gerund.ModelError:
         pytest.skip("this installation has no bundled model")
     for method in PROMPT_METHODS:
-        settings = {"method": method, "max_tokens": 6, "sampling": Sampling(temperature=1, seed=1)}
+        settings = {"method": method, "max_tokens": 3, "sampling": Sampling(temperature=1, seed=1)}
         shots = 0 if method == "contextual" else 1
         once = fill(lm.model, lm.tokenizer, GYM, shots=shots, **settings)
         assert once == fill(lm.model, lm.tokenizer, GYM, shots=shots, **settings)
-        [plain] = lm.generate(prompt(GYM[0], GYM[1:], method, shots), 6, Sampling(temperature=1, seed=1))
+        [plain] = lm.generate(prompt(GYM[0], GYM[1:], method, shots), 3, Sampling(temperature=1, seed=1))
         assert once == [answer(plain.text)]
         assert "\n" not in once[0]

@@ -52,7 +52,7 @@ def spelled(tokenizer, ids):
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-@pytest.mark.sweep(quick=15, check=20)
+@pytest.mark.sweep(quick=10, check=10)
 @pytest.mark.parametrize("append_eos", [False, True])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_frame_is_what_the_encoder_reads(tokenizer, prompt, append_eos):

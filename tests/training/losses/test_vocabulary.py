@@ -63,7 +63,7 @@ def assert_a_model_learns_the_same(model, base, chunk=4):
     assert_same(gradients(loss, model), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.sweep(quick=6, check=7)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("name, changes", [*[(name, {}) for name in [*CONFIGS, *REFUSED]], *SCALED, *TIED])
 def test_every_architecture_learns_as_from_its_whole_logits(name, changes):
     model = tiny(name, **changes).double()

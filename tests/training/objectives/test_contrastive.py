@@ -67,7 +67,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.sweep(quick=6, check=9)
+@pytest.mark.sweep(quick=5, check=5)
 @pytest.mark.parametrize("min_tokens", [1, 512], ids=["by-length", "one-pass"])
 @pytest.mark.parametrize("hard_negatives", [0, 1, 2])
 @pytest.mark.parametrize("name", ["unimae", "magnet", "mask0"])

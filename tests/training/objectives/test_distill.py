@@ -14,10 +14,11 @@ from gerund.training.corpus.teachers import SHARD_TEXTS, open_teacher, read_know
 from gerund.training.estimate import estimate
 from gerund.training.objectives import distill
 from gerund.training.recipe import Recipe, load_recipe
+from gerund.training.run import train
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
-from tests.training.conftest import sentences
+from tests.training.conftest import adapter_settings, plain_settings, sentences
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +27,32 @@ def teacher(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("teacher") / "model", "llama")
 
 
-@pytest.fixture
-def distilling(adapting, teacher):
-    adapting["objectives"] = [{"kind": "distill", "teacher": str(teacher), "length": 32, "batch_size": 8}]
-    adapting["encoder"] = {"attention": "bidir", "pooling": "mean"}
-    adapting["steps"] = 24
-    return adapting
+def distilling(corpus, tmp_path_factory, base, teacher):
+    recipe = adapter_settings(plain_settings(corpus, tmp_path_factory), base)
+    recipe["objectives"] = [{"kind": "distill", "teacher": str(teacher), "length": 32, "batch_size": 8}]
+    recipe["encoder"] = {"attention": "bidir", "pooling": "mean"}
+    return {**recipe, "steps": 12, "save_steps": 12, "eval_steps": 12}
 
 
 @pytest.fixture
-def settings(distilling):
-    return distilling
+def settings(corpus, tmp_path_factory, base, teacher):
+    return distilling(corpus, tmp_path_factory, base, teacher)
+
+
+@pytest.fixture(scope="module")
+def student(corpus, tmp_path_factory, base, teacher):
+    """Folder of a student whose head is a linear map, trained long enough to be near its teacher."""
+    recipe = distilling(corpus, tmp_path_factory, base, teacher)
+    recipe |= {"steps": 40, "schedule": {"name": "constant"}}
+    return train(Recipe.model_validate(recipe))
+
+
+@pytest.fixture(scope="module")
+def token_student(corpus, tmp_path_factory, base, teacher):
+    """Folder of a student whose head has a vector for every token, as it is before it learns."""
+    recipe = distilling(corpus, tmp_path_factory, base, teacher)
+    recipe["objectives"][0]["token_vectors"] = True
+    return train(Recipe.model_validate({**recipe, "steps": 2, "optimizer": {"learning_rate": 1e-6}}))
 
 
 def agreement(folder, teacher):
@@ -51,23 +67,30 @@ def losses_of(folder):
 
 
 @pytest.mark.slow
-def test_the_student_nears_its_teacher_and_its_head_is_kept(run, teacher):
-    folder = run("out", "steps=60", "optimizer.learning_rate=0.01", "schedule={name: constant}")
-    lm, other = gerund.load(folder), gerund.load(teacher)
+def test_the_student_nears_its_teacher_and_its_head_is_kept(student, teacher, tmp_path):
+    lm, other = gerund.load(student), gerund.load(teacher)
     assert lm.dimensions == other.dimensions != lm.runtime.state_width
-    losses = losses_of(folder)
+    losses = losses_of(student)
     assert losses[-1] < 0.7 * losses[0]
-    assert agreement(folder, teacher) > 0.5
+    assert agreement(student, teacher) > 0.5
     # It lies in the teacher's space, which it declares, and is no less an encoder of its own.
     assert lm.space == other.fingerprint()
     assert lm.space != lm.fingerprint()
-    lm.save(folder.parent / "again")
-    assert gerund.load(folder.parent / "again").space == lm.space
+    lm.save(tmp_path / "again")
+    assert gerund.load(tmp_path / "again").space == lm.space
+    # Another adapter leaves the head behind.
+    assert gerund.load(student, adapter="none").head is None
+    assert gerund.load(student, adapter=student / "adapter").head is None
+    # A model with an adapter and a head is a teacher itself.
+    assert (student / "modules.json").is_file()
+    again = open_teacher(str(student))
+    assert again.space == lm.space  # its own teacher's
+    np.testing.assert_array_equal(again.encode(["a text"]), lm.encode(["a text"]))
 
 
 @pytest.mark.slow
-def test_a_head_that_learns_something_else_leaves_the_space(run, settings, write_recipe):
-    settings["model"] = {"base": str(run("out", "steps=2"))}
+def test_a_head_that_learns_something_else_leaves_the_space(student, settings, write_recipe):
+    settings["model"] = {"base": str(student)}
     settings["objectives"] = [{"kind": "gur", "pairs": {"files": ["pairs.parquet"]}, "length": 32}]
     head = prepare_model(load_recipe(write_recipe(settings)), write=False).head
     assert head is not None
@@ -75,11 +98,10 @@ def test_a_head_that_learns_something_else_leaves_the_space(run, settings, write
 
 
 @pytest.mark.slow
-def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
-    folder = run("out", "steps=4", "objectives.distill.token_vectors=true", "optimizer.learning_rate=1e-6")
-    lm = gerund.load(folder)
+def test_vectors_of_tokens_are_near_before_the_first_step(token_student, teacher):
+    lm = gerund.load(token_student)
     assert lm.head.settings.vocabulary == lm.model.get_input_embeddings().num_embeddings
-    assert agreement(folder, teacher) > 0.8
+    assert agreement(token_student, teacher) > 0.8
     # Batches, padding and order are nothing to them; a span's are those of its own tokens.
     texts = ["the cat", "a small dog runs under the river stone", "red"]
     together, alone = lm.encode(texts), np.stack([lm.encode(text) for text in texts])
@@ -88,20 +110,15 @@ def test_vectors_of_tokens_are_near_before_the_first_step(run, teacher):
 
 
 @pytest.mark.slow
-def test_a_fitted_head_is_near_before_the_first_step(run, teacher, settings):
-    steps = ["steps=4", "optimizer.learning_rate=1e-6", "optimizer.head_learning_rate=1e-6"]
+def test_a_fitted_head_is_near_before_the_first_step(run, teacher):
+    steps = ["steps=1", "optimizer.learning_rate=1e-6", "optimizer.head_learning_rate=1e-6"]
     at_random, fitted = run("random", *steps), run("fitted", "objectives.distill.fit_head=64", *steps)
     assert agreement(fitted, teacher) > agreement(at_random, teacher) + 0.3
-    settings["objectives"][0]["fit_head"] = 64
-    settings["steps"] = 8
-    whole = run("whole")
-    run("cut", "steps=4")
-    (folder := whole.parent.parent / "cut" / "model").rename(folder.parent / "before")
-    assert (run("cut", resume=True) / "head.safetensors").read_bytes() == (whole / "head.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teacher):
+    settings["steps"] = 1
     run("out")
     settings["seed"] = 1
 
@@ -116,31 +133,33 @@ def test_a_run_that_goes_on_reads_nothing_again(run, settings, monkeypatch, teac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokens", "words"), [(False, 0), (True, 30), (False, 30)])
+@pytest.mark.parametrize(("tokens", "words"), [(False, 0), pytest.param(True, 30, marks=pytest.mark.full), (False, 30)])
 def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, tokens, words):
     settings["schedule"] = {"name": "constant"}
-    settings["steps"], settings["save_steps"] = 8, 4
+    settings["steps"], settings["save_steps"] = 4, 2
     settings["objectives"][0] |= {
+        "fit_head": 0 if words else 64,
         "layers": [1],
         "token_vectors": tokens,
         "word_vectors": words,
         "word_bytes": 8 if words and not tokens else None,
     }
     whole = run("whole")
-    with patch.object(distill, "fit_head", wraps=distill.fit_head) as fit:
-        run("cut", "steps=4")
+    fit_name = "fit_head" if words else "fit_projection"
+    with patch.object(distill, fit_name, wraps=getattr(distill, fit_name)) as fit:
+        run("cut", "steps=2")
         (tmp_path / "cut" / "model").rename(tmp_path / "cut-model")
         fitted = fit.call_count
         resumed = run("cut", resume=True)
     # Fitting may take minutes; a resumed run has its result.
-    assert fit.call_count == fitted == (words > 0)
+    assert fit.call_count == fitted == 1
     for name in ("head.safetensors", "adapter/adapter_model.safetensors"):
         assert (whole / name).read_bytes() == (resumed / name).read_bytes()
 
 
 @pytest.mark.slow
 def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
-    plain = losses_of(run("plain"))[0]
+    plain = losses_of(run("plain", "steps=2"))[0]
     settings["objectives"][0] |= {"layers": [1, 2], "matryoshka": [4, 8]}
     folder = run("more")
     losses = losses_of(folder)
@@ -151,19 +170,19 @@ def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
 
 @pytest.mark.slow
 def test_words_of_another_model_are_taken(run, settings, teacher):
-    few = run("few", "steps=2", "objectives.distill.token_vectors=true", "objectives.distill.word_vectors=30")
+    few = run("few", "steps=1", "objectives.distill.token_vectors=true", "objectives.distill.word_vectors=30")
     other = str(few)
     settings["objectives"][0] |= {"word_vectors": 30, "word_bytes": 8, "words_of": other, "fit_head": 64}
-    settings["steps"] = 2
-    head, source = gerund.load(run("taken")).head, gerund.load(other).head
+    steps = ["steps=1", "optimizer.learning_rate=1e-9", "optimizer.head_learning_rate=1e-9"]
+    fitted = run("fitted", *steps)
+    head, source = gerund.load(fitted).head, gerund.load(other).head
     assert head.tokens is None
     known = set(source.words.keys_W[source.words.scales_W > 0].tolist())
     taken = head.words.keys_W[head.words.scales_W > 0].tolist()
     assert len(taken) > 10
     assert set(taken) <= known
     # The linear map is fitted to what the words miss.
-    steps = ["steps=1", "optimizer.learning_rate=1e-9", "optimizer.head_learning_rate=1e-9"]
-    fitted, model = run("fitted", *steps), settings["model"]
+    model = settings["model"]
     not_fitted = run("not-fitted", "objectives.distill.fit_head=0", *steps)
     assert agreement(fitted, teacher) > agreement(not_fitted, teacher) + 0.1
     settings["model"] = {"base": str(fitted)}
@@ -209,7 +228,7 @@ def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
     assert run_cli("embed", texts, "-m", teacher, "--keep-text", "-o", vectors).code == 0
     settings["objectives"][0] |= {"teacher": str(vectors), "token_vectors": True}
     settings["data"] = {"folder": str(tmp_path)}
-    folder = run("out")
+    folder = run("out", "steps=4")
     assert gerund.load(folder).space == gerund.load(teacher).fingerprint()
     assert agreement(folder, teacher) > 0.5
     bare = tmp_path / "bare.parquet"
@@ -231,15 +250,6 @@ def test_vectors_in_fewer_bits_are_what_they_stand_for(teacher, tmp_path):
         np.testing.assert_allclose(read_known(files[precision]).rows(range(8)), right, atol=np.ptp(right) / 255)
     with pytest.raises(ConfigError, match="has a bit for each number"):
         read_known(files["binary"])
-
-
-@pytest.mark.slow
-def test_a_model_with_an_adapter_and_a_head_is_a_teacher(run, teacher, tmp_path):
-    student = run("out", "steps=1")
-    assert (student / "modules.json").is_file()
-    again = open_teacher(str(student))
-    assert again.space == gerund.load(student).space  # its own teacher's
-    np.testing.assert_array_equal(again.encode(["a text"]), gerund.load(student).encode(["a text"]))
 
 
 def test_a_dry_run_reads_no_text_and_writes_nothing(settings, write_recipe, tmp_path):
@@ -366,9 +376,9 @@ def test_a_teacher_of_sentence_transformers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("token_vectors", [False, True])
-def test_a_student_is_saved_and_exported_with_its_head(run, tmp_path, token_vectors):
-    lm = gerund.load(run("out", "steps=4", f"objectives.distill.token_vectors={str(token_vectors).lower()}"))
+@pytest.mark.parametrize("trained", ["student", "token_student"])
+def test_a_student_is_saved_and_exported_with_its_head(trained, tmp_path, request):
+    lm = gerund.load(request.getfixturevalue(trained))
     texts = ["the cat", "a small dog runs under the river stone", "red"]
     right = lm.encode(texts)
     merged = lm.export(tmp_path / "merged", "merged")
@@ -382,13 +392,6 @@ def test_a_student_is_saved_and_exported_with_its_head(run, tmp_path, token_vect
     theirs = load(exported.folder)
     np.testing.assert_allclose(theirs.encode([*texts, ""])[:3], right, atol=1e-4)
     assert not theirs.encode([""]).any()
-
-
-@pytest.mark.slow
-def test_another_adapter_leaves_the_head_behind(run, teacher, tmp_path):
-    folder = run("out", "steps=4")
-    assert gerund.load(folder, adapter="none").head is None
-    assert gerund.load(folder, adapter=folder / "adapter").head is None
 
 
 def test_the_teacher_of_the_command_line(write_recipe, settings, tmp_path, monkeypatch):
@@ -414,7 +417,7 @@ def test_an_early_exit_is_trained_and_kept(run, settings, write_recipe):
     adapter = prepare_model(load_recipe(write_recipe(settings)), write=False).adapter
     adapted = {name.partition("layers.")[2][0] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
     assert adapted == {"0"}
-    losses = losses_of(folder := run("out", "steps=12"))
+    losses = losses_of(folder := run("out"))
     assert losses[-1] < losses[0]
     lm = gerund.load(folder)
     assert lm.encoder.exit_layer == 1 < lm.n_layers

@@ -32,7 +32,7 @@ def rates(model):
     return [getattr(*place) for place in dropout_settings(model)]
 
 
-@pytest.mark.sweep(quick=4, check=5)
+@pytest.mark.sweep(quick=4, check=4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_layer_of_every_architecture(name):
     model, losses, part = case(name, 0.3)

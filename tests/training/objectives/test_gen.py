@@ -15,11 +15,11 @@ from gerund.settings.answers import AnswerConfig
 from gerund.training.corpus.answers import Answer, model_answers, read_texts
 from gerund.training.objectives.gen import GenLosses, begin
 from gerund.training.objectives.settings import GenConfig
-from gerund.training.recipe import load_recipe
+from gerund.training.recipe import Recipe, load_recipe
 from gerund.training.run import train
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny_t5
-from tests.training.conftest import sentences
+from tests.training.conftest import adapter_settings, plain_settings, sentences
 from tests.training.outcomes import CrashError, assert_equal_states, crash_at
 
 _TEXTS = 24
@@ -93,24 +93,38 @@ class NoIds(torch.nn.Module):
         raise AssertionError(ids)
 
 
-@pytest.fixture
-def settings(adapting, tmp_path):
+def answering(recipe, folder):
+    """Return a recipe on texts with answers, which are written into a folder."""
     rows = [{"text": sentences(number, 1), "answer": sentences(-number, 1)} for number in range(_TEXTS)]
     for name, part in (("texts", rows[4:]), ("valid", rows[:4])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    adapting["data"] = {"folder": str(tmp_path), "cache": str(tmp_path / "cache")}
-    adapting["model"].pop("lora")
-    adapting["encoder"] = {"attention": "causal"}
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    recipe["data"] = {"folder": str(folder), "cache": str(folder / "cache")}
+    recipe["model"].pop("lora")
+    recipe["encoder"] = {"attention": "causal"}
     sizes = {"batch_size": 4, "length": 24, "answer_length": 12, "tokens": 4, "read": 3}
-    adapting["objectives"] = [
+    recipe["objectives"] = [
         {"kind": "gen", "teacher": "default", "files": ["texts.jsonl"], "validation": ["valid.jsonl"], **sizes}
     ]
-    return adapting
+    return recipe
+
+
+@pytest.fixture
+def settings(adapting, tmp_path):
+    return answering(adapting, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory, base):
+    """Return the folder of a model that has learned answer tokens."""
+    recipe = adapter_settings(plain_settings(corpus, tmp_path_factory), base)
+    recipe = answering(recipe, tmp_path_factory.mktemp("texts")) | {"steps": 60, "eval_steps": 60, "save_steps": 60}
+    recipe["objectives"][0]["fit_head"] = 0
+    return train(Recipe.model_validate(recipe))
 
 
 @pytest.mark.slow
-def test_a_run_learns_and_leaves_the_model_alone(run, base, tmp_path):
-    folder = run("out", "steps=60", "eval_steps=60", "save_steps=60", "objectives.gen.fit_head=0")
+def test_a_run_learns_and_leaves_the_model_alone(trained, base, tmp_path):
+    folder = trained
     log = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text().splitlines()]
     # Little can be said to a model of random weights: the gradients are tested above.
     for name, factor in (("loss_reconstruction", 0.999), ("loss_alignment", 0.6)):
@@ -143,7 +157,7 @@ def test_a_run_learns_and_leaves_the_model_alone(run, base, tmp_path):
 
 @pytest.mark.slow
 def test_the_head_is_fitted_before_the_first_step(run):
-    last = ("steps=2", "optimizer.learning_rate=1e-9", "eval_steps=2")
+    last = ("steps=1", "optimizer.learning_rate=1e-9", "eval_steps=1")
     fitted, random = run("fitted", *last), run("random", *last, "objectives.gen.fit_head=0")
     [one, other] = [
         json.loads((folder / "training.json").read_text())["validation_loss"] for folder in (fitted, random)
@@ -152,8 +166,8 @@ def test_the_head_is_fitted_before_the_first_step(run):
 
 
 @pytest.mark.slow
-def test_a_vector_is_read_as_the_model_continues_its_embeddings(run, settings, tmp_path):
-    folder = run("out", "steps=4")
+def test_a_vector_is_read_as_the_model_continues_its_embeddings(trained, base, tmp_path):
+    folder = trained
     lm = gerund.load(folder, dtype="float32")
     vectors = lm.encode(["the cat runs", "blue river"])
     read = lm.read_vector(vectors, 6)
@@ -184,20 +198,20 @@ def test_a_vector_is_read_as_the_model_continues_its_embeddings(run, settings, t
     with pytest.raises(TextError, match="is empty"):
         lm.read_vector(" ")
     with pytest.raises(ConfigError, match="no answer tokens"):
-        gerund.load(settings["model"]["base"]).read_vector(vectors)
+        gerund.load(base).read_vector(vectors)
 
 
 @pytest.mark.slow
 def test_states_are_read_of_texts_alone(run):
-    lm = gerund.load(run("out", "steps=2", "objectives.gen.prefix=states"), dtype="float32")
+    lm = gerund.load(run("out", "steps=1", "objectives.gen.prefix=states"), dtype="float32")
     assert isinstance(lm.read_vector("the cat runs", 4).text, str)
     with pytest.raises(ConfigError, match="which a vector does not hold"):
         lm.read_vector(lm.encode("the cat"))
 
 
 @pytest.mark.slow
-def test_what_knows_no_answer_tokens_says_so(run, tmp_path, base):
-    folder = run("out", "steps=2")
+def test_what_knows_no_answer_tokens_says_so(trained, tmp_path):
+    folder = trained
     lm = gerund.load(folder, dtype="float32")
     with pytest.raises(ConfigError, match="tokens pooled are not the text's"):
         lm.encode_tokens(["the cat"])
@@ -218,7 +232,7 @@ def test_what_knows_no_answer_tokens_says_so(run, tmp_path, base):
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same(run, tmp_path, monkeypatch):
-    often = ("steps=6", "eval_steps=2", "save_steps=2", "objectives.gen.micro_batch_size=2")
+    often = ("steps=4", "eval_steps=2", "save_steps=2", "objectives.gen.micro_batch_size=2")
     run("whole", *often)
     with monkeypatch.context() as patch:
         crash_at(patch, 3)
@@ -265,7 +279,7 @@ def test_texts_of_the_sources_are_answered_and_empty_answers_left_out(run, setti
         return [Answer("" if number % 2 else "the dog") for number in range(len(texts))]
 
     monkeypatch.setattr("gerund.training.objectives.gen.model_answers", answer)
-    run("out", "steps=2")
+    run("out", "steps=1")
     assert len(answered) > 20
     assert f"{len(answered) // 2} texts are left out" in capsys.readouterr().err
     monkeypatch.setattr("gerund.training.objectives.gen.model_answers", lambda *given: [Answer("")] * len(given[2]))

@@ -157,24 +157,30 @@ def test_validation_means_are_those_of_training(place):
     assert means == {name: pytest.approx(float(result.losses[name]), rel=1e-4) for name in ("gur", "lm")}
 
 
+@pytest.fixture(scope="module")
+def trained(place, tmp_path_factory):
+    """Return the folder of a model with a head of the usual size."""
+    return train(recipe(place, tmp_path_factory.mktemp("gur-run") / "out", encoder={"pooling": "first"}))
+
+
 class TestTraining:
     def test_the_head_is_counted(self, place):
         known = estimate(recipe(place))
         assert known.parameters == known.trained_parameters
 
     @pytest.mark.slow
-    def test_leaves_a_model_with_its_head(self, place, tmp_path):
-        folder = train(recipe(place, tmp_path / "out", encoder={"pooling": "first"}))
+    def test_leaves_a_model_with_its_head(self, trained):
+        folder = trained
         lm = gerund.load(folder, dtype="float32")
         assert lm.dimensions == 128
         assert lm.encoder.pooling == "first"
         assert lm.encode(["the cat", "rain"]).shape == (2, 128)
         stored = json.loads((folder / "gerund.json").read_text())["fingerprint"]
         assert stored == lm.fingerprint()
-        first = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[0])
+        first = json.loads((folder.parent / "log.jsonl").read_text().splitlines()[0])
         assert {"loss_gur", "loss_lm", "gur_accuracy"} <= set(first)
 
-    @pytest.mark.slow
+    @pytest.mark.full
     def test_learns(self, place, tmp_path):
         changes = ["steps=80", "save_steps=80", "log_steps=10", "optimizer.learning_rate=0.003"]
         settings = recipe(place, tmp_path / "out", overrides=changes, rate=0.05, batch_size=12, temperature=0.05)
@@ -185,22 +191,22 @@ class TestTraining:
         assert logs[-1]["loss_lm"] < 0.8 * logs[0]["loss_lm"]
 
     @pytest.mark.slow
-    def test_goes_on_from_a_model_with_a_head(self, place, tmp_path):
-        folder = train(recipe(place, tmp_path / "one", dimensions=16))
+    def test_goes_on_from_a_model_with_a_head(self, place, trained, tmp_path):
+        folder = trained
         model = {"base": str(folder)}
+        unmoved = ["steps=1", "optimizer.learning_rate=1e-9"]
         # Its head is not asked for again.
-        again = train(recipe(place, tmp_path / "two", model=model, overrides=["optimizer.learning_rate=1e-9"]))
+        again = train(recipe(place, tmp_path / "two", model=model, overrides=unmoved))
         one, two = (gerund.load(path, dtype="float32").encode(["the cat", "rain"]) for path in (folder, again))
         np.testing.assert_allclose(one, two, atol=1e-4)
         for changes in ({"dimensions": 8}, {"variant": "released"}):
-            with pytest.raises(ConfigError, match="the base has a head of 16 dimensions"):
+            with pytest.raises(ConfigError, match="the base has a head of 128 dimensions"):
                 train(recipe(place, tmp_path / "three", **changes, model=model))
 
     @pytest.mark.slow
-    def test_resumes_to_the_same_model(self, place, tmp_path):
-        whole = train(recipe(place, tmp_path / "whole"))
-        settings = recipe(place, tmp_path / "again")
-        train(settings.model_copy(update={"steps": 4}))
+    def test_resumes_to_the_same_model(self, place, trained, tmp_path):
+        whole, settings = trained, recipe(place, tmp_path / "again", encoder={"pooling": "first"})
+        shutil.copytree(whole.parent, tmp_path / "again")
         shutil.rmtree(tmp_path / "again" / "model")
         shutil.rmtree(tmp_path / "again" / "checkpoints" / "checkpoint-4")
         again = train(settings, resume=True)

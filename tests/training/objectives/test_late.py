@@ -83,7 +83,7 @@ def settings(adapting, lists):
 
 @pytest.mark.slow
 def test_a_run_learns_to_rank_and_leaves_generating_alone(run, base, lists):
-    folder = run("out", "steps=40", "optimizer.learning_rate=0.01", "schedule={name: constant}")
+    folder = run("out", "steps=40", "eval_steps=40", "save_steps=40", "schedule={name: constant}")
     lm = gerund.load(folder, dtype="float32")
     losses = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text().splitlines()]
     losses = [line["loss_late"] for line in losses if "loss_late" in line]
@@ -98,7 +98,7 @@ def test_a_run_learns_to_rank_and_leaves_generating_alone(run, base, lists):
 @pytest.mark.slow
 def test_parts_change_nothing(run):
     whole, parts = (
-        run(name, "steps=2", f"objectives.late.micro_batch_size={size}") for name, size in (("a", 8), ("b", 2))
+        run(name, "steps=1", f"objectives.late.micro_batch_size={size}") for name, size in (("a", 8), ("b", 2))
     )
     one, other = (gerund.load(folder, dtype="float32") for folder in (whole, parts))
     np.testing.assert_allclose(one.late.projection_ED, other.late.projection_ED, atol=1e-5)
@@ -107,7 +107,7 @@ def test_parts_change_nothing(run):
 @pytest.mark.slow
 def test_vectors_of_all_tokens_are_trained_and_exported(run, lists, tmp_path):
     pytest.importorskip("sentence_transformers")
-    folder = run("out", "steps=2", "objectives.late.counts=all")
+    folder = run("out", "steps=1", "objectives.late.counts=all")
     lm, [one, *_] = gerund.load(folder, dtype="float32"), read_lists([lists])
     assert lm.late.config.counts == "all"
     assert len(lm.encode_multi("the cat", is_query=True)) == len(lm.tokenizer("Query: the cat").input_ids)
@@ -122,7 +122,7 @@ def test_lists_are_made_of_texts(run, settings, adapting, corpus):
     settings["data"]["folder"] = str(corpus)
     settings["data"]["sources"] = [{"name": "a", "files": ["a.train.jsonl"]}]
     settings["objectives"][0] |= {"files": [], "lists": 6, "candidates": 3, "batch_size": 2}
-    folder = run("out", "steps=2")
+    folder = run("out", "steps=1")
     made = read_lists([folder.parent / LISTS])
     assert (len(made), {len(one.documents) for one in made}) == (6, {3})
     assert all(one.query not in one.documents[0] for one in made)

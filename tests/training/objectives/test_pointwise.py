@@ -12,7 +12,9 @@ from gerund.errors import ConfigError, DataError
 from gerund.training.corpus.ranked_lists import read_lists
 from gerund.training.objectives.pointwise import PointwiseLosses
 from gerund.training.objectives.settings import PointwiseConfig
-from tests.training.conftest import WORDS
+from gerund.training.recipe import Recipe
+from gerund.training.run import train
+from tests.training.conftest import WORDS, adapter_settings, plain_settings
 
 
 def test_the_loss_is_that_of_one_list_at_a_time():
@@ -33,8 +35,8 @@ def test_the_loss_is_that_of_one_list_at_a_time():
     assert right == 0
 
 
-@pytest.fixture
-def lists(tmp_path):
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory):
     """Lists in which the document about a river is relevant."""
     rng = random.Random(0)
     rows = []
@@ -43,19 +45,32 @@ def lists(tmp_path):
         names.insert(1, "river")
         documents = [" ".join(rng.choices(WORDS[4:12], k=5)) + f" {name}" for name in names]
         rows.append({"query": f"the {names[0]}", "documents": documents, "scores": [0.1, 3.0, 0.2, 0]})
-    path = tmp_path / "lists.jsonl"
+    path = tmp_path_factory.mktemp("lists") / "lists.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-@pytest.fixture
-def settings(adapting, lists):
-    adapting["data"] = {"folder": str(lists.parent)}
-    adapting["objectives"] = [
+def ranking(corpus, tmp_path_factory, base, lists):
+    recipe = adapter_settings(plain_settings(corpus, tmp_path_factory), base)
+    recipe["data"] = {"folder": str(lists.parent)}
+    recipe["objectives"] = [
         {"kind": "pointwise", "files": [lists.name], "batch_size": 8, "length": 48, "candidates": 4}
     ]
-    adapting["model"]["adapter"] = "none"
-    return adapting
+    recipe["model"]["adapter"] = "none"
+    return recipe
+
+
+@pytest.fixture
+def settings(corpus, tmp_path_factory, base, lists):
+    return ranking(corpus, tmp_path_factory, base, lists)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory, base, lists):
+    """Return the folder of a model whose reranker has learned."""
+    recipe = ranking(corpus, tmp_path_factory, base, lists)
+    recipe |= {"steps": 60, "save_steps": 60, "eval_steps": 60, "schedule": {"name": "constant"}}
+    return train(Recipe.model_validate(recipe))
 
 
 def single(lm, query, document):
@@ -72,8 +87,9 @@ def piece_ids(lm, piece, query, document):
     return lm.tokenizer(whole, add_special_tokens=False).input_ids
 
 
-def test_a_run_adds_a_reranker_to_the_model(run, base, lists):
-    folder = run("out", "steps=2", "optimizer.learning_rate=0.02")
+@pytest.mark.slow
+def test_a_run_adds_a_reranker_to_the_model(trained, base):
+    folder = trained
     lm, plain = gerund.load(folder, dtype="float32"), gerund.load(base, dtype="float32")
     assert {path.name for path in folder.iterdir()} >= {"reranker.json", "reranker.safetensors", "adapter-rerank"}
     assert lm.adapters.folders.keys() == {"rerank"}
@@ -90,18 +106,18 @@ def test_a_run_adds_a_reranker_to_the_model(run, base, lists):
     assert lm.fingerprint() == plain.fingerprint()
 
 
-def test_a_reranker_goes_with_the_model_that_it_was_trained_from(run, base, lists, tmp_path):
-    folder = run("out", "steps=1", "optimizer.learning_rate=0.02")
-    trained = gerund.load(folder, dtype="float32")
-    scores = trained.rerank("the cat", ["the dog", "the cat runs"]).scores
-    for lm in (
+@pytest.mark.slow
+def test_a_reranker_goes_with_the_model_that_it_was_trained_from(trained, base, tmp_path):
+    folder, lm = trained, gerund.load(trained, dtype="float32")
+    scores = lm.rerank("the cat", ["the dog", "the cat runs"]).scores
+    for other in (
         gerund.load(base, reranker=str(folder), dtype="float32"),
         gerund.load(gerund.load(base, reranker=folder, dtype="float32").spec),
         gerund.load(folder, attention="causal", dtype="float32"),
-        trained.with_encoder(gerund.load(base, attention="bidir").encoder),
+        lm.with_encoder(gerund.load(base, attention="bidir").encoder),
     ):
-        assert lm.rerank("the cat", ["the dog", "the cat runs"]).scores == pytest.approx(scores, abs=1e-6)
-    trained.save(tmp_path / "saved")
+        assert other.rerank("the cat", ["the dog", "the cat runs"]).scores == pytest.approx(scores, abs=1e-6)
+    lm.save(tmp_path / "saved")
     assert gerund.load(tmp_path / "saved").rerank("the cat", ["the dog", "the cat runs"]).scores == pytest.approx(
         scores, abs=1e-6
     )
@@ -111,9 +127,8 @@ def test_a_reranker_goes_with_the_model_that_it_was_trained_from(run, base, list
         gerund.load(base, reranker=str(base))
 
 
-@pytest.mark.parametrize(("runtime", "close"), [("torch", 1e-6), ("packed", 2e-3)])
-def test_a_reranker_goes_with_a_quantized_file_of_its_model(run, base, lists, tmp_path, runtime, close):
-    folder = run("out", "steps=1", "optimizer.learning_rate=0.02")
+@pytest.mark.slow
+def test_a_reranker_goes_with_a_quantized_file_of_its_model(trained, base, tmp_path):
     documents = ["the dog", "a cat runs under the house and", "river"]
     plain = gerund.load(base, adapter="none", dtype="float32")
     for name, lm in (("same", plain), ("other", further_trained(plain))):
@@ -121,11 +136,12 @@ def test_a_reranker_goes_with_a_quantized_file_of_its_model(run, base, lists, tm
     file = tmp_path / "same" / "model.gguf"
     # In torch the expected scores are those of the file's own weights.
     gerund.load(file, runtime="torch", adapter="none", dtype="float32").save(tmp_path / "unpacked")
-    expected = gerund.load(tmp_path / "unpacked", reranker=folder, dtype="float32").rerank("the cat", documents)
-    lm = gerund.load(file, reranker=folder, runtime=runtime)
-    assert dict(lm.rerank("the cat", documents)) == pytest.approx(dict(expected), abs=close)
-    with pytest.raises(DataError, match="was not trained from the weights"):
-        gerund.load(tmp_path / "other" / "model.gguf", reranker=folder, runtime=runtime)
+    expected = gerund.load(tmp_path / "unpacked", reranker=trained, dtype="float32").rerank("the cat", documents)
+    for runtime, close in (("torch", 1e-5), ("packed", 2e-2)):
+        lm = gerund.load(file, reranker=trained, runtime=runtime)
+        assert dict(lm.rerank("the cat", documents)) == pytest.approx(dict(expected), abs=close)
+        with pytest.raises(DataError, match="was not trained from the weights"):
+            gerund.load(tmp_path / "other" / "model.gguf", reranker=trained, runtime=runtime)
 
 
 def further_trained(lm):
@@ -139,24 +155,25 @@ def further_trained(lm):
 
 
 @pytest.mark.slow
-def test_a_reranker_learns_to_rank(run, lists):
-    folder = run("out", "steps=60", "optimizer.learning_rate=0.01", "schedule={name: constant}")
-    losses = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text().splitlines()]
+def test_a_reranker_learns_to_rank(trained, lists):
+    losses = [json.loads(line) for line in (trained.parent / "log.jsonl").read_text().splitlines()]
     losses = [line["loss_pointwise"] for line in losses if "loss_pointwise" in line]
     assert losses[-1] < 0.8 * losses[0]
-    lm = gerund.load(folder, dtype="float32")
+    lm = gerund.load(trained, dtype="float32")
     right = [lm.rerank(one.query, one.documents, 1).indices == [1] for one in read_lists([lists])]
     assert np.mean(right) > 0.6
 
 
+@pytest.mark.slow
 def test_parts_change_nothing(run):
     whole, parts = (
-        run(name, "steps=2", f"objectives.pointwise.micro_batch_size={size}") for name, size in (("a", 8), ("b", 2))
+        run(name, "steps=1", f"objectives.pointwise.micro_batch_size={size}") for name, size in (("a", 8), ("b", 2))
     )
     one, other = (gerund.load(folder, dtype="float32").reranker._layer for folder in (whole, parts))
     np.testing.assert_allclose(one.weight_1D, other.weight_1D, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_states_of_lower_layers_are_kept(run, settings):
     """The encoder's plan, which is not causal, does not reach them."""
     settings["model"]["lora"]["lowest_layer"] = 1

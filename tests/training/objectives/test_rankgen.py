@@ -1,6 +1,7 @@
 """The encoder of continuations: its batches and loss against slow ones, and training it from end to end."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -196,7 +197,7 @@ class TestTraining:
         [scores] = lm.score(["the cat"], [[candidate.text for candidate in one.beams]])
         assert [candidate.rank_score for candidate in one.beams] == pytest.approx(scores, rel=1e-4)
 
-    @pytest.mark.slow
+    @pytest.mark.full
     def test_learns(self, base, passages, tmp_path):
         output = tmp_path / "out"
         train(recipe(base, passages, output, negatives="inbook", overrides=["steps=40", "save_steps=40"]))
@@ -237,15 +238,12 @@ class TestTraining:
         assert gerund.load(folder, attention="causal").scorer is not None
 
     @pytest.mark.slow
-    def test_resumes_to_the_same_scorer(self, base, passages, tmp_path):
-        import shutil
-
-        whole = train(recipe(base, passages, tmp_path / "whole"))
-        shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+    def test_resumes_to_the_same_scorer(self, base, passages, trained, tmp_path):
+        shutil.copytree(trained.parent, tmp_path / "broken")
         shutil.rmtree(tmp_path / "broken" / "model")
         shutil.rmtree(tmp_path / "broken" / "checkpoints" / "checkpoint-4")
         again = train(recipe(base, passages, tmp_path / "broken"), resume=True)
-        assert (again / "scorer.safetensors").read_bytes() == (whole / "scorer.safetensors").read_bytes()
+        assert (again / "scorer.safetensors").read_bytes() == (trained / "scorer.safetensors").read_bytes()
 
 
 class TestRefused:

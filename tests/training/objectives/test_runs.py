@@ -88,7 +88,7 @@ def opened(folder):
     return vectors, lm.model(input_ids=ids).logits.detach(), model(input_ids=ids).logits.detach()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("way", ["adapter", "all-weights"])
 def test_a_step_of_every_objective(recipe_of, base, name, way, tmp_path):
@@ -112,29 +112,26 @@ def test_a_step_of_every_objective(recipe_of, base, name, way, tmp_path):
 
 
 class TestABaseWithAnAdapterOfItsOwn:
-    @pytest.fixture
-    def of(self, recipe_of, tmp_path):
-        """Return a recipe on a base that was saved with an adapter of rank 4."""
-        folder = train(recipe_of("magnet", f"output={tmp_path / 'first'}"))
-        return lambda *more: recipe_of("magnet", f"model.base={folder}", f"output={tmp_path / 'second'}", *more)
-
     @pytest.mark.slow
-    def test_it_is_trained_further(self, of):
+    def test_it_is_trained_further_or_left_aside(self, recipe_of, base, tmp_path):
+        first = train(recipe_of("magnet", f"output={tmp_path / 'first'}"))
+
+        def of(*more):
+            return recipe_of("magnet", f"model.base={first}", f"output={tmp_path / 'second'}", *more)
+
         recipe = of("model.lora=null")
         adapter = prepare_model(recipe).adapter
         assert adapter is not None
         assert any(bool(value.any()) for name, value in adapter.named_parameters() if "lora_B" in name)
 
-    @pytest.mark.slow
-    def test_left_aside_a_new_one_of_any_shape_begins_at_nothing(self, of):
+        # A new one of any shape begins at nothing.
         with pytest.raises(ModelError, match=r"set model\.adapter to none for a new one"):
             prepare_model(of("model.lora.rank=2"))
         adapter = prepare_model(of("model.lora.rank=2", "model.adapter=none")).adapter
         assert not any(bool(value.any()) for name, value in adapter.named_parameters() if "lora_B" in name)
         assert adapter.peft_config["default"].r == 2
 
-    @pytest.mark.slow
-    def test_left_aside_all_weights_can_be_trained(self, of, base):
+        # Without one, all weights can be trained.
         folder = train(of("model.lora=null", "model.adapter=none"))
         assert not (folder / "adapter").exists()
         assert gerund.load(folder).fingerprint() != gerund.load(base).fingerprint()
@@ -243,7 +240,7 @@ def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, mon
         torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @needs_compiler
 @torchs_own
 def test_compiled_layers_learn_the_same(recipe_of, tmp_path, monkeypatch):

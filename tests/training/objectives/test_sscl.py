@@ -65,7 +65,7 @@ class TestRewriting:
 
     TEXTS = ("the cat sleeps under the red house", "a small dog runs over the blue river", "cat")
 
-    @pytest.mark.slow
+    @pytest.mark.full
     def test_some_words_are_new_and_the_others_stay(self, tmp_path):
         texts = [
             "The old king rode slowly through the dark forest.",
@@ -113,7 +113,7 @@ class TestRewriting:
     def test_a_training_keeps_what_was_rewritten_and_goes_on_with_it(self, adapting, write_recipe, tmp_path):
         objective = {"kind": "sscl", "batch_size": 4, "length": 32, "rewritten": 0.3}
         encoder = {"attention": "bidir", "pooling": "last", "append_eos": True}
-        settings = {**adapting, "objectives": [objective], "encoder": encoder, "steps": 2, "save_steps": 1}
+        settings = {**adapting, "objectives": [objective], "encoder": encoder, "steps": 1, "save_steps": 1}
         settings |= {
             "log_steps": 1,
             "output": str(tmp_path / "run"),

@@ -4,8 +4,6 @@ import pytest
 
 # Those of the recipes below without chance in them.
 SAME = ("causal", "hybrid", "unimae", "rankgen", "gur")
-# Those of which whole trainings are compared by `make check`; of the others it compares a step.
-WHOLE = ("causal", "unimae")
 # A step is tried by these. Other second passes than a parallel one, which trains sscl too, and another objective of a
 # T5 than gur are left to `make check-all`.
 ALIKE = [pytest.param(name, marks=pytest.mark.full) for name in ("sscl", "span", "stack", "extend")]

@@ -31,6 +31,7 @@ def steps(request, paired_corpus, base, tmp_path_factory):
 
 @pytest.mark.slow
 class TestOneStep:
+    @pytest.mark.sweep(quick=0, check=6)
     @pytest.mark.parametrize("how", ["none", "fsdp2"])
     @pytest.mark.parametrize("name", STEPS)
     def test_equals_that_of_one_process(self, steps, name, how):

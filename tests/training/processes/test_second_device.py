@@ -9,7 +9,7 @@ from tests.tiny import save_tiny
 from tests.training.processes.recipes import STEPS, steps_of
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(quick=0, check=2)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_of_every_objective(paired_corpus, base, tmp_path, name):
     teacher = save_tiny(tmp_path / "teacher", "llama")

@@ -41,7 +41,7 @@ def test_two_machines(tmp_path):
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_starts_processes_itself(paired_corpus, base, tmp_path):
     """``--processes``: the first one alone says what was made."""
     content = recipes(paired_corpus, base, tmp_path / "cache")["unimae"]

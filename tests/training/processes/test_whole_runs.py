@@ -14,17 +14,18 @@ from gerund.training.run_folder import newest_checkpoint
 from gerund.training.sharding import OPTIMIZER, WEIGHTS, Stored
 from tests.training.outcomes import assert_equal_states, read_log, state
 from tests.training.processes.one_of_two import carry_out
-from tests.training.processes.recipes import SAME, SHARDED, WHOLE, names_asked, recipes
+from tests.training.processes.recipes import SAME, SHARDED, names_asked, recipes
 from tests.training.processes.starting import run_two
 
-NAMES = [name if name in WHOLE else pytest.param(name, marks=pytest.mark.full) for name in SAME]
+# Trainings of the causal recipe that went on in another number of processes.
+RESTARTED = ("two-then-one", "one-then-two")
 
 
 @pytest.fixture(scope="module")
 def compared(request, paired_corpus, base, tmp_path_factory):
     """Train the recipes of chosen tests in one process and in two; return both folders, and what stopped the two."""
     asked = names_asked(request)
-    names = [name for name in SAME if name in asked | {*WHOLE}]
+    names = [name for name in SAME if name in asked or (name == "causal" and asked & {*RESTARTED})]
     folder = tmp_path_factory.mktemp("processes")
     files = {}
     for name, content in recipes(paired_corpus, base, folder / "cache").items():
@@ -40,21 +41,24 @@ def compared(request, paired_corpus, base, tmp_path_factory):
     jobs += [job("causal", "refused-causal", "objectives.causal.batch_size=6")]
     # By shards: two trainings to their end, one that one process goes on with, and one that one process began.
     shards = "sharding=fsdp2"
-    jobs += [job(name, f"shards-{name}", shards) for name in SHARDED]
-    jobs += [job("causal", "two-then-one", shards, crash=2)]
-    began = job("causal", "one-then-two")
-    carry_out(**began, crash=2)
-    jobs += [job("causal", "one-then-two", shards, resume=True)]
+    jobs += [job(name, f"shards-{name}", shards) for name in SHARDED if name in names]
+    if "causal" in names:
+        jobs += [job("causal", "two-then-one", shards, crash=2)]
+        began = job("causal", "one-then-two")
+        carry_out(**began, crash=2)
+        jobs += [job("causal", "one-then-two", shards, resume=True)]
     stopped = run_two(folder / "results", jobs)
     for name in names:
         train(load_recipe(files[name], [f"output={folder / f'one-{name}'}"]))
-    train(load_recipe(files["causal"], [f"output={folder / 'two-then-one'}"]), resume=True)
+    if "causal" in names:
+        train(load_recipe(files["causal"], [f"output={folder / 'two-then-one'}"]), resume=True)
     return folder, dict(zip([job["overrides"][0].rpartition("/")[2] for job in jobs], stopped, strict=True))
 
 
-@pytest.mark.slow
+# A step of each, in one process and in two, is compared by `make check`.
+@pytest.mark.full
 class TestSameAsOneProcess:
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", SAME)
     def test_weights(self, compared, name):
         folder = compared[0]
         one, two = (
@@ -65,7 +69,7 @@ class TestSameAsOneProcess:
         for key, tensor in one.items():
             torch.testing.assert_close(two[key], tensor, rtol=1e-4, atol=2e-6)
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", SAME)
     def test_log_has_each_line_once_and_says_the_same(self, compared, name):
         folder = compared[0]
         one, two = (read_log(folder / f"{count}-{name}") for count in ("one", "two"))
@@ -80,7 +84,6 @@ class TestSameAsOneProcess:
             report = json.loads((folder / f"{count}-{name}/model/training.json").read_text())
             assert report["tokens"] == one[-1]["tokens"]
 
-    @pytest.mark.full
     @pytest.mark.parametrize("name", ["hybrid"])
     def test_the_objectives_of_the_log_take_turns(self, compared, name):
         """What the comparison would not see: an objective that never takes part in either."""
@@ -115,11 +118,11 @@ class TestResume:
         assert not torch.equal(*states)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 class TestShards:
     """Whole trainings whose weights, gradients and optimizer are cut in two."""
 
-    @pytest.mark.parametrize("name", [*SHARDED, "two-then-one", "one-then-two"])
+    @pytest.mark.parametrize("name", [*SHARDED, *RESTARTED])
     def test_weights_are_those_of_one_process(self, compared, name):
         folder, stopped = compared
         sharded = f"shards-{name}" if name in SHARDED else name
@@ -144,8 +147,9 @@ class TestShards:
             torch.testing.assert_close(two.model(ids).logits, one.model(ids).logits, rtol=0, atol=2e-2)
         assert float(one.encode("a cat") @ two.encode("a cat")) > 0.999
 
-    def test_each_process_writes_its_rows(self, compared):
-        checkpoint = compared[0] / "shards-causal/checkpoints/checkpoint-4"
+    @pytest.mark.parametrize("name", ["causal"])
+    def test_each_process_writes_its_rows(self, compared, name):
+        checkpoint = compared[0] / f"shards-{name}/checkpoints/checkpoint-4"
         listed = json.loads((checkpoint / "manifest.json").read_text())
         files = {f"{stem}-0000{rank}-of-00002.safetensors" for stem in (WEIGHTS, OPTIMIZER) for rank in (1, 2)}
         assert files <= listed.keys()
