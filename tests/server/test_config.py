@@ -68,6 +68,7 @@ def test_what_is_typed_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     path.write_text("k: 3\n")
     assert run_cli("serve", "--attention", "mask0-bidir", "--config", path).code == 0
+    assert started[-1].k == 3
     assert "model" not in started[-1].model_fields_set  # so that an index may name it
 
 

@@ -352,6 +352,7 @@ def test_score(live: Running, served_lm: Any) -> None:
         ("/v1/completions", {"prompt": "a", "scorer": "pmi"}, "scorer"),
         ("/infill", {"pieces": ["a", "b"], "blank": "_"}, "blank"),
         ("/infill", {"text": "a [blank]", "lengths": 2, "max_tokens": 3}, "max_tokens"),
+        ("/infill", {"text": "a [blank]", "lengths": 2, "n_predict": 3}, "n_predict"),
         ("/tokenize", {"prompt": "a", "continue_final_message": True}, "continue_final_message"),
     ],
 )

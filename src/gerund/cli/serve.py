@@ -95,7 +95,9 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     """Return what was typed of the model, and for the rest what the file says."""
     typed = spec.model_dump(exclude_unset=True, exclude_none=True)
     model = typed.pop("model", None)
-    both = ModelSpec.of(ModelSpec.of(**of_model), **typed)
+    given = ModelSpec.of(**of_model)
+    # A plan that is typed replaces the whole plan of the file; settings without a plan there belong to the one typed.
+    both = ModelSpec.of(given, **typed) if given.attention is not None else ModelSpec.of(**{**of_model, **typed})
     return both if model is None else both.model_copy(update={"model": model})
 
 

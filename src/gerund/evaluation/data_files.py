@@ -22,8 +22,8 @@ AUTO = "auto"
 # What published sets call a split; the first file that is there counts.
 _SPLITS = {"train": ("train",), "validation": ("valid", "validation", "dev"), "test": ("test",)}
 _MOST_NAMED = 10
-# Which cleaning a corpus needs, by a part of its file name.
-_STYLES = {"wiki": "wikipedia", "book": "gutenberg"}
+# Which cleaning a corpus needs, by what stands in its file name: enwiki and books, but no notebooks.
+_STYLES = {"wiki": "wikipedia", "(?<![a-z])book": "gutenberg"}
 _CORPUS_NAME = re.compile(rf"(?P<name>.+)\.(?P<split>test|valid)(?:{'|'.join(map(re.escape, FORMATS))})")
 
 
@@ -210,11 +210,10 @@ def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:
 def style_of(path: Path) -> str:
     """Return the style of ``gerund.data.corpus.clean_text`` that a corpus needs.
 
-    >>> [style_of(Path(name)) for name in ("books.test.jsonl.xz", "facebook.test.jsonl", "my-wikitext2.test.txt")]
+    >>> [style_of(Path(name)) for name in ("books.test.jsonl.xz", "facebook.test.jsonl", "enwiki.test.txt")]
     ['gutenberg', 'none', 'wikipedia']
     """
-    parts = re.split(r"[^a-z]+", path.name.lower())
-    return next((style for part, style in _STYLES.items() if any(one.startswith(part) for one in parts)), "none")
+    return next((style for part, style in _STYLES.items() if re.search(part, path.name.lower())), "none")
 
 
 def read_texts(path: Path, clean: str = AUTO) -> Iterator[str]:

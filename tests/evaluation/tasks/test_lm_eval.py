@@ -121,8 +121,9 @@ def test_the_last_word_of_a_text_may_begin_a_line(tmp_path):
     assert (row["query"], row["word"]) == ("She said", "\nhello")
 
 
-def test_a_text_of_one_word(tmp_path):
+@pytest.mark.parametrize("text", ["word ", " "])
+def test_a_text_of_one_word(tmp_path, text):
     path = tmp_path / "words.jsonl"
-    path.write_text('{"text": "two words"}\n{"text": "word "}\n')
+    path.write_text('{"text": "two words"}\n' + json.dumps({"text": text}) + "\n")
     with pytest.raises(DataError, match="line 2: 'text' has a single word"):
         last_word_task(path, "words")

@@ -161,10 +161,10 @@ def last_word_task(path: Path, name: str, *, limit: int | None = None) -> dict[s
     rows = []
     for row in read_json_lines(path)[:limit]:
         text = row.text("text").rstrip()
-        before, *rest = text.rsplit(None, 1)
-        if not rest:
+        words = text.rsplit(None, 1)
+        if len(words) < 2:
             raise DataError(f"{row.where}: 'text' has a single word, and nothing to predict it from")
-        rows.append({"query": before, "word": text[len(before) :]})  # with the white space between them
+        rows.append({"query": words[0], "word": text[len(words[0]) :]})  # with the white space between them
     return {
         **_task(name, rows),
         "output_type": "loglikelihood",

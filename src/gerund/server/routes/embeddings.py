@@ -165,7 +165,7 @@ async def score(body: ScoreRequest, request: Request, service: Served) -> dict[s
     form, others = ("text_1", ["continuations", "scorer"]) if body.prefix is None else ("prefix", ["text_2"])
     for name in others:
         if getattr(body, name) is not None:
-            raise ApiError(f"{name} does not belong to {form}; leave it out", param=name)
+            raise ApiError(f"{name} cannot go with {form}; leave it out", param=name)
     values, tokens = await score_all(service, request, body)
     return {
         "id": f"score-{uuid.uuid4().hex}",

@@ -321,7 +321,7 @@ class GenerationBody(Sampled):
         if self.ranks and self.stream:
             raise ApiError("what is ranked cannot be streamed; leave best_of or stream out", param="best_of")
         if self.scorer is not None and not self.ranks:
-            raise ApiError("scorer ranks the texts of best_of; give best_of, or leave it out", param="scorer")
+            raise ApiError("scorer ranks the texts of best_of; set best_of above 1, or leave it out", param="scorer")
         return self.best_of or self.choices
 
     @property
@@ -567,10 +567,11 @@ class InfillRequest(Sampled):
     def refuse_unsupported(self) -> None:
         """Raise an error for streams, since all tokens of a blank are there at once, and for two lengths."""
         _refuse_first({"stream": bool(self.stream)})
-        if self.lengths is not None and self.max_tokens is not None:
-            raise ApiError("lengths say how many tokens to generate; leave max_tokens out", param="max_tokens")
+        for name in ("max_tokens", "n_predict"):  # llama.cpp's n_predict of -1 leaves it to the server
+            if self.lengths is not None and (getattr(self, name) or 0) > 0:
+                raise ApiError(f"lengths say how many tokens to generate; leave {name} out", param=name)
         if self.blank is not None and self.text is None:
-            raise ApiError("blank stands in text; leave it out", param="blank")
+            raise ApiError("blank is the sign for a gap in text, which is not given; leave blank out", param="blank")
         lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
         if len(lengths) > 1:
             raise ApiError(
