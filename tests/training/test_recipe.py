@@ -144,7 +144,7 @@ class TestMistakes:
             ),
             (
                 "objectives=[{kind: distill, length: 16, teacher: a.parquet, unit: documents, sources: [c]}]",
-                "sources, unit: this is about the recipe's texts, and file is read",
+                "sources, unit: this is about the recipe's texts, and teacher is read",
             ),
             ("objectives=[{kind: gen, length: 16, teacher: t, files: [a], min_words: 3}]", "min_words: this is about"),
             (
@@ -184,6 +184,9 @@ class TestMistakes:
         with pytest.raises(ConfigError, match=r"twice\.yaml: not valid YAML \('steps' is given twice .* line 3"):
             load_recipe(tmp_path / "twice.yaml")
         assert parse_yaml("a: &a {b: 1, c: 3}\nd: {<<: *a, b: 2}") == {"a": {"b": 1, "c": 3}, "d": {"b": 2, "c": 3}}
+        nested = "a: &a {x: 1}\nb:\n  c: &c\n    <<: *a\n    x: 2\nd:\n  <<: *c\n  y: 3"
+        assert parse_yaml(nested)["d"] == {"x": 2, "y": 3}
+        assert parse_yaml("1: a\n'1': b") == {1: "a", "1": "b"}
 
     def test_files(self, tmp_path):
         with pytest.raises(ConfigError, match="no such recipe"):

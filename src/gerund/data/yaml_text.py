@@ -39,16 +39,16 @@ class _Loader(yaml.SafeLoader):
             raise self._fault(node, "this number is too large")
         return value
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping; a key that is given twice is a mistake, while ``<<`` may bring one that is given too."""
-        given = set[str]()
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the next mapping; a key given twice is a mistake, though ``<<`` may bring one that is given too."""
+        node = super().compose_mapping_node(anchor)
+        given = set[tuple[str, str]]()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in given:
+                if (key.tag, key.value) in given:
                     raise self._fault(key, f"{key.value!r} is given twice")
-                given.add(key.value)
-        result: dict[Any, Any] = super().construct_mapping(node, deep)
-        return result
+                given.add((key.tag, key.value))
+        return node
 
     def _fault(self, node: yaml.Node, reason: str) -> yaml.YAMLError:
         return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)

@@ -34,6 +34,7 @@ FINGERPRINT = "fingerprint"
 
 KEY_BYTES = 16
 FLUSH_SECONDS = 5.0
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Seconds after which finished rows are flushed: with the current batch, what a kill costs."""
 
 
@@ -461,7 +462,7 @@ def working_folder(output: Path, ending: str = ".arrow") -> Iterator[WorkingFold
                 folder.remove()
     except OSError as error:
         # Others, such as those of an input or a connection, are no fault of the output.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or str(error.filename).startswith(str(path)):
+        if error.errno in _OF_THE_DISK or str(error.filename).startswith(str(path)):
             raise _unwritable(output, path, error) from error
         raise
     finally:

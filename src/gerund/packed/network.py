@@ -362,10 +362,7 @@ class PackedNetwork:
         Raises:
             ConfigError: shapes that do not fit together.
         """
-        if embedded_BTD is None:
-            if ids_BT is None:
-                raise ConfigError("give ids or embeddings")
-            embedded_BTD = self.embed(ids_BT)
+        embedded_BTD = self._embedded(ids_BT, embedded_BTD)
         rows, tokens, _ = embedded_BTD.shape
         write_B = np.zeros(rows, np.int64) if write_B is None else np.asarray(write_B)
         if position_BT is None:
@@ -379,7 +376,10 @@ class PackedNetwork:
         _check_sizes(embedded_BTD, masks_PB1TS, cache, write_B)
         of_layer = [0] * self.shape.n_layers if mask_of_layer_L is None else [int(which) for which in mask_of_layer_L]
         angles = [rope.angles(position_BT) for rope in self.shape.ropes]
-        results = []
+        at_Bn = np.arange(tokens)[None] if logits_at is None else np.asarray(logits_at) % tokens
+        at_Bn = np.broadcast_to(at_Bn, (rows, at_Bn.shape[1]))
+        picked_BnD = np.empty((*at_Bn.shape, self.shape.width), np.float32)
+        states = []
         for first, end in parts_of(0, tokens, tokens if whole else _MOST_AT_ONCE):
             between()
             part, write = slice(first, end), write_B + first
@@ -389,16 +389,25 @@ class PackedNetwork:
             turned = [(cos_BTR[:, part], sin_BTR[:, part]) for cos_BTR, sin_BTR in angles]
             inputs = self._inputs(embedded_BTD[:, part], turned, masks, write, outputs)
             options = _GIVE_BACK if end == tokens and rows * tokens > _MANY_TOKENS else None
-            results.append(self._run(inputs, cache, of_layer[:depth], outputs, options, adapted=adapted, depth=depth))
-        result = results[-1]
-        if len(results) > 1 and "states" in result:
-            result["states"] = np.concatenate([one["states"] for one in results], axis=1)
+            result = self._run(inputs, cache, of_layer[:depth], outputs, options, adapted=adapted, depth=depth)
+            if "logits" in outputs:
+                row_N, place_N = np.nonzero((first <= at_Bn) & (at_Bn < end))
+                picked_BnD[row_N, place_N] = result["states"][row_N, at_Bn[row_N, place_N] - first]
+            if "states" in outputs:
+                states.append(result["states"])
+        if len(states) > 1:
+            result["states"] = np.concatenate(states, axis=1)
         if "logits" in outputs:
-            at_Bn = np.arange(tokens)[None] if logits_at is None else np.asarray(logits_at) % tokens
-            picked_BnD = result["states"][np.arange(rows)[:, None], at_Bn]
             logits_NV = self.head(picked_BnD.reshape(-1, self.shape.width))
-            result["logits"] = logits_NV.reshape(*picked_BnD.shape[:2], -1)
+            result["logits"] = logits_NV.reshape(*at_Bn.shape, -1)
         return self._outputs(outputs, result, embedded_BTD, depth)
+
+    def _embedded(self, ids_BT: np.ndarray | None, embedded_BTD: np.ndarray | None) -> np.ndarray:
+        if embedded_BTD is not None:
+            return embedded_BTD
+        if ids_BT is None:
+            raise ConfigError("give ids or embeddings")
+        return self.embed(ids_BT)
 
     def _inputs(
         self,

@@ -138,6 +138,15 @@ def test_ids_that_spell_no_text_of_their_own_are_kept():
     assert formatter.format(apart).ids == [1, *bare(tokenizer, "Query: "), *apart]
 
 
+def test_a_prompt_with_control_tokens_is_read_as_the_encoder_reads_it():
+    tokenizer = byte_tokenizer()
+    for prompt in (f"{tokenizer.eos_token}Query: ", f"{tokenizer.bos_token}Query: ", tokenizer.bos_token):
+        formatter = InputFormatter(tokenizer, prompt=prompt)
+        for text in ("the cat", "x"):
+            ids = bare(tokenizer, text)
+            assert formatter.format(np.array(ids)) == encoder(tokenizer, text, prompt=prompt), (prompt, text)
+
+
 def test_room_is_what_an_endless_text_leaves(tokenizer):
     for prompt in PROMPTS:
         for append_eos in (False, True):

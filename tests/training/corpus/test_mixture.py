@@ -44,7 +44,7 @@ def test_a_source_of_small_weight_is_read(weights, counts):
     mixture = Mixture([5] * len(weights), weights, seed=0)
     sources = [mixture.sample(number).source for number in range(1000)]
     assert [sources.count(place) for place in range(len(weights))] == counts
-    with pytest.raises(ConfigError, match="the weight 1 of a source is less than a row of 2,000, of 3001 together"):
+    with pytest.raises(ConfigError, match="has the weight 1 of 3001 in all, which is less than one text in 2,000"):
         Mixture([3, 2], [3000.0, 1.0], seed=0)
 
 

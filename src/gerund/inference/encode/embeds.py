@@ -139,7 +139,7 @@ class Embeds:
             precision: ``float32``, or fewer bits per value: ``int8``, ``uint8``, ``binary``, ``ubinary`` (see
                 ``gerund.quantization``, which searches such vectors).
             ranges: for ``int8`` and ``uint8`` the smallest and largest value of each dimension ``(2, dimensions)``,
-                from ``ranges_of``; None for those of these texts.
+                from ``ranges_of``; None for those of these texts, of two or more.
             batch_size: texts per batch at most; None leaves it to ``batch_tokens``. Both limits apply.
             output_value: ``token_embeddings`` returns what ``encode_tokens`` does: one array per text.
             aliases: sentence-transformers' names: ``normalize_embeddings`` is ``normalize``, ``truncate_dim`` is
@@ -181,9 +181,9 @@ class Embeds:
             raise ConfigError(f"ranges are for int8 and uint8; leave them out with precision={precision!r}")
         check_dimensions(dimensions, self.dimensions)
         tokens = template_tokens(self.runtime, texts, prompt, empty, overflow, prompt_name=prompt_name, warn=True)
-        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept, batch_size)
-        if precision in ("int8", "uint8") and ranges is None and len(vectors) == 1:
+        if precision in ("int8", "uint8") and ranges is None and len(tokens) == 1:
             raise ConfigError(f"one vector has no range to divide into steps: precision={precision!r} needs ranges")
+        vectors = self._vectors_of(tokens, normalize, dimensions, batch_tokens, show_progress, kept, batch_size)
         if precision != "float32":
             vectors = quantize(vectors, precision, ranges)
         if isinstance(texts, str):

@@ -44,7 +44,7 @@ LISTS = "lists.jsonl"
 """The file, in a run's folder, of the lists that were made of texts."""
 # Raised whenever questions or scores of the same texts become others.
 _FORMAT = 2
-# What no number of 32 bits holds.
+# Near the largest number of 32 bits.
 _TOO_LARGE = 1e38
 _FEWEST_WORDS, _LEAST_LEFT = 4, 40
 

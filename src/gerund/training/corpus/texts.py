@@ -75,8 +75,8 @@ class Mixture:
         if rows.min() < 0.5:
             least, most = min(weights), sum(weights)
             raise ConfigError(
-                f"the weight {least:g} of a source is less than a row of {2 * self.PERIOD:,}, of {most:g} together; "
-                "give it more, or leave the source out"
+                f"a source has the weight {least:g} of {most:g} in all, which is less than one text in "
+                f"{2 * self.PERIOD:,}; give it more weight, or leave it out"
             )
         counts = np.maximum(np.floor(rows), 1).astype(int)
         counts[counts.argmax()] -= max(0, counts.sum() - self.PERIOD)

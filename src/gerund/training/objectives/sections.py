@@ -75,6 +75,7 @@ class ObjectiveConfig(Section):
     reads_pairs: ClassVar[bool] = False
     """Whether it always reads pairs of texts, in the place of texts."""
     files_field: ClassVar[str | None] = None
+    files_setting: ClassVar[str | None] = None  # what names them, where that is another setting
     """What names files of its own: where that is given, they are read in the place of the recipe's sources."""
     settings_of_sources: ClassVar[tuple[str, ...]] = ()
     """Its settings that say how the recipe's sources are read, which files of its own have no use for."""
@@ -113,8 +114,9 @@ class ObjectiveConfig(Section):
     def _settings_are_used(self) -> Self:
         unused = [] if self.reads_sources else changed_fields(self, self.settings_of_sources)
         if unused:
+            files = self.files_setting or self.files_field
             raise ValueError(
-                f"{', '.join(unused)}: this is about the recipe's texts, and {self.files_field} is read in their place"
+                f"{', '.join(unused)}: this is about the recipe's texts, and {files} is read in their place"
             )
         return self
 

@@ -476,6 +476,7 @@ class DistillConfig(TextConfig, VectorConfig):
     models: ClassVar[tuple[str, ...]] = (DECODER_ONLY,)
     trains_head: ClassVar[bool] = True
     files_field: ClassVar[str | None] = "file"
+    files_setting: ClassVar[str | None] = "teacher"
     purpose: ClassVar[Purpose] = Purpose.DISTIL
     seed_offset: ClassVar[int | None] = 90
     shortest_text: ClassVar[int] = 1
