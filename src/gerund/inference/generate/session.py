@@ -470,7 +470,7 @@ def encode_and_prefill(
         raise ConfigError(f"The prompt {prompt!r} has text after the placeholder, so the text can't be continued.")
     if not text.strip():
         raise TextError("The text is empty.")
-    full_text = prompt + text
+    full_text = prompt + text if prompt else text  # that may be rendered
     if prompt and frame_of(runtime.tokenizer, prompt, "").has_control:
         full_text = Rendered(full_text, literal=[(len(prompt), len(full_text))], with_specials=True)
     ids = prompt_ids(runtime.model, runtime.tokenizer, full_text, "the text")
