@@ -64,7 +64,7 @@ def requests(number: int, tokens: int) -> Asked:
 def one_by_one(lm: LanguageModel, asked: Asked) -> list[Generation]:
     """Write texts through the library, each streamed."""
     own = lm.model, lm.tokenizer
-    return [generation.generate(*own, [prompt], settings, on_text=lambda _: None)[0] for prompt, settings in asked]
+    return [generation.generate(*own, [prompt], settings, emit=lambda _: None)[0] for prompt, settings in asked]
 
 
 def by_engine(engine: Engine, asked: Asked) -> list[Generation]:

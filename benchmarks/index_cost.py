@@ -179,7 +179,7 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _indices(store: LanceStore) -> Any:
-    return store._table(store._demand_current()).list_indices()
+    return store._table(store._require_current()).list_indices()
 
 
 def _nearest(vectors_ND: np.ndarray, queries_QD: np.ndarray) -> list[set[str]]:
