@@ -34,8 +34,8 @@ FINGERPRINT = "fingerprint"
 
 KEY_BYTES = 16
 FLUSH_SECONDS = 5.0
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Seconds after which finished rows are flushed: with the current batch, what a kill costs."""
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @dataclass(frozen=True)
