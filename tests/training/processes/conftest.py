@@ -20,6 +20,8 @@ def paired_corpus(corpus):
         for i in range(12)
     ]
     (corpus / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    rows = [{"sentence1": sentences(f"e{i}", 1), "sentence2": sentences(f"f{i}", 1), "score": i % 5} for i in range(12)]
+    (corpus / "scored.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     passages = [
         passage(i, sentences(f"x{i}", 1), sentences(f"c{i}", 1), i // 6)
         | ({"generated": [sentences(f"g{i}", 1)]} if i % 3 else {})

@@ -119,7 +119,8 @@ def steps_of(corpus, base, cache, teacher):
     looking = {"attention": "bidir", "pooling": "mean"}
     found["sscl"] = {**adapter, "encoder": looking, "objectives": [{"kind": "sscl", **TEXTS, "projection": 8}]}
     distill = {"kind": "distill", "teacher": str(teacher), **TEXTS, "layers": [1], "token_vectors": True}
-    found["distill"] = {**adapter, "encoder": looking, "objectives": [distill]}
+    cosent = {"kind": "cosent", "pairs": {"files": ["scored.jsonl"]}, **TEXTS_ALONE}
+    found["distill"] = {**adapter, "encoder": looking, "objectives": [distill, cosent]}
     found["span"] = {**found["gur"], "objectives": [{"kind": "span_corruption", **TEXTS}]}
     # Plans that run a layer twice, within its own pass and as a stream beside it, with states computed anew.
     for name, attention in (("parallel", "inter-bidir"), ("stack", "extra-bidir"), ("extend", "extend-bidir")):

@@ -1,5 +1,6 @@
 """Training pairs and triples: read from files, weighted, batched by length, and ordered in shuffled epochs."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +68,26 @@ def records(
         yield where, values
     if is_empty:
         raise DataError(f"{path}: no examples in there")
+
+
+@dataclass(frozen=True)
+class ScoredPair:
+    """Two texts and how alike they are: the higher the more."""
+
+    text1: str
+    text2: str
+    score: float
+
+
+def read_scored_pairs(paths: Iterable[str | Path], *, text1: str, text2: str, score: str) -> list[ScoredPair]:
+    """Read pairs of texts with a score from files as ``read_examples`` reads them; the three names are columns."""
+    return [
+        ScoredPair(
+            required_text(values, text1, where), required_text(values, text2, where), _number(values, score, where)
+        )
+        for path in map(Path, paths)
+        for where, values in records(path, (text1, text2), (score,))
+    ]
 
 
 class Examples:
@@ -273,6 +294,20 @@ class Buckets:
         """Return for each bucket how many of the steps before ``step`` have read it."""
         bucket, earlier = self.at(step)
         return [(item, earlier if item is bucket else step - earlier) for item in self.buckets]
+
+
+def _number(values: Mapping[str, Any], name: str, where: str) -> float:
+    value = _present(values, name, where)
+    try:
+        if (
+            isinstance(value, str | int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(number := float(value))
+        ):
+            return number
+    except ValueError:
+        pass
+    raise DataError(f"{where}: {name!r} is a number, not {value!r}")
 
 
 def _whole_number(value: object, where: str, name: str) -> int | None:

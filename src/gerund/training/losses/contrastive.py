@@ -186,6 +186,36 @@ def symmetric_batch_info_nce(
     return total / (2 * pairs), right
 
 
+def cosent(cosines_B: Tensor, scores_B: Tensor, *, temperature: float) -> Tensor:
+    """Return how much the cosines of pairs of texts are out of the order of their scores.
+
+    The logarithm of one plus the sum, over every two pairs of which one has a higher score, of the exponential of the
+    other's cosine less its own, divided by the temperature (CoSENT, Su 2022; as sentence-transformers' loss of that
+    name with ``scale=1 / temperature``). Scores that are equal ask for nothing.
+
+    >>> order = torch.tensor([2.0, 1.0])
+    >>> round(cosent(torch.tensor([0.5, 0.5]), order, temperature=0.05).item(), 4)
+    0.6931
+    >>> round(cosent(torch.tensor([0.9, 0.5]), order, temperature=0.05).item(), 4)
+    0.0003
+    """
+    cosines_B = cosines_B.float() / temperature
+    differences_BB = cosines_B[None, :] - cosines_B[:, None]
+    wrong_N = differences_BB[scores_B[:, None] > scores_B[None, :]]
+    return torch.cat([wrong_N.new_zeros(1), wrong_N]).logsumexp(0)
+
+
+@torch.no_grad()
+def ordered(cosines_B: Tensor, scores_B: Tensor) -> Tensor:
+    """Return which share of any two pairs with different scores have cosines in the order of the scores.
+
+    >>> ordered(torch.tensor([0.1, 0.5, 0.4]), torch.tensor([1.0, 2.0, 3.0])).item()  # 2 of 3
+    0.6666666865348816
+    """
+    higher_BB = scores_B[:, None] > scores_B[None, :]
+    return (cosines_B[:, None] > cosines_B[None, :])[higher_BB].float().mean().nan_to_num(0.0)
+
+
 def cached_loss(
     embed: Callable[[Any], Tensor],
     chunks: Sequence[Any],

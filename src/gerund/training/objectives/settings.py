@@ -301,6 +301,35 @@ class SupervisedConfig(ContrastiveConfig):
         return self
 
 
+class ScoredPairFiles(Section):
+    """Files of pairs of texts with a score: jsonl, csv, tsv or parquet."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    text1: str = "sentence1"
+    """Column or field of the first text."""
+    text2: str = "sentence2"
+    """Column or field of the second text."""
+    score: str = "score"
+    """Column or field of the score, a number that is higher for texts that are more alike. Only its order counts."""
+
+
+class CosentConfig(VectorConfig):
+    """Cosines in the order of the scores that pairs of texts have (CoSENT)."""
+
+    work: ClassVar[str] = f"{_WORK}.cosent.prepare"
+    purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
+    reads_pairs: ClassVar[bool] = True
+    seed_offset: ClassVar[int | None] = 45
+
+    kind: Literal["cosent"]
+    pairs: ScoredPairFiles
+    length: int = Field(default=128, ge=2)
+    batch_size: int = Field(default=64, ge=2)
+    temperature: float = Field(default=0.05, gt=0)
+    """Differences of cosines are divided by it."""
+
+
 class SsclConfig(TextConfig, ContrastiveConfig):
     """Self-supervised contrastive learning with an altered text as positive (MAGNET, section 3.2.2)."""
 
@@ -758,6 +787,7 @@ OBJECTIVES: tuple[type[ObjectiveConfig], ...] = (
     SimcseConfig,
     SsclConfig,
     SupervisedConfig,
+    CosentConfig,
     SpanConfig,
     GurConfig,
     DistillConfig,
