@@ -26,11 +26,10 @@ from gerund.training.losses.distillation import prefixes
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.lower_states import LowerStates
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses, text_batch
-from gerund.training.objectives.sections import ObjectiveConfig
+from gerund.training.objectives.sections import ObjectiveConfig, PairFiles
 from gerund.training.objectives.settings import (
     INSTRUCTION,
     ContrastiveConfig,
-    PairFiles,
     SimcseConfig,
     Similarity,
     SupervisedConfig,

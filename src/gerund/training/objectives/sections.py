@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 from zlib import crc32
 
@@ -57,6 +58,41 @@ Step = Annotated[int, Field(ge=0)]
 Weight = Annotated[float, Field(ge=0)]
 Schedule = Annotated[tuple[tuple[Step, Weight], ...], BeforeValidator(_as_schedule), Field(min_length=1)]
 """A weight, or a list of [step, weight]: from that step on it has that weight. It begins with step 0."""
+
+
+class PairFiles(Section):
+    """Files of pairs or triples: jsonl, csv, tsv or parquet."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    query: str = "query"
+    """Column or field of the query."""
+    positive: str = "positive"
+    """Column or field of its positive; of a list the first is taken."""
+    negatives: str = "negatives"
+    """Column or field of its negatives, a text or a list."""
+
+
+class TaskFiles(PairFiles):
+    """Files of pairs or triples of one task or several."""
+
+    instruction: str | None = None
+    """Column or field of the query's own instruction, which stands in ``query_prompt``; left out, none."""
+    task: str | None = None
+    """Column or field that names an example's task, for ``same_task``; left out, each file is a task."""
+
+
+class ScoredPairFiles(Section):
+    """Files of pairs of texts with a score: jsonl, csv, tsv or parquet."""
+
+    files: list[Path] = Field(min_length=1)
+    """Files, relative to ``data.folder``."""
+    text1: str = "sentence1"
+    """Column or field of the first text."""
+    text2: str = "sentence2"
+    """Column or field of the second text."""
+    score: str = "score"
+    """Column or field of the score, a number that is higher for texts that are more alike. Only its order counts."""
 
 
 class ObjectiveConfig(Section):

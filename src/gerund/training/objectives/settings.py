@@ -20,8 +20,11 @@ from gerund.training.objectives.sections import (
     DECODER_ONLY,
     ENCODER_DECODER,
     ObjectiveConfig,
+    PairFiles,
     Purpose,
+    ScoredPairFiles,
     Section,
+    TaskFiles,
     TextConfig,
     VectorConfig,
     changed_fields,
@@ -242,28 +245,6 @@ class SimcseConfig(TextConfig, ContrastiveConfig):
     """Dropout of the attention probabilities in these passes."""
 
 
-class PairFiles(Section):
-    """Files of pairs or triples: jsonl, csv, tsv or parquet."""
-
-    files: list[Path] = Field(min_length=1)
-    """Files, relative to ``data.folder``."""
-    query: str = "query"
-    """Column or field of the query."""
-    positive: str = "positive"
-    """Column or field of its positive; of a list the first is taken."""
-    negatives: str = "negatives"
-    """Column or field of its negatives, a text or a list."""
-
-
-class TaskFiles(PairFiles):
-    """Files of pairs or triples of one task or several."""
-
-    instruction: str | None = None
-    """Column or field of the query's own instruction, which stands in ``query_prompt``; left out, none."""
-    task: str | None = None
-    """Column or field that names an example's task, for ``same_task``; left out, each file is a task."""
-
-
 class SupervisedConfig(ContrastiveConfig):
     """Contrastive fine-tuning on queries, positives and hard negatives from files (UniMAE, Appendix D)."""
 
@@ -299,19 +280,6 @@ class SupervisedConfig(ContrastiveConfig):
         if self.pairs.task is not None and not self.same_task:
             raise ValueError("pairs.task names tasks for same_task: true")
         return self
-
-
-class ScoredPairFiles(Section):
-    """Files of pairs of texts with a score: jsonl, csv, tsv or parquet."""
-
-    files: list[Path] = Field(min_length=1)
-    """Files, relative to ``data.folder``."""
-    text1: str = "sentence1"
-    """Column or field of the first text."""
-    text2: str = "sentence2"
-    """Column or field of the second text."""
-    score: str = "score"
-    """Column or field of the score, a number that is higher for texts that are more alike. Only its order counts."""
 
 
 class CosentConfig(VectorConfig):
