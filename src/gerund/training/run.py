@@ -59,7 +59,7 @@ from gerund.training.run_folder import (
     newest_checkpoint,
     step_of,
 )
-from gerund.training.sharding import gather_trained, is_sharded, shard, spread, take
+from gerund.training.sharding import gather_trained, is_sharded, shard, spread, take, whole
 from gerund.training.step import StepData, TrainingModule
 from gerund.training.trainable_model import TrainableModel, prepare_model
 from gerund.training.trainer import GerundTrainer, training_arguments
@@ -391,5 +391,5 @@ def gathered_head(head: ProjectionHead | None) -> ProjectionHead | None:
         return None
     copied = ProjectionHead(head.settings)
     state = head.state_dict()
-    copied.load_state_dict({name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()})
+    copied.load_state_dict({name: whole(tensor) for name, tensor in state.items()})
     return copied.eval()

@@ -91,6 +91,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def copy_of(parameter: Tensor) -> Tensor:
+    """Return a parameter's values as they are now, whole, in float32 and on the CPU; every process has to ask."""
+    return whole(parameter.detach()).float().cpu().clone()
+
+
 def gather_trained(module: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
     """Return the trained parameters, whole and on the CPU.
 

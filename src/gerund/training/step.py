@@ -226,7 +226,7 @@ def _pair_step(
         extra_losses.clear()
         scalar.backward()
 
-    with losses.during(unwrapped(module).model):
+    with losses.heads.during(unwrapped(module).model):
         loss = cached_loss(embed, chunks, compare, backward=push)
     queries = len(batch["query"]["identity"])
     result.add(name, compared / processes)

@@ -40,7 +40,7 @@ def test_every_layer_of_every_architecture(name):
     assert len(before) == N_LAYERS
     everything = {key: module.p for key, module in model.named_modules() if isinstance(module, nn.Dropout)}
     torch.manual_seed(0)
-    with torch.no_grad(), losses.during(model):
+    with torch.no_grad(), losses.heads.during(model):
         assert rates(model) == [0.3] * N_LAYERS
         one, other = losses(model, part), losses(model, part)
         assert not torch.allclose(one, other, rtol=1e-3)
@@ -53,7 +53,7 @@ def test_every_layer_of_every_architecture(name):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss"])
 def test_without_dropout_both_views_are_the_same(name):
     model, losses, part = case(name, 0.0)
-    with torch.no_grad(), losses.during(model):
+    with torch.no_grad(), losses.heads.during(model):
         assert torch.equal(losses(model, part), losses(model, part))
 
 
@@ -61,7 +61,7 @@ def test_without_dropout_both_views_are_the_same(name):
 def test_a_single_layer_that_drops_shows(name):
     """Every place is one that the attention reads: in each layer alone it makes two passes differ."""
     model, losses, part = case(name, 0.0)
-    with torch.no_grad(), losses.during(model):
+    with torch.no_grad(), losses.heads.during(model):
         for module, attribute in dropout_settings(model):
             setattr(module, attribute, 0.4)
             assert not torch.equal(losses(model, part), losses(model, part))
@@ -77,7 +77,7 @@ def test_it_is_put_back_after_an_error(name):
     before = rates(model)
 
     def fail():
-        with losses.during(model):
+        with losses.heads.during(model):
             assert rates(model) == [0.3] * N_LAYERS
             raise RuntimeError("in the middle")
 
@@ -89,7 +89,7 @@ def test_it_is_put_back_after_an_error(name):
 def test_the_models_own_dropout_is_left_alone():
     model, losses, part = case("gpt2", None)
     assert rates(model) == [0.1] * N_LAYERS  # GPT-2's default
-    with torch.no_grad(), losses.during(model):
+    with torch.no_grad(), losses.heads.during(model):
         assert rates(model) == [0.1] * N_LAYERS
         assert not torch.equal(losses(model, part), losses(model, part))
 
@@ -100,5 +100,5 @@ def test_an_architecture_without_such_a_dropout(monkeypatch):
         case("llama", 0.3)
     # What the message advises works.
     model, losses, part = case("llama", 0.0)
-    with torch.no_grad(), losses.during(model):
+    with torch.no_grad(), losses.heads.during(model):
         assert torch.equal(losses(model, part), losses(model, part))

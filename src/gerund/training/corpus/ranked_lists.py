@@ -33,6 +33,7 @@ from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from gerund.scoring.query_likelihood import QueryLikelihood, forget
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
+from gerund.training.corpus.texts import Mixture
 from gerund.training.processes import process_index
 from gerund.training.run_folder import announce
 
@@ -57,11 +58,30 @@ class RankedList:
     documents: list[str]
     scores: list[float]
 
-    def chosen(self, count: int, rng: np.random.Generator) -> list[int]:
-        """Return the places of documents to read: the best one first, and others at random."""
-        best = int(np.argmax(self.scores))
-        others = [place for place in range(len(self.documents)) if place != best]
-        return [best, *rng.permutation(others)[: count - 1].tolist()]
+
+class ShuffledLists:
+    """Lists in shuffled epochs, each with its best document first and ``candidates - 1`` others at random.
+
+    Row ``i`` is a pure function of the seed and ``i``.
+    """
+
+    def __init__(self, lists: Sequence[RankedList], candidates: int, *, seed: int) -> None:
+        self.lists, self.candidates, self.seed = lists, candidates, seed
+        self._order = Mixture([len(lists)], [1.0], seed=seed)
+
+    def __len__(self) -> int:
+        """Return how many lists there are."""
+        return len(self.lists)
+
+    def row(self, number: int) -> RankedList:
+        """Return list ``number`` of the training."""
+        ranked = self.lists[self._order.sample(number).item]
+        best = int(np.argmax(ranked.scores))
+        others = [place for place in range(len(ranked.documents)) if place != best]
+        shuffled = np.random.default_rng([self.seed, number]).permutation(others)
+        places = [best, *shuffled[: self.candidates - 1].tolist()]
+        documents, scores = ([column[place] for place in places] for column in (ranked.documents, ranked.scores))
+        return RankedList(ranked.query, documents, scores)
 
 
 def ranked_lists(context: "Context", config: "RankedListsConfig", length: int) -> list[RankedList]:

@@ -3,8 +3,8 @@
 Shapes: B texts of a part, N texts of a batch, K keys of all processes, T tokens, D numbers of a state, E of a vector.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,27 +136,18 @@ class VectorEncoder(nn.Module):
             vectors_BD: Tensor = self.projection(pooled_BD)
         return vectors_BD
 
-    def during(self, model: "PreTrainedModel") -> "_AttentionDropout":
-        """Set the attention dropout until the block ends."""
-        return _AttentionDropout(model, self.dropout)
-
-
-class _AttentionDropout:
-    """Sets the dropout of a model's attention probabilities, and puts back what was there."""
-
-    def __init__(self, model: "PreTrainedModel", rate: float | None) -> None:
-        self.model, self.rate = model, rate
-        self.before: list[tuple[nn.Module, str, float]] = []
-
-    def __enter__(self) -> None:
-        if self.rate is not None:
-            for module, name in dropout_settings(self.model):
-                self.before.append((module, name, getattr(module, name)))
-                setattr(module, name, self.rate)
-
-    def __exit__(self, *_: object) -> None:
-        for module, name, rate in self.before:
-            setattr(module, name, rate)
+    @contextmanager
+    def during(self, model: "PreTrainedModel") -> Iterator[None]:
+        """Set the dropout of the attention probabilities until the block ends, forward and backward."""
+        places = [] if self.dropout is None else dropout_settings(model)
+        before = [getattr(module, name) for module, name in places]
+        for module, name in places:
+            setattr(module, name, self.dropout)
+        try:
+            yield
+        finally:
+            for (module, name), rate in zip(places, before, strict=True):
+                setattr(module, name, rate)
 
 
 def dropout_settings(model: "PreTrainedModel") -> list[tuple[nn.Module, str]]:

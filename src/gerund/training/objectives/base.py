@@ -10,7 +10,6 @@ Shapes: B texts, T tokens.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +29,7 @@ from gerund.training.recipe import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from gerund.training.losses.vectors import VectorEncoder
     from gerund.training.trainable_model import TrainableModel
 
 Batch = dict[str, Tensor]
@@ -53,6 +53,10 @@ class Batches(ABC):
 
         For :class:`TokenLosses` a :data:`Batch`; for :class:`PairLosses` one such batch per group of texts.
         """
+
+    def read(self, first: int, count: int) -> list[Any]:
+        """Return what ``texts`` gives for ``count`` numbers from ``first``."""
+        return [self.texts.row(number) for number in range(first, first + count)]
 
     @property
     def skipped(self) -> int:
@@ -88,11 +92,14 @@ class TokenLosses(Losses):
 
 
 class PairLosses(Losses):
-    """A loss that compares the texts of a batch with each other."""
+    """A loss that compares the texts of a batch with each other, by the vectors of ``heads``."""
 
-    @abstractmethod
+    heads: "VectorEncoder"
+
     def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
-        """Return the vectors ``(B, D)`` of the texts in ``part``."""
+        """Return the vectors ``(B, D)`` of the texts in ``part``, as ``heads`` makes them, not normalised."""
+        vectors_BD: Tensor = self.heads(model, part)
+        return vectors_BD
 
     @abstractmethod
     def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
@@ -101,11 +108,6 @@ class PairLosses(Losses):
         The vectors are those of all groups, one group after the other, in the order of ``batch``. With ``gather`` the
         texts of other processes are negatives too.
         """
-
-    def during(self, model: "PreTrainedModel") -> AbstractContextManager[None]:
-        """Return what holds while these texts are read, forward and backward."""
-        del model
-        return nullcontext()
 
 
 class JointLosses(PairLosses):

@@ -8,9 +8,8 @@ known.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +33,6 @@ from gerund.training.objectives.settings import (
     Similarity,
     SupervisedConfig,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def prepare_examples(context: Context, config: SupervisedConfig) -> Objective:
@@ -157,7 +153,7 @@ class ExampleBatches(Batches):
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query``, ``positive`` and, where examples have any, ``negative``."""
         del step
-        rows = [self.texts.row(number) for number in range(first, first + count)]
+        rows = self.read(first, count)
         groups = {
             "query": [
                 self.by_instruction.get(row.instruction, self.queries).format_text(row.query, self.length)
@@ -178,7 +174,7 @@ class SimcseBatches(Batches):
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` with the same texts; dropout makes them differ."""
         del step
-        texts = [self.formatter.format(self.texts.row(number)) for number in range(first, first + count)]
+        texts = [self.formatter.format(text) for text in self.read(first, count)]
         batch = self.group(texts)
         return {"query": batch, "positive": dict(batch)}
 
@@ -190,7 +186,6 @@ class ContrastiveLosses(PairLosses):
     ``negative`` has negatives. ``dropout`` is that of the attention probabilities; None leaves the model's.
     """
 
-    heads: VectorEncoder
     matryoshka: Sequence[int] = ()
 
     def __init__(
@@ -241,11 +236,6 @@ class ContrastiveLosses(PairLosses):
         """What makes a pooled state into a vector; the identity where nothing does."""
         return self.heads.projection
 
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
-        """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
-        vectors_BD: Tensor = self.heads(model, part)
-        return vectors_BD
-
     def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
         """Return the mean InfoNCE of the queries (MAGNET, equation 3), and how many are right."""
 
@@ -267,7 +257,3 @@ class ContrastiveLosses(PairLosses):
         results = [loss_of(vectors_ND[:, :size]) for size in prefixes(vectors_ND.shape[1], self.matryoshka)]
         loss = sum((loss for loss, _ in results[1:]), start=results[0][0]) / len(results)
         return loss, results[0][1]
-
-    def during(self, model: "PreTrainedModel") -> AbstractContextManager[None]:
-        """Set the attention dropout until the block ends."""
-        return self.heads.during(model)

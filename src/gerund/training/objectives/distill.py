@@ -52,7 +52,7 @@ from gerund.training.recipe import Recipe
 from gerund.training.run_folder import announce
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 _FIT_TOGETHER = 128
 FITTED = "fitted"
@@ -272,15 +272,8 @@ class KnownBatches(DistillBatches):
 class DistillLosses(PairLosses):
     """The weighted losses of the student's vectors."""
 
-    heads: DistillEncoder
-
     def __init__(self, encoder: DistillEncoder, config: DistillConfig) -> None:
         self.heads, self.config = encoder, config
-
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
-        """Return the vectors ``(B, E)`` of the texts, side by side with those of further layers ``(B, L E)``."""
-        vectors_BF: Tensor = self.heads(model, part)
-        return vectors_BF
 
     def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
         """Return the weighted sum of the losses, and for how many texts the nearest teacher's vector is their own."""

@@ -91,11 +91,7 @@ class HybridBatches(Batches):
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return ``input_ids`` (corrupted), ``real``, ``labels`` (the text), ``selected`` and ``span``, all (B, T)."""
         del step
-        texts, views = [], []
-        for number in range(first, first + count):
-            text, view = self._view(number)
-            texts.append(text)
-            views.append(view)
+        texts, views = zip(*map(self._view, range(first, first + count)), strict=True)
         batch = text_batch(texts, self.pad)
         batch["labels"] = batch["input_ids"]
         batch["input_ids"] = padded([corrupted for corrupted, _, _ in views], self.pad)

@@ -11,23 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gerund.models.late_head import LateHead
 from gerund.settings.late import LateConfig
-from gerund.training.corpus.ranked_lists import RankedList, ranked_lists
-from gerund.training.corpus.texts import Mixture
+from gerund.training.corpus.ranked_lists import ShuffledLists, ranked_lists
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.settings import LateObjectiveConfig
+from gerund.training.sharding import copy_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from gerund.inference.encode.runtime import EncoderRuntime
 
 
@@ -36,44 +33,34 @@ def prepare(context: Context, config: LateObjectiveConfig) -> Objective:
     formatters = [context.formatter(config, marker) for marker in (config.query_marker, config.document_marker)]
     lists = ranked_lists(context, config, config.length - formatters[1].overhead)
     encoder = TokenVectorEncoder(context.model.runtime, config.dimensions, config.length)
-    batches = ListBatches(lists, formatters, TextGroup.of(context), config, seed=context.seed(config))
+    shuffled = ShuffledLists(lists, config.candidates, seed=context.seed(config))
+    batches = ListBatches(shuffled, formatters, TextGroup.of(context), config)
     return LateObjective(config.kind, batches, LateLosses(encoder, config), {config.kind: config})
 
 
 class ListBatches(Batches):
-    """Lists in a shuffled order, each with its best document and others at random."""
+    """Queries and their documents, and which of their tokens have vectors."""
 
     def __init__(
-        self,
-        lists: Sequence[RankedList],
-        formatters: Sequence[Any],
-        group: TextGroup,
-        config: LateObjectiveConfig,
-        *,
-        seed: int,
+        self, lists: ShuffledLists, formatters: Sequence[Any], group: TextGroup, config: LateObjectiveConfig
     ) -> None:
-        self.texts, self.config, self.group, self.seed = lists, config, group, seed
+        self.texts, self.config, self.group = lists, config, group
         self._queries, self._documents = formatters
         self._special = torch.tensor(sorted(group.runtime.tokenizer.all_special_ids), dtype=torch.long)
-        self._order = Mixture([len(lists)], [1.0], seed=seed)
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the group ``query`` with the teacher's scores ``teacher`` (Q, C), and the group ``document``."""
         del step
-        queries, documents, scores = [], [], []
-        for number in range(first, first + count):
-            ranked = self.texts[self._order.sample(number).item]
-            places = ranked.chosen(self.config.candidates, np.random.default_rng([self.seed, number]))
-            queries.append(self._queries.format_text(ranked.query, self.config.length))
-            documents += [self._documents.format_text(ranked.documents[place], self.config.length) for place in places]
-            scores.append([ranked.scores[place] for place in places])
+        rows, length = self.read(first, count), self.config.length
+        queries = [self._queries.format_text(row.query, length) for row in rows]
+        documents = [self._documents.format_text(text, length) for row in rows for text in row.documents]
         groups = {"query": self.group(queries), "document": self.group(documents)}
         for group in groups.values():
             if self.config.counts == "all":
                 group["pooled"] = group["real"].clone()
             else:
                 group["pooled"] &= ~torch.isin(group["input_ids"], self._special)
-        groups["query"]["teacher"] = torch.tensor(scores, dtype=torch.float32)
+        groups["query"]["teacher"] = torch.tensor([row.scores for row in rows], dtype=torch.float32)
         return groups
 
 
@@ -101,11 +88,6 @@ class LateLosses(PairLosses):
 
     def __init__(self, encoder: TokenVectorEncoder, config: LateObjectiveConfig) -> None:
         self.heads, self.config = encoder, config
-
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
-        """Return the token vectors ``(B, length E)`` of the texts in ``part``."""
-        vectors_BF: Tensor = self.heads(model, part)
-        return vectors_BF
 
     def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
         """Return the mean loss of the lists, and of how many the student's best document is the teacher's.
@@ -168,8 +150,7 @@ class LateObjective(Objective):
     def extra_files(self) -> Iterator[Callable[[Path], None]]:
         """Yield what writes the projection beside the model."""
         config, losses = cast("LateObjectiveConfig", self.config), cast("LateLosses", self.losses)
-        weight: Any = losses.heads.projection.weight
-        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-        projection_ED = weight.detach().float().cpu().numpy().copy()
-        head = LateHead(LateConfig(config.query_marker, config.document_marker, counts=config.counts), projection_ED)
-        yield head.save
+        [projection_ED] = (copy_of(part).numpy() for part in losses.heads.projection.parameters())
+        yield LateHead(
+            LateConfig(config.query_marker, config.document_marker, counts=config.counts), projection_ED
+        ).save

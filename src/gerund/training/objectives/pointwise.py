@@ -10,9 +10,8 @@ Shapes: Q lists, C documents of a list, N pairs of a batch, D dimensions of a st
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,16 +22,13 @@ from gerund.models.reranker_folder import ScoreLayer, write_reranker
 from gerund.progress import say_once
 from gerund.scoring.reranker import Reranker
 from gerund.settings.rerankers import RerankerConfig
-from gerund.training.corpus.ranked_lists import RankedList, ranked_lists
-from gerund.training.corpus.texts import Mixture
+from gerund.training.corpus.ranked_lists import RankedList, ShuffledLists, ranked_lists
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses, text_batch
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.late import standardized
 from gerund.training.objectives.settings import PointwiseConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from gerund.training.sharding import copy_of
 
 # The document last, so that it is what loses its end where both are too long.
 _PIECES = ("Query: {query}\n\nDocument: {document}", "\n\nRelevance:")
@@ -49,7 +45,7 @@ def prepare(context: Context, config: PointwiseConfig) -> Objective:
     # Every score begins at 0, so the first steps go by the teacher alone.
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    batches = PairBatches(lists, reads, model.pad, config, seed=context.seed(config))
+    batches = PairBatches(ShuffledLists(lists, config.candidates, seed=context.seed(config)), reads, model.pad)
     losses = PointwiseLosses(encoder, config, settings)
     return PointwiseObjective(config.kind, batches, losses, {config.kind: config})
 
@@ -78,13 +74,10 @@ def _readable(lists: Sequence[RankedList], reads: Reranker) -> list[RankedList]:
 
 
 class PairBatches(Batches):
-    """Lists in a shuffled order, each with its best document and others at random, as pairs with their query."""
+    """Lists as pairs of their query with each document."""
 
-    def __init__(
-        self, lists: Sequence[RankedList], reads: Reranker, pad: int, config: PointwiseConfig, *, seed: int
-    ) -> None:
-        self.texts, self.reads, self.pad, self.config, self.seed = lists, reads, pad, config, seed
-        self._order = Mixture([len(lists)], [1.0], seed=seed)
+    def __init__(self, lists: ShuffledLists, reads: Reranker, pad: int) -> None:
+        self.texts, self.reads, self.pad = lists, reads, pad
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the group ``query`` (Q,) with each list's best document, and ``document`` (Q (C - 1),) with others.
@@ -92,16 +85,11 @@ class PairBatches(Batches):
         ``teacher`` (Q, C) has the teacher's scores, the best document's first.
         """
         del step
-        best, others, scores = [], [], []
-        for number in range(first, first + count):
-            ranked = self.texts[self._order.sample(number).item]
-            places = ranked.chosen(self.config.candidates, np.random.default_rng([self.seed, number]))
-            pairs = [(ranked.query, ranked.documents[place]) for place in places]
-            best.append(pairs[0])
-            others += pairs[1:]
-            scores.append([ranked.scores[place] for place in places])
+        rows = self.read(first, count)
+        best = [(row.query, row.documents[0]) for row in rows]
+        others = [(row.query, document) for row in rows for document in row.documents[1:]]
         groups = {"query": self._group(best), "document": self._group(others)}
-        groups["query"]["teacher"] = torch.tensor(scores, dtype=torch.float32)
+        groups["query"]["teacher"] = torch.tensor([row.scores for row in rows], dtype=torch.float32)
         return groups
 
     def _group(self, pairs: Sequence[tuple[str, str]]) -> Batch:
@@ -116,15 +104,8 @@ class PairBatches(Batches):
 class PointwiseLosses(PairLosses):
     """The divergence of the scores from the teacher's."""
 
-    heads: VectorEncoder
-
     def __init__(self, encoder: VectorEncoder, config: PointwiseConfig, settings: RerankerConfig) -> None:
         self.heads, self.config, self.settings = encoder, config, settings
-
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
-        """Return the score of each pair ``(N, 1)``."""
-        scores_N1: Tensor = self.heads(model, part)
-        return scores_N1
 
     def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
         """Return the mean loss of the lists, and in how many the teacher's best document has the highest score."""
@@ -147,10 +128,7 @@ class PointwiseObjective(Objective):
     def extra_files(self) -> Iterator[Callable[[Path], None]]:
         """Yield what writes the reranker's settings and layer beside the model."""
         losses: Any = self.losses
-        tensors = [
-            (part.full_tensor() if hasattr(part, "full_tensor") else part).detach().float().cpu().clone()
-            for part in (losses.heads.projection.weight, losses.heads.projection.bias)
-        ]
+        tensors = [copy_of(part) for part in losses.heads.projection.parameters()]
 
         def write(folder: Path) -> None:
             write_reranker(folder, losses.settings)

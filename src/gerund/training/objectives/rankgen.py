@@ -25,6 +25,7 @@ from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.objectives.base import VALIDATION_SEED, Batch, Batches, Context, Objective
 from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
 from gerund.training.objectives.settings import RankgenConfig
+from gerund.training.sharding import copy_of
 
 _PARTS = "part-*.jsonl"
 # The place of a generated text, which is nowhere in the document: it overlaps nothing.
@@ -201,10 +202,7 @@ class RankgenObjective(Objective):
         """Yield what writes the scorer beside the model."""
         config, batches = cast("RankgenConfig", self.config), cast("PassageBatches", self.batches)
         projection = cast("ContrastiveLosses", self.losses).projection
-        weight = getattr(projection, "weight", None)
-        if weight is not None:
-            weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-            weight = weight.detach().float().cpu().numpy().copy()
+        weight = copy_of(projection.weight).numpy() if isinstance(projection, nn.Linear) else None
         settings = ScorerConfig(
             prefix=config.prefix_marker,
             continuation=config.continuation_marker,
@@ -241,7 +239,7 @@ class PassageBatches(Batches):
         query has that of its true continuation, with which no negative of it may overlap.
         """
         del step
-        rows = [self.texts.row(number) for number in range(first, first + count)]
+        rows = self.read(first, count)
         longest, behind = self.lengths
         room = longest - self.prefixes.overhead
         tokenizer = self.prefixes.tokenizer
