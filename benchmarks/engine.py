@@ -15,10 +15,12 @@ counts those that differ. Then, in turn:
 
 import argparse
 import random
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import count, islice
 from pathlib import Path
@@ -129,24 +131,21 @@ class Mixed:
         self.gaps: list[float] = []
         self._ends = 0.0
 
-    def run(self, seconds: float, tokens: int, writers: int = 2, encoders: int = 6) -> Row:
-        """Let all of them work; return what they got."""
+    def run(self, seconds: float, tokens: int, writers: int = 2, encoders: int = 6) -> dict[str, float | None]:
+        """Let all of them work; return what they got, with no gap where no text came in two pieces."""
         self._ends = time.perf_counter() + seconds
-        clients = [threading.Thread(target=self._writer, args=(number, tokens)) for number in range(writers)]
-        clients += [threading.Thread(target=self._encoder, args=(number,)) for number in range(encoders)]
-        began, cpu = time.perf_counter(), time.process_time()
-        for client in clients:
-            client.start()
-        for client in clients:
-            client.join()
+        cpu = time.process_time()
+        with ThreadPoolExecutor(writers + encoders) as clients:
+            running = [clients.submit(self._writer, number, tokens) for number in range(writers)]
+            running += [clients.submit(self._encoder, number) for number in range(encoders)]
+        for client in running:
+            client.result()
         cpu = time.process_time() - cpu
-        gaps = sorted(self.gaps)
         return {
             "tokens": self.tokens / cpu,
             "texts": self.texts / cpu,
-            "gap": 1000 * gaps[len(gaps) // 2],
-            "greatest": 1000 * gaps[-1],
-            "wall": time.perf_counter() - began,
+            "gap": 1000 * statistics.median(self.gaps) if self.gaps else None,
+            "greatest": 1000 * max(self.gaps) if self.gaps else None,
         }
 
     def _writer(self, number: int, tokens: int) -> None:
@@ -178,13 +177,13 @@ def mix(options: argparse.Namespace) -> list[Row]:
 
     def write_locked(asked: tuple[str, GenerationConfig], note: Callable[[], None]) -> None:
         with lock:
-            generation.generate(lm.model, lm.tokenizer, [asked[0]], asked[1], on_text=lambda _: note())
+            generation.generate(lm.model, lm.tokenizer, [asked[0]], asked[1], emit=lambda _: note())
 
     def encode_locked(texts: list[str]) -> None:
         with lock:
             lm.encode(texts)
 
-    found: dict[str, list[Row]] = {LOCK: [], ENGINE: []}
+    found: dict[str, list[dict[str, float | None]]] = {LOCK: [], ENGINE: []}
     with Engine(lm, EngineConfig(slots=options.slots)) as engine:
 
         def write(asked: tuple[str, GenerationConfig], note: Callable[[], None]) -> None:
@@ -197,10 +196,11 @@ def mix(options: argparse.Namespace) -> list[Row]:
         for number in range(options.rounds):
             for name in sorted(systems, reverse=bool(number % 2)):
                 found[name].append(Mixed(*systems[name]).run(options.seconds, options.tokens))
-    keys = ("tokens", "texts", "gap", "greatest")
-    return [
-        {"system": name, **{key: median_of([row[key] for row in own]) for key in keys}} for name, own in found.items()
-    ]
+    rows: list[Row] = []
+    for name, rounds in found.items():
+        there = {key: [got[key] for got in rounds if got[key] is not None] for key in rounds[0]}
+        rows.append({"system": name, **{key: median_of(values) for key, values in there.items() if values}})
+    return rows
 
 
 def batches(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
