@@ -198,7 +198,7 @@ def mix(options: argparse.Namespace) -> list[Row]:
                 found[name].append(Mixed(*systems[name]).run(options.seconds, options.tokens))
     rows: list[Row] = []
     for name, rounds in found.items():
-        there = {key: [got[key] for got in rounds if got[key] is not None] for key in rounds[0]}
+        there = {key: [value for got in rounds if (value := got[key]) is not None] for key in rounds[0]}
         rows.append({"system": name, **{key: median_of(values) for key, values in there.items() if values}})
     return rows
 

@@ -153,7 +153,7 @@ def compare(
 
     def ours(scorer: VectorScorer) -> object:
         # Forgets the prefix's vector, which a search computes once.
-        scorer._known.clear()
+        scorer._prefix_cache.clear()
         rerank = Rerank(SAMPLES, beams=BEAMS, every=every, scorer=scorer)
         return lm.generate(prefix, options.new_tokens, Sampling(1.0, top_p=0.9, seed=seed), rerank=rerank)
 
