@@ -44,7 +44,7 @@ ARMS: dict[str, tuple[str, str, list[str]]] = {
     "GUR, UniMAE": ("gur-unimae-default", DEFAULT, []),
     "causal LM": ("gur-causal-default", DEFAULT, ["objectives.gur.weight=0"]),
 }
-QUICK_BASE = ["steps=2"]
+QUICK_BASE = ["steps=2", "schedule.warmup_steps=0", "schedule.decay_steps=1"]
 TITLES = "title-retrieval/wiki"
 COLLECTIONS = ("retrieval/cranfield", "retrieval/medline", "retrieval/cisi")
 ZERO_SHOT = ("zero-shot/banking77", "zero-shot/hwu64")
