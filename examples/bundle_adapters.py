@@ -9,20 +9,24 @@ weights the base is recognized, in any form. What was trained is stored in bfloa
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.models.bundled import write_base
+from gerund.models.bundled import BASE, SAMPLE, numbers_of
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.loading import read_config, read_skeleton, read_tokenizer
+from gerund.models.same_weights import WeightSample
 from gerund.models.sources import find
 from gerund.models.weights import weight_files
 
 MOST_BYTES = 12_000_000
 FILES = ("scorer.json", "scorer.safetensors", "training*.json")
 OTHER_JOBS = ("infill", "score")
+TEXT = "Naïve cafés — 12,345 µm of snow; def f(x): return x['key'] \n\t日本語 <|end|>"
 
 
 def main() -> None:
@@ -50,6 +54,17 @@ def main() -> None:
     config = read_config(source)
     tokenizer = read_skeleton(source.gguf, config)[1] if source.gguf is not None else read_tokenizer(source)
     write_base(given.folder, config, tokenizer, weight_files(source))
+
+
+def write_base(folder: Path, config: Any, tokenizer: Any, files: Sequence[Path]) -> None:
+    """Write how the base is recognized: by numbers of its config, the tokens of a text, and a sample of its weights."""
+    sample = WeightSample.of(files, config.num_hidden_layers)
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    base = {"numbers": numbers_of(config), "text": TEXT, "ids": ids, "sample": sample.rows}
+    (folder / BASE).write_text(json.dumps(base, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_file(
+        {name: torch.from_numpy(rows).half().contiguous() for name, rows in sample.tensors.items()}, folder / SAMPLE
+    )
 
 
 def round_to_bfloat16(head: ProjectionHead) -> None:

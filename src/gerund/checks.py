@@ -212,6 +212,11 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not valid JSON: {error}") from error
 
 
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file of a model's folder, as transformers writes its own."""
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def read_sample(path: str | Path) -> list[str]:
     """Read the texts that a transform is fitted on, one a line; blank lines are passed over."""
     try:

@@ -164,7 +164,8 @@ def test_an_index_of_the_model_alone_goes_on(tiny_folder: Path, tmp_path: Path, 
 def test_smollm2_is_recognized_in_all_its_forms(tmp_path: Path) -> None:
     base = REAL / "SmolLM2-135M-Instruct.Q4_1.gguf"
     model = REAL / "smollm2"
-    bundled.write_base(tmp_path, read_config(find(model)), gerund.load(model, adapter=False).tokenizer, [base])
+    write_base = runpy.run_path(str(EXAMPLE))["write_base"]
+    write_base(tmp_path, read_config(find(model)), gerund.load(model, adapter=False).tokenizer, [base])
     own = bundled.BundledAdapters(tmp_path)
     assert own.fits_config(read_config(find(base)))
     assert own.fits_config(read_config(find(model)))

@@ -5,8 +5,7 @@ import pytest
 
 import gerund
 from gerund import ConfigError, Rerank, Sampling
-from gerund.scoring.consensus import ConsensusScorer
-from gerund.scoring.registry import score_samples
+from gerund.scoring.registry import ConsensusScorer, score_samples
 
 TEXTS = [" the cat sat", " an inn in the rain", " the cat sat", " a tin"]
 

@@ -11,7 +11,7 @@ import gerund
 from gerund.errors import QueueFullError
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.server.config import ServerConfig
-from gerund.server.encoder_queue import EncoderQueue
+from gerund.server.service import EncoderQueue
 from tests.server.conftest import Running
 
 

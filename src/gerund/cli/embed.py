@@ -185,11 +185,10 @@ def _workers(
 def _opened(spec: "ModelSpec", threads: int | None, *, alone: bool) -> "tuple[LanguageModel, int]":
     """Load the model, and return how many threads each process computes with: this one, where it is ``alone``."""
     from gerund.light_entry import load, load_full
-    from gerund.worker_model import checked_threads, use_threads, used_threads
+    from gerund.worker_model import checked_threads, used_threads
 
     if not alone:
         return load_full(spec), checked_threads(threads) or 1
-    use_threads(threads)
     return load(spec), used_threads()
 
 

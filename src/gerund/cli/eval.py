@@ -130,10 +130,7 @@ def command(
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.language_model import encoded_by
     from gerund.evaluation.systems.selection import systems_of
-    from gerund.worker_model import use_threads
 
-    if runs_in_process(machines) and where.threads is not None:
-        use_threads(where.threads)
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
     with lock, nullcontext() if runs_in_process(machines) else encoded_by(machines, systems, threads=where.threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))

@@ -228,10 +228,6 @@ class _Machines:
 
         self.engine, self.threads = engine, threads
         self.are_elsewhere = not runs_in_process(engine)
-        if not self.are_elsewhere and threads is not None:
-            from gerund.worker_model import use_threads
-
-            use_threads(threads)
 
     def adding(self, index: "Index") -> AbstractContextManager[None]:
         """Let them embed what is added to an index meanwhile."""

@@ -16,7 +16,7 @@ import typer
 
 from gerund.cli import quick_imports
 from gerund.cli.command import CheckedCommand, LongCommand, WholeFileCommand
-from gerund.errors import GerundError, InputError, MissingDependencyError, ResourceError, one_line
+from gerund.errors import GerundError, InputError, MissingDependencyError, ResourceError, is_panic, one_line
 from gerund.jobs.signals import interrupt_on_termination
 from gerund.progress import printed_notes
 
@@ -129,7 +129,7 @@ def main() -> None:
         print(f"gerund: error: {message}", file=sys.stderr)  # noqa: T201
         sys.exit(status)
     except BaseException as error:
-        if type(error).__name__ == "PanicException":  # of a library in Rust, and no Exception
+        if is_panic(error):
             print(f"gerund: error: a library failed on what was given: {one_line(str(error))}", file=sys.stderr)  # noqa: T201
             sys.exit(InputError.exit_code)
         if not isinstance(error, Exception):

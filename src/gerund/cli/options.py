@@ -307,10 +307,18 @@ class Machines:
     threads: int | None = None
 
     def start(self, usual: int | None = None) -> "JobEngine":
-        """Return the engine; ``usual`` is how many processes there are when nothing is given."""
-        from gerund.jobs.engine import make_engine
+        """Return the engine; ``usual`` is how many processes there are when nothing is given.
 
-        return make_engine(self.engine, self.workers, self.address, usual=usual)
+        Where it works in this process, this one computes with the given number of threads.
+        """
+        from gerund.jobs.engine import make_engine, runs_in_process
+
+        engine = make_engine(self.engine, self.workers, self.address, usual=usual)
+        if self.threads is not None and runs_in_process(engine):
+            from gerund.worker_model import use_threads
+
+            use_threads(self.threads)
+        return engine
 
 
 def machines(*, with_model: bool = True) -> Group:

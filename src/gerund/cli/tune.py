@@ -251,7 +251,7 @@ def _tune_fusion(spec: "ModelSpec", tasks: list["Task"], config: "EvaluationConf
     from gerund.cli.eval import ProgressReporter
     from gerund.entry import load
     from gerund.evaluation.tuning import require_retrieval_tasks, tune_fusion
-    from gerund.reporting.tuning import write_fusion
+    from gerund.reporting.tuning import write_weight
 
     require_retrieval_tasks(tasks)
     lm = load(spec, runtime="torch")
@@ -263,7 +263,7 @@ def _tune_fusion(spec: "ModelSpec", tasks: list["Task"], config: "EvaluationConf
         f"{100 * vectors.mean:.2f})"
     )
     tell(f"{output / 'fusion.json'}")
-    return chosen, write_fusion(output, done, chosen, config), line
+    return chosen, write_weight(output, "fusion.json", done, chosen, config), line
 
 
 def _tune_rerank(
@@ -273,7 +273,7 @@ def _tune_rerank(
     from gerund.entry import load
     from gerund.evaluation.reranking import CANDIDATES, tune_rerank
     from gerund.evaluation.tuning import require_retrieval_tasks
-    from gerund.reporting.tuning import write_rerank
+    from gerund.reporting.tuning import write_weight
 
     require_retrieval_tasks(tasks)
     lm = load(spec, runtime="torch")
@@ -284,7 +284,7 @@ def _tune_rerank(
     if best.mean <= base.mean:
         tell("no measure ranks BM25's documents better than BM25; leave re-ranking off")
     tell(f"{output / 'rerank.json'}")
-    return chosen, write_rerank(output, done, chosen, config), line
+    return chosen, write_weight(output, "rerank.json", done, chosen, config), line
 
 
 def _save(chosen: "LanguageModel", model: str, folder: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Choose how a model re-ranks: nDCG@10 of BM25's first documents by relevance measure and weight."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ from gerund.evaluation.run import data_digest
 from gerund.evaluation.systems.search import BM25, BM25Index
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.evaluation.tasks.retrieval import CollectionTask
-from gerund.evaluation.tuning import WEIGHTS, require_retrieval_tasks
+from gerund.evaluation.tuning import WEIGHTS, TunedWeight, WeightTrial, require_retrieval_tasks
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.kinds import is_encoder_decoder
@@ -131,38 +131,6 @@ class ScoreFile:
                 file.write(json.dumps([key, asdict(candidates)]) + "\n")
 
 
-@dataclass(frozen=True)
-class RerankTrial:
-    """One measure with its weight beside BM25; a weight of 0 is BM25 alone."""
-
-    by: str
-    weight: float
-    scores: Mapping[str, float]  # nDCG@10 by task
-
-    @property
-    def mean(self) -> float:
-        """Mean over the tasks."""
-        return fmean(self.scores.values())
-
-
-@dataclass(frozen=True)
-class TunedRerank:
-    """What was tried, measure by measure."""
-
-    trials: Sequence[RerankTrial]
-    default: str  # the measure where nothing is tuned
-
-    @property
-    def best(self) -> RerankTrial:
-        """The best mean; of equal ones the default measure's, and the nearest to a half."""
-        return min(self.trials, key=lambda one: (-one.mean, one.by != self.default, abs(one.weight - 0.5)))
-
-    @property
-    def baseline(self) -> RerankTrial:
-        """BM25's own order."""
-        return next(trial for trial in self.trials if trial.weight == 0)
-
-
 def measures_of(lm: LanguageModel) -> list[str]:
     """Return the measures of relevance that a model has."""
     embeds = not lm.runtime.why_no_vectors
@@ -179,7 +147,7 @@ def tune_rerank(
     *,
     candidates: int = CANDIDATES,
     folder: Path | None = None,
-) -> TunedRerank:
+) -> TunedWeight:
     """Choose the measure by which a model re-ranks BM25's first documents, and its weight, by the mean over tasks.
 
     Args:
@@ -214,10 +182,10 @@ def tune_rerank(
                 scored[task.name].append(each)
                 advance(1)
     trials = [
-        RerankTrial(
-            by, weight, {task: fmean(one.ndcg(by, weight) for one in queries) for task, queries in scored.items()}
+        WeightTrial(
+            weight, {task: fmean(one.ndcg(by, weight) for one in queries) for task, queries in scored.items()}, by
         )
         for by in measures
         for weight in WEIGHTS
     ]
-    return TunedRerank(trials, lm.default_measure(is_second=True))
+    return TunedWeight(trials, lm.default_measure(is_second=True))

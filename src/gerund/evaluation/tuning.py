@@ -524,11 +524,12 @@ WEIGHTS = tuple(place / 10 for place in range(11))
 
 
 @dataclass(frozen=True)
-class FusionTrial:
+class WeightTrial:
     """One weight and its scores."""
 
-    weight: float  # what the vectors count
+    weight: float  # of the vectors, or of the measure that re-ranks; 0 is BM25 alone
     scores: Mapping[str, float]  # by task
+    by: str = ""  # the measure that re-ranks; empty for vectors in hybrid search
 
     @property
     def mean(self) -> float:
@@ -537,15 +538,21 @@ class FusionTrial:
 
 
 @dataclass(frozen=True)
-class TunedFusion:
-    """What was tried."""
+class TunedWeight:
+    """What was tried, by rising weight, measure by measure."""
 
-    trials: Sequence[FusionTrial]  # by rising weight
+    trials: Sequence[WeightTrial]
+    default: str = ""  # the measure where nothing is tuned
 
     @property
-    def best(self) -> FusionTrial:
-        """The best mean; of equal ones the one nearest to a half, the default."""
-        return min(self.trials, key=lambda trial: (-trial.mean, abs(trial.weight - 0.5)))
+    def best(self) -> WeightTrial:
+        """The best mean; of equal ones the default measure's, and the nearest to a half."""
+        return min(self.trials, key=lambda trial: (-trial.mean, trial.by != self.default, abs(trial.weight - 0.5)))
+
+    @property
+    def baseline(self) -> WeightTrial:
+        """BM25's own order."""
+        return next(trial for trial in self.trials if trial.weight == 0)
 
 
 def require_retrieval_tasks(tasks: Sequence[Task]) -> None:
@@ -562,7 +569,7 @@ def tune_fusion(
     *,
     folder: Path | None = None,
     reporter: ProgressReporter | None = None,
-) -> TunedFusion:
+) -> TunedWeight:
     """Choose the weight of a model's vectors in hybrid search by the mean score over tasks."""
     require_retrieval_tasks(tasks)
     cache = EmbeddingCache() if folder is None else cache_in(folder)
@@ -572,4 +579,4 @@ def tune_fusion(
     by_label: dict[str, dict[str, float]] = {}
     for result in results:
         by_label.setdefault(result.system, {})[result.task] = result.score.value
-    return TunedFusion([FusionTrial(weight, by_label[system.label]) for weight, system in systems.items()])
+    return TunedWeight([WeightTrial(weight, by_label[system.label]) for weight, system in systems.items()])

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.recurrent import recurrent_modules
+from gerund.checks import write_json
 from gerund.errors import ConfigError, ModelError
 from gerund.exporting.shared import (
     Export,
@@ -35,7 +36,7 @@ from gerund.exporting.shared import (
 )
 from gerund.inference.encode.batches import encode
 from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
-from gerund.models.sentence_transformers_folder import prompt_settings, write_json
+from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.poolings import pool
 from gerund.settings.plan import ResolvedPlan
 

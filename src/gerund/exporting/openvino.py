@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from gerund.checks import write_json
 from gerund.errors import ConfigError
 from gerund.exporting import onnx
 from gerund.exporting.onnx import VECTORS, Prepared
 from gerund.exporting.shared import Export, require_installed
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.models.sentence_transformers_folder import write_json
 
 # The name that optimum gives such a graph; the weights are in the file of the same name that ends in .bin.
 MODEL_FILE = "openvino_model.xml"

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, is_one_graph
+from gerund.checks import write_json
 from gerund.errors import MissingDependencyError
 from gerund.inference.encode.runtime import SAMPLE_TEXTS, EncoderRuntime
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
@@ -24,7 +25,6 @@ from gerund.models import loading
 from gerund.models.adapters import merged_state, merging_unties
 from gerund.models.encoder_settings import write_settings
 from gerund.models.fingerprint import fingerprint, weights_hash
-from gerund.models.sentence_transformers_folder import write_json
 from gerund.models.sources import find
 from gerund.normalization import JOINERS, SHOWN
 

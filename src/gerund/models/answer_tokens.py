@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gerund.checks import write_json
 from gerund.errors import DataError
 from gerund.models.heads import read_tensors
 from gerund.settings.answers import ANSWERS_FILE, AnswerConfig
@@ -91,8 +92,7 @@ class AnswerTokens(nn.Module):
         """Write the files into a model's folder."""
         state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
         save_file(state, folder / WEIGHTS_FILE)
-        data = {"format": FORMAT, "answers": self.settings.to_dict()}
-        (folder / ANSWERS_FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / ANSWERS_FILE, {"format": FORMAT, "answers": self.settings.to_dict()})
 
 
 def embedding_width(model: "PreTrainedModel") -> int:

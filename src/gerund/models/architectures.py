@@ -7,7 +7,6 @@ differs by architecture and version: ``is_causal`` false is obeyed by most from 
 too; Gemma 3 halves its window under the other flag, which its config class has done by then.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from gerund.checks import read_json
+from gerund.checks import read_json, write_json
 from gerund.errors import ModelError, UnsupportedModelError
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 
@@ -88,7 +87,7 @@ def restore(config: PreTrainedConfig, path: Path, **changes: Any) -> None:
     data.pop(_KEPT, None)
     if kept is not None:
         data.get(kept["part"], data).update(kept["stored"])
-    path.write_text(json.dumps({**data, **changes}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path, {**data, **changes})
 
 
 _MERGED = "use sentence-transformers with trust_remote_code"

@@ -4,15 +4,12 @@ Their folders are as gerund saves them, without the weights of the model. That m
 numbers, its tokens and a sample of its weights, whatever they are stored as. Imports no torch.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gerund.checks import read_json
 from gerund.models.same_weights import WeightSample
@@ -26,7 +23,6 @@ BASE, SAMPLE = "base.json", "base.safetensors"
 
 # What is compared of a config.
 _NUMBERS = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
-_TEXT = "Naïve cafés — 12,345 µm of snow; def f(x): return x['key'] \n\t日本語 <|end|>"
 
 
 @dataclass(frozen=True)
@@ -90,22 +86,3 @@ def tell_bundled(name: str) -> None:
 def numbers_of(config: Any) -> dict[str, Any]:
     """Return the numbers of an architecture that are compared."""
     return {"model_type": config.model_type, **{name: getattr(config, name, None) for name in _NUMBERS}}
-
-
-def write_base(folder: Path, config: Any, tokenizer: Any, files: Sequence[Path]) -> None:
-    """Write into a folder of adapters how their base is recognized."""
-    sample = WeightSample.of(files, config.num_hidden_layers)
-    base = {
-        "numbers": numbers_of(config),
-        "text": _TEXT,
-        "ids": tokenizer(_TEXT, add_special_tokens=False)["input_ids"],
-        "sample": sample.rows,
-    }
-    (folder / BASE).write_text(json.dumps(base, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    _write(sample.tensors, folder / SAMPLE)
-
-
-def _write(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({name: np.ascontiguousarray(tensor, np.float16) for name, tensor in tensors.items()}, str(path))

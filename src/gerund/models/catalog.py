@@ -23,6 +23,7 @@ from gerund.errors import ModelError, unknown_name
 from gerund.gguf_file import SUFFIX, is_first_part, is_gguf
 from gerund.jobs.disk_cache import user_cache
 from gerund.jobs.files import atomic_folder
+from gerund.models.folder_files import hub_name
 from gerund.progress import progress
 
 _CHUNK = 1 << 20
@@ -367,9 +368,8 @@ def _hub_cache() -> Iterator[LocalModel]:
     places = [os.environ.get("LLAMA_CACHE"), constants.HF_HUB_CACHE]
     for place in dict.fromkeys(Path(place) for place in places if place):
         for snapshot in sorted(place.glob("models--*/snapshots/*")):
-            repository = snapshot.parts[-3].removeprefix("models--").replace("--", "/")
             yield from (
-                LocalModel(f"hf:{repository}/{path.relative_to(snapshot)}", path)
+                LocalModel(f"hf:{hub_name(snapshot)}/{path.relative_to(snapshot)}", path)
                 for path in sorted(snapshot.rglob(f"*{SUFFIX}"))
                 if is_first_part(path) and is_gguf(path)
             )

@@ -9,7 +9,6 @@ Shapes: B texts, T tokens, D dimensions of a state, E of a vector, V tokens of t
 texts, L letters of a word at most, C codes of a word, K centers, P numbers of a part.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
+from gerund.checks import write_json
 from gerund.errors import ConfigError, DataError
 from gerund.models.head_settings import (
     HEAD_FILE,
@@ -181,8 +181,7 @@ class ProjectionHead(nn.Module):
         """Write the head's files into a model's folder; weights that bfloat16 can represent take two bytes each."""
         state = {name: _smallest_dtype(tensor.detach().cpu()) for name, tensor in self.state_dict().items()}
         save_file(state, folder / WEIGHTS_FILE)
-        data = {"format": FORMAT, "head": self.settings.to_dict()}
-        (folder / HEAD_FILE).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / HEAD_FILE, {"format": FORMAT, "head": self.settings.to_dict()})
 
 
 def read_head(folder: Path) -> ProjectionHead | None:
@@ -201,6 +200,14 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
         return load_file(weights)
     except Exception as error:  # safetensors has an exception outside the built-in ones
         raise DataError(f"{weights} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def read_matrix(weights: Path, name: str) -> Tensor:
+    """Read one tensor of a safetensors file, in float32."""
+    tensors = read_tensors(weights)
+    if name not in tensors:
+        raise DataError(f"{weights} cannot be read: {name!r}")
+    return tensors[name].float()
 
 
 def head_of(settings: HeadConfig, stored: Mapping[str, Tensor], weights: str, described_by: str) -> ProjectionHead:

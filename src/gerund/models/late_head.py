@@ -5,15 +5,16 @@ Shapes: D dimensions of a state, E of a token vector.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from gerund.checks import write_json
 from gerund.errors import DataError
+from gerund.models.heads import read_matrix
 from gerund.models.sentence_transformers_folder import MODULE_WEIGHTS, is_ready_made, read_late_modules
 from gerund.settings.encoder import FORMAT, read_settings
 from gerund.settings.late import LATE_FILE, LateConfig
@@ -44,8 +45,7 @@ class LateHead:
     def save(self, folder: Path) -> None:
         """Write the files into a model's folder."""
         save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(self.projection_ED))}, folder / WEIGHTS_FILE)
-        data = {"format": FORMAT, "late": self.config.to_dict()}
-        (folder / LATE_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(folder / LATE_FILE, {"format": FORMAT, "late": self.config.to_dict()})
 
 
 def read_late(folder: Path | None, width: int) -> LateHead | None:
@@ -60,11 +60,7 @@ def read_late(folder: Path | None, width: int) -> LateHead | None:
         return _of_sentence_transformers(folder, width)
     config = LateConfig.from_dict(read_settings(folder / LATE_FILE, "late")["late"])
     weights = folder / WEIGHTS_FILE
-    try:
-        tensors: Mapping[str, torch.Tensor] = load_file(weights)
-        projection_ED = tensors[_PROJECTION].float().numpy()
-    except Exception as error:  # safetensors has an exception outside the built-in ones
-        raise DataError(f"{weights} cannot be read: {error}") from error
+    projection_ED = read_matrix(weights, _PROJECTION).numpy()
     if projection_ED.ndim != 2 or projection_ED.shape[1] != width:
         raise DataError(f"{weights} is for other states than this model's, of {width} numbers")
     return LateHead(config, projection_ED)
@@ -80,10 +76,7 @@ def _of_sentence_transformers(folder: Path, width: int) -> LateHead | None:
     projection_ED = np.eye(width, dtype=np.float32)
     for path in stored.layers:
         weights = folder / path / MODULE_WEIGHTS
-        try:
-            weight_ED = load_file(weights)["linear.weight"].float().numpy()
-        except Exception as error:  # safetensors has an exception outside the built-in ones
-            raise DataError(f"{weights} cannot be read: {error}") from error
+        weight_ED = read_matrix(weights, "linear.weight").numpy()
         if weight_ED.ndim != 2 or weight_ED.shape[1] != len(projection_ED):
             raise DataError(f"{weights} is for vectors of {weight_ED.shape[-1]} numbers, not {len(projection_ED)}")
         projection_ED = weight_ED @ projection_ED

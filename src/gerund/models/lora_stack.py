@@ -1,7 +1,6 @@
 """Combine several LoRA adapters of one model into one, whose rank is the sum of theirs."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gerund.checks import read_json
+from gerund.checks import read_json, write_json
 from gerund.errors import ModelError
 from gerund.jobs.disk_cache import DiskCache, user_cache
 from gerund.models.fingerprint import adapter_hash
@@ -65,7 +64,7 @@ def _write(folders: Sequence[Path], target: Path) -> None:
     others = {name: other_rank for name, other_rank in ranks.items() if other_rank != rank}
     settings = {"peft_type": "LORA", "task_type": "FEATURE_EXTRACTION", "r": rank, "lora_alpha": rank}
     settings |= {"target_modules": names, "rank_pattern": others, "alpha_pattern": others, "bias": "none"}
-    (target / PEFT_CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(target / PEFT_CONFIG, settings)
     save_file(tensors, target / PEFT_WEIGHTS)
 
 

@@ -5,7 +5,6 @@ checkpoints of transformers for sequence classification. Original checkpoints of
 names. Nothing in the folder is executed.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from gerund.checks import write_json
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.architectures import classifies, listed_architectures
 from gerund.models.library_calls import guarded
@@ -137,8 +137,7 @@ def _stored(folder: Path | None, name: str, config: PreTrainedConfig) -> Reranke
 
 def write_reranker(folder: Path, settings: RerankerConfig) -> None:
     """Write ``reranker.json`` into a model's folder."""
-    text = json.dumps({"format": FORMAT, "reranker": settings.to_dict()}, indent=2, ensure_ascii=False)
-    (folder / RERANKER_FILE).write_text(f"{text}\n", encoding="utf-8")
+    write_json(folder / RERANKER_FILE, {"format": FORMAT, "reranker": settings.to_dict()})
 
 
 def read_score_layer(folder: Path | None, files: list[Path], name: str, width: int) -> ScoreLayer:

@@ -4,7 +4,6 @@ The chain of modules is supported as a whole or not at all: an unknown module ra
 layouts of versions 2 to 6. Nothing in the folder is executed.
 """
 
-import json
 import re
 import string
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gerund.checks import read_json
+from gerund.checks import read_json, write_json
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.folder_files import demand_readable
 from gerund.poolings import CONCATENATED, MODES, SWITCHES
@@ -566,11 +565,6 @@ def _number(path: Path, data: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or value < 1:
         raise DataError(f"{path}: {key} is a whole number above 0, not {value!r}")
     return value
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file as transformers writes its own."""
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 _NORMALIZE = "sentence_transformers.models.Normalize"

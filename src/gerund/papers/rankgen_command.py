@@ -97,7 +97,7 @@ def command(
     from gerund.entry import load_writer
     from gerund.models.architectures import demand_decoder_only
     from gerund.papers.rankgen_negatives import NegativesConfig, demand_output, make_negatives
-    from gerund.worker_model import WorkerModel, use_threads
+    from gerund.worker_model import WorkerModel
 
     config = NegativesConfig(
         clean=clean,
@@ -125,8 +125,6 @@ def command(
         demand_decoder_only(lm.model, "continue a text")
     judge = _judge(scorer, lm, seed)
     model = None if lm is None or runs_in_process(machines) else WorkerModel.of(lm, threads=where.threads)
-    if runs_in_process(machines):
-        use_threads(where.threads)
     made = make_negatives(
         files,
         output,

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gerund.evaluation.reranking import TunedRerank
 from gerund.evaluation.systems.language_model import adapter_facts
 from gerund.evaluation.task import EvaluationConfig, Task
-from gerund.evaluation.tuning import Trial, Tuned, TunedFusion
+from gerund.evaluation.tuning import Trial, Tuned, TunedWeight
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.saved_settings import settings_text
@@ -67,26 +66,11 @@ def write_tuning(
     )
 
 
-def write_fusion(folder: Path, done: TunedFusion, chosen: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
-    """Write ``fusion.json`` and ``gerund.json``; return the content of the former."""
-    trials = [{"weight": trial.weight, "mean": trial.mean, "scores": dict(trial.scores)} for trial in done.trials]
-    return _write_choice(folder, "fusion.json", chosen, config, {"chosen": done.best.weight, "trials": trials})
-
-
-def write_rerank(folder: Path, done: TunedRerank, chosen: LanguageModel, config: EvaluationConfig) -> dict[str, Any]:
-    """Write ``rerank.json`` and ``gerund.json``; return the content of the former."""
-    trials = [
-        {"by": trial.by, "weight": trial.weight, "mean": trial.mean, "scores": dict(trial.scores)}
-        for trial in done.trials
-    ]
-    best = {"by": done.best.by, "weight": done.best.weight}
-    return _write_choice(folder, "rerank.json", chosen, config, {"chosen": best, "trials": trials})
-
-
-def _write_choice(
-    folder: Path, name: str, chosen: LanguageModel, config: EvaluationConfig, choice: dict[str, Any]
+def write_weight(
+    folder: Path, name: str, done: TunedWeight, chosen: LanguageModel, config: EvaluationConfig
 ) -> dict[str, Any]:
-    settings = EncoderSpec.of_config(chosen.encoder, chosen.n_layers)
+    """Write a file of this name and ``gerund.json``; return the content of the former."""
+    settings, best = EncoderSpec.of_config(chosen.encoder, chosen.n_layers), done.best
     write_atomic(folder / CONFIG_FILE, settings_text(settings, chosen.fingerprint()))
     document = {
         "format": FORMAT,
@@ -95,7 +79,16 @@ def _write_choice(
         "model": bare_name(chosen.name),
         "fingerprint": chosen.fingerprint(),
         "config": config.to_dict(),
-        **choice,
+        "chosen": {"by": best.by, "weight": best.weight} if best.by else best.weight,
+        "trials": [
+            {
+                **({"by": trial.by} if trial.by else {}),
+                "weight": trial.weight,
+                "mean": trial.mean,
+                "scores": dict(trial.scores),
+            }
+            for trial in done.trials
+        ],
     }
     write_atomic(folder / name, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return document

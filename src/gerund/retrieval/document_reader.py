@@ -25,9 +25,9 @@ from typing import Any, Self
 
 from gerund.checks import demand_number, whole_number
 from gerund.data.files import COMPRESSED, checked_text
-from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError
+from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, is_panic
 from gerund.retrieval.encodings import utf8_or_none
-from gerund.retrieval.formats import PARSERS, PLAIN, TABLES, ParsedText, Section, is_panic, markdown, parse_table
+from gerund.retrieval.formats import PARSERS, PLAIN, TABLES, ParsedText, Section, markdown, parse_table
 from gerund.retrieval.store import POINTER_FOLDER
 
 ENTRY_POINTS = "gerund.readers"

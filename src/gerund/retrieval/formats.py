@@ -21,7 +21,7 @@ from typing import Any
 
 from gerund.data.files import COMPRESSED, as_utf8, checked_text, opened
 from gerund.data.tables import Table, no_column, read_records, value_or_error
-from gerund.errors import DataError, GerundError, MissingDependencyError
+from gerund.errors import DataError, GerundError, MissingDependencyError, is_panic
 from gerund.retrieval.encodings import decoded
 
 
@@ -76,11 +76,6 @@ def parse(path: Path, ending: str, most_bytes: int) -> Iterator[ParsedText | Dat
         if not is_panic(error):
             raise
         raise DataError(f"{path}: not a readable {name} ({_reason(error)})") from error
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether an error is the panic of a library in Rust, which is not an ``Exception``."""
-    return type(error).__name__ == "PanicException"
 
 
 def load_libraries(ending: str) -> None:

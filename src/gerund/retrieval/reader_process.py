@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gerund.data.files import as_utf8
-from gerund.errors import DataError, MissingDependencyError
-from gerund.retrieval.formats import ParsedText, is_panic, load_libraries, parse
+from gerund.errors import DataError, MissingDependencyError, is_panic
+from gerund.retrieval.formats import ParsedText, load_libraries, parse
 
 ROWS_AT_ONCE = 64
 # The parent ends the process first, and reports why.

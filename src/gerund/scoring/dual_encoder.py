@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from gerund.checks import demand_fields, refuse_blank
+from gerund.checks import demand_fields, refuse_blank, write_json
 from gerund.errors import ConfigError, DataError, TextError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import keep_end
 from gerund.models.encoder_settings import default_encoder_config
+from gerund.models.heads import read_matrix
 from gerund.models.saved_settings import read_saved, saved_fields, settings_from
 from gerund.models.vectors import unit
 from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
@@ -245,13 +246,7 @@ def has_scorer(folder: Path) -> bool:
 def read_scorer(folder: Path) -> tuple[ScorerConfig, np.ndarray | None]:
     """Return settings and projection ``(D, D)`` of a folder."""
     data = read_settings(folder / SETTINGS_FILE, "scorer")
-    weights = folder / WEIGHTS_FILE
-    projection_DD = None
-    if data.get("projection"):
-        try:
-            projection_DD = load_file(weights)[_PROJECTION].float().numpy()
-        except Exception as error:  # safetensors has an exception outside the built-in ones
-            raise DataError(f"{weights} cannot be read: {error}") from error
+    projection_DD = read_matrix(folder / WEIGHTS_FILE, _PROJECTION).numpy() if data.get("projection") else None
     return ScorerConfig.from_dict(data["scorer"]), projection_DD
 
 
@@ -277,7 +272,7 @@ def write_scorer(
     data: dict[str, Any] = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
     if config is not None:
         data["encoder"] = saved_fields(EncoderSpec.of_config(config))
-    (folder / SETTINGS_FILE).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / SETTINGS_FILE, data)
 
 
 def _for_scoring(lm: TextModel, config: EncoderConfig) -> Any:

@@ -4,7 +4,7 @@ A client chooses it by the model's name with ``+index`` behind it, as that is wh
 """
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -155,45 +155,35 @@ class AnswerWork:
     ) -> AsyncIterator[Any]:
         for chunk in form.first(1):
             yield chunk
-        texts = _Texts()
+        sent = ""
+
+        def parts(text: str) -> Iterable[Any]:
+            nonlocal sent
+            sent += text
+            return form.parts(0, [text], ()) if text else ()
+
         if isinstance(prepared, Answer):
             answer = prepared
         else:
             pieces = AnswerPieces(prepared)
             future = context.submit(prepared, on_text=context.on_text(0, 1))
             async for piece in context.pieces([future]):
-                for chunk in _parts(form, texts.add(pieces.put(piece.text))):
+                for chunk in parts(pieces.put(piece.text)):
                     yield chunk
-            for chunk in _parts(form, texts.add(pieces.end())):
+            for chunk in parts(pieces.end()):
                 yield chunk
             [generation] = await context.result(future)
             form.times = future.times
             answer = await context.call(partial(prepared.answer, generation), tokens=1)
         # A quoted answer, or one that was held back, comes at once; every answer ends with its list of sources.
         text = _text(answer)
-        for chunk in _parts(form, text.removeprefix(texts.sent) if text.startswith(texts.sent) else ""):
+        for chunk in parts(text.removeprefix(sent) if text.startswith(sent) else ""):
             yield chunk
         form.details = described_sources(answer)
         for chunk in form.last(0, _completion(answer)):
             yield chunk
         for chunk in form.end(_usage(answer)):
             yield chunk
-
-
-class _Texts:
-    """The text that was sent so far."""
-
-    def __init__(self) -> None:
-        self.sent = ""
-
-    def add(self, text: str) -> str:
-        self.sent += text
-        return text
-
-
-def _parts(form: AnswerForm, text: str) -> Iterator[Any]:
-    if text:
-        yield from form.parts(0, [text], ())
 
 
 def _text(answer: Answer) -> str:

@@ -114,14 +114,7 @@ class GuardMiddleware:
             except ApiError as error:
                 await _send_error(send, error, scope["path"])
                 return
-            unread = [body]
-
-            async def replay() -> Message:
-                if unread:
-                    return {"type": "http.request", "body": unread.pop(), "more_body": False}
-                return await receive()
-
-            await self.app(scope, replay, send)
+            await self.app(scope, replayed(body, receive), send)
         finally:
             self._held -= held[0]
 
@@ -169,6 +162,18 @@ class GuardMiddleware:
 
     def _too_large(self) -> ApiError:
         return ApiError(f"the body is larger than {self.settings.body_limit} bytes", 413, code="request_too_large")
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a body that was read already, and then what follows it."""
+    unread = [body]
+
+    async def replay() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return replay
 
 
 class PanicMiddleware:

@@ -2,13 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from gerund.engine.config import RequestTimes
 from gerund.inference.generate.tool_reading import Event
-from gerund.server.openai_format import Echo, Wire
+from gerund.server.openai_format import AnswerForm, Wire
 from gerund.types import Generation, TokenLogprob, ToolCall
 
 
@@ -30,16 +29,13 @@ def line(content: Any) -> bytes:
 NDJSON = Wire("application/x-ndjson", line, lambda error: {"error": error.message})
 
 
-class OllamaForm:
+class OllamaForm(AnswerForm):
     """Ollama's form of chats and of ``generate``; the tool calls of an answer come together."""
 
     wire = NDJSON
 
     def __init__(self, kind: Literal["chat", "generate"], model: str) -> None:
         self._is_chat, self._model = kind == "chat", model
-        self.echoes: Sequence[Echo] = ()
-        self.details: Mapping[str, Any] = {}
-        self.times: RequestTimes | None = None
         self._began = time.perf_counter_ns()
         self._reason = "stop"
 

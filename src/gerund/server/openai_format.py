@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from starlette.responses import Response
@@ -44,10 +45,10 @@ class AnswerForm(Protocol):
     """The form of one API: formats the completions of one request, whole or as the chunks of a stream."""
 
     wire: Wire
-    echoes: Sequence[Echo]
-    details: Mapping[str, Any]
+    echoes: Sequence[Echo] = ()
+    details: Mapping[str, Any] = MappingProxyType({})
     """What a message says, besides its text, of an answer from the index; empty for others."""
-    times: RequestTimes | None
+    times: RequestTimes | None = None
     """When the engine generated the answer; None where it did not, as for a quoted answer."""
 
     def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class AnswerForm(Protocol):
         """Return the chunks that end the stream."""
 
 
-class Form:
+class Form(AnswerForm):
     """OpenAI's form of chats and completions.
 
     ``choices`` is the number of completions per prompt, ``echoes`` the prompts before them, and ``control`` spells
@@ -84,9 +85,6 @@ class Form:
     ) -> None:
         self.is_chat, self._choices, self._control = kind == "chat", choices, control
         self._sends_usage, self.wire = sends_usage, SERVER_SENT
-        self.echoes: Sequence[Echo] = ()
-        self.details: Mapping[str, Any] = {}
-        self.times: RequestTimes | None = None
         self._head = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),

@@ -7,21 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from gerund.engine.config import RequestTimes
 from gerund.inference.generate.tool_reading import Event
 from gerund.server.errors import ApiError
-from gerund.server.openai_format import Echo, Wire
+from gerund.server.openai_format import AnswerForm, Wire
 from gerund.types import Generation, TokenLogprob, ToolCall
 
 
-class ResponsesForm:
+class ResponsesForm(AnswerForm):
     """The form of one response; ``about`` has what the request asked for, which the response repeats."""
 
     def __init__(self, model: str, about: Mapping[str, Any]) -> None:
         self.wire = Wire("text/event-stream", named_event, self._error)
-        self.echoes: Sequence[Echo] = ()
-        self.details: Mapping[str, Any] = {}
-        self.times: RequestTimes | None = None
         self._head = {"id": _new_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
         self._about = about
         self._output: list[dict[str, Any]] = []

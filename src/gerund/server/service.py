@@ -3,8 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 
 from gerund.engine.config import EngineFuture, EngineState, RequestTimes
 from gerund.engine.engine import Engine
-from gerund.errors import DataError, FingerprintError, InputError, StaleIndexError
+from gerund.errors import DataError, FingerprintError, InputError, QueueFullError, StaleIndexError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.sentence_encoder import SentenceEncoder
@@ -21,12 +21,11 @@ from gerund.inference.tokens import context_length
 from gerund.models.kinds import has_head, is_encoder_decoder
 from gerund.retrieval.question_answering import PendingAnswer, Question
 from gerund.server.config import ServerConfig
-from gerund.server.encoder_queue import EncoderQueue
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
 from gerund.server.logs import note
 from gerund.server.metrics import Metrics
 from gerund.settings.model_spec import ModelSpec
-from gerund.types import Answer, Generation
+from gerund.types import Answer, EncodeResult, Generation
 
 if TYPE_CHECKING:
     from gerund.engine.batching import ServedModel
@@ -41,6 +40,8 @@ WITH_INDEX = "+index"
 
 # Seconds after its deadline in which the engine itself reports that a request is late.
 _GRACE = 2.0
+# Characters of a token at least, so that what waits can be counted without tokenizing.
+_CHARACTERS = 4
 
 
 class RequestContext:
@@ -190,6 +191,42 @@ def name_of(spec: ModelSpec) -> str:
     """
     name = PurePath(spec.model).name if spec.model != "default" else "gerund-default"
     return re.sub(r"\s+", "-", name) or "gerund"
+
+
+class EncoderQueue:
+    """Takes encode requests for a separate encoder as the engine does, and runs them one at a time in its own thread.
+
+    ``limit`` is how many tokens may wait, estimated.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, limit: int) -> None:
+        self._encoder, self._limit = encoder, limit
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gerund-encoder")
+        self._waiting = 0
+
+    def submit_encode(
+        self, texts: Sequence[str], *, deadline: float | None = None, normalize: bool | None = None, **options: Any
+    ) -> EngineFuture[EncodeResult]:
+        """Encode texts; see ``SentenceEncoder.encode_counted``.
+
+        Raises:
+            QueueFullError: too many tokens wait already.
+        """
+        del deadline, normalize  # the request's own timer cancels it; vectors always have length 1
+        tokens = sum(len(text) // _CHARACTERS + 1 for text in texts)
+        if self._waiting and self._waiting + tokens > self._limit:
+            raise QueueFullError(f"about {self._waiting} tokens wait to be encoded already; try again", 2)
+        self._waiting += tokens
+        future: Future[EncodeResult] = self._thread.submit(self._encoder.encode_counted, texts, **options)
+        future.add_done_callback(lambda _: self._done(tokens))
+        return EngineFuture(future, tokens)
+
+    def _done(self, tokens: int) -> None:
+        self._waiting -= tokens
+
+    def close(self) -> None:
+        """Cancel what waits, and end after what runs."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 @dataclass

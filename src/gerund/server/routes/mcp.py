@@ -8,7 +8,7 @@ from typing import TypeVar
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gerund.errors import ResourceError
 from gerund.integrations.mcp import make_server
@@ -16,6 +16,7 @@ from gerund.retrieval.index import Index
 from gerund.retrieval.question_answering import Question
 from gerund.server.errors import ApiError, ClientGoneError
 from gerund.server.logs import note_defect
+from gerund.server.middleware import replayed
 from gerund.server.service import RequestContext, Service
 from gerund.types import Answer
 
@@ -37,13 +38,7 @@ class _Endpoint:
         scope["route"] = route(self._service)  # for the log
         service, settings = self._service, self._service.settings
         service.require_ready()
-        unread = [await Request(scope, receive).body()]
-
-        async def replay() -> Message:
-            if unread:
-                return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            return await receive()
-
+        body = await Request(scope, receive).body()
         async with service.context(Request(scope, receive)) as context:
             host = _EngineHost(service, context)
             server = make_server(host, PurePath(str(settings.index)).name, allow_add=settings.allow_add)
@@ -51,7 +46,7 @@ class _Endpoint:
                 server, json_response=True, stateless=True, max_request_body_size=settings.body_limit
             )
             async with manager.run():
-                await manager.handle_request(scope, replay, send)
+                await manager.handle_request(scope, replayed(body, receive), send)
 
 
 class _EngineHost:

@@ -19,13 +19,13 @@ from gerund.server.ollama_format import OllamaForm, moment
 from gerund.server.routes.embeddings import encode_inputs
 from gerund.server.routes.generation import complete_before_suffix
 from gerund.server.schemas.base import RequestBody
+from gerund.server.schemas.generation import refuse_first
 from gerund.server.schemas.ollama import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     ShowRequest,
-    refuse,
 )
 from gerund.server.service import Served, Service
 from gerund.types import Generation
@@ -65,7 +65,7 @@ async def generate(body: OllamaGenerateRequest, request: Request, service: Serve
     if body.is_empty:
         return {**form.whole([_NOTHING], _NO_USAGE), "done_reason": "load"}
     if _asks_index(service, body):
-        refuse({"suffix": bool(body.suffix), "raw": bool(body.raw), "images": bool(body.images)})
+        refuse_first({"suffix": bool(body.suffix), "raw": bool(body.raw), "images": bool(body.images)})
         return await _chat_work(service, body).answer(request, form)
     if body.suffix:
         completion = body.completion()
@@ -75,7 +75,7 @@ async def generate(body: OllamaGenerateRequest, request: Request, service: Serve
         return await text_work(service, body.completion(), service.settings.max_new_tokens, is_explicit=False).answer(
             request, form
         )
-    refuse({"images": bool(body.images)})
+    refuse_first({"images": bool(body.images)})
     return await _chat_work(service, body).answer(request, form)
 
 

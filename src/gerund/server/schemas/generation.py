@@ -122,7 +122,8 @@ def template_options(
     return TemplateOptions(add_generation_prompt=opens, continue_final_message=continues, variables=variables or {})
 
 
-def _refuse_first(requested: dict[str, bool], where: str = "here") -> None:
+def refuse_first(requested: dict[str, bool], where: str = "here") -> None:
+    """Raise an error for the first field that is requested."""
     for name, is_requested in requested.items():
         if is_requested:
             raise ApiError(f"{name} is not supported {where}; leave it out", param=name, code="not_supported")
@@ -279,7 +280,7 @@ class GenerationBody(Sampled):
     def refuse_unsupported(self) -> None:
         """Raise an error for fields that other servers act on and this one would ignore."""
         structured = self.structured_outputs
-        _refuse_first({
+        refuse_first({
             "functions": bool(self.functions) and self.function_call != "none",
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": bool(self.audio),
@@ -435,7 +436,7 @@ class ChatRequest(GenerationBody):
         """Raise an error for fields that an answer from the index has no use for."""
         kept = (*_WITH_INDEX, *_LENGTHS, *Sampled.model_fields, "tool_choice", "parallel_tool_calls", "n", "best_of")
         other_fields = {name: bool(getattr(self, name)) for name in type(self).model_fields if name not in kept}
-        _refuse_first({"n": self.choices > 1, "best_of": self.ranks, **other_fields}, "with an index")
+        refuse_first({"n": self.choices > 1, "best_of": self.ranks, **other_fields}, "with an index")
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as ``chat`` takes them."""
@@ -498,7 +499,7 @@ class CompletionRequest(GenerationBody):
     def refuse_unsupported(self) -> None:
         """Raise an error for fields that other servers act on and this one would ignore."""
         super().refuse_unsupported()
-        _refuse_first({
+        refuse_first({
             "tools": bool(self.tools) and self.tool_choice != "none",
             "tool_choice": self.tool_choice not in (None, "none", "auto"),
         })  # fmt: skip
@@ -514,7 +515,7 @@ class CompletionRequest(GenerationBody):
 
     def refuse_with_suffix(self) -> None:
         """Raise an error for fields that infilling would ignore."""
-        _refuse_first(
+        refuse_first(
             {
                 "n": self.choices != 1,
                 "best_of": self.ranks,
@@ -566,7 +567,7 @@ class InfillRequest(Sampled):
 
     def refuse_unsupported(self) -> None:
         """Raise an error for streams, since all tokens of a blank are there at once, and for two lengths."""
-        _refuse_first({"stream": bool(self.stream)})
+        refuse_first({"stream": bool(self.stream)})
         for name in ("max_tokens", "n_predict"):  # llama.cpp's n_predict of -1 leaves it to the server
             if self.lengths is not None and (getattr(self, name) or 0) > 0:
                 raise ApiError(f"lengths say how many tokens to generate; leave {name} out", param=name)

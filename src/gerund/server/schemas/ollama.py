@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gerund.server.errors import ApiError
 from gerund.server.schemas.base import ANY, MOST_TEXTS, Accepted, Body, Count, RequestBody, Text
-from gerund.server.schemas.generation import ChatRequest, CompletionRequest, translated
+from gerund.server.schemas.generation import ChatRequest, CompletionRequest, refuse_first, translated
 from gerund.server.schemas.tools import CalledFunction, Tools, plain
 
 # Ollama's defaults.
@@ -81,7 +81,7 @@ class OllamaBody(RequestBody):
 
     def fields(self, usual_temperature: float = TEMPERATURE) -> dict[str, Any]:
         """Return what a chat and a completion have alike, by OpenAI's names."""
-        refuse({"think": bool(self.think), "logprobs": bool(self.logprobs)})
+        refuse_first({"think": bool(self.think), "logprobs": bool(self.logprobs)})
         form: dict[str, Any] | None = {"type": "json_object"} if self.format == "json" else None
         if isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"schema": self.format}}
@@ -124,7 +124,7 @@ class OllamaChatRequest(OllamaBody):
         """Return the request as a chat of OpenAI's API."""
         messages = []
         for number, message in enumerate(self.messages or []):
-            refuse({"images": bool(message.images)}, f"messages.{number}")
+            refuse_first({f"messages.{number}.images": bool(message.images)})
             messages.append({
                 "role": message.role,
                 "content": message.content or "",
@@ -161,7 +161,7 @@ class OllamaGenerateRequest(OllamaBody):
 
     def completion(self) -> CompletionRequest:
         """Return the prompt as one to be continued."""
-        refuse({"images": bool(self.images)})
+        refuse_first({"images": bool(self.images)})
         if self.system:
             raise ApiError("system needs a chat template; leave it, or raw and suffix, out", param="system")
         return translated(CompletionRequest, {**self.fields(), "prompt": self.prompt or "", "suffix": self.suffix})
@@ -194,14 +194,6 @@ class ShowRequest(RequestBody):
     without_effect: ClassVar[Accepted | None] = {"verbose": ANY, "system": ("",), "template": ("",), "options": ANY}
     name: Annotated[str, Field(max_length=200)] | None = None
     """The older name of ``model``."""
-
-
-def refuse(requested: dict[str, bool], where: str = "") -> None:
-    """Raise an error for the first field that is requested."""
-    for name, is_requested in requested.items():
-        if is_requested:
-            place = f"{where}.{name}" if where else name
-            raise ApiError(f"{place} is not supported here; leave it out", param=place, code="not_supported")
 
 
 OllamaCall.model_rebuild()
