@@ -71,6 +71,8 @@ def test_mistakes_are_told(bundled):
         quantize(VECTORS, "int4")
     with pytest.raises(ConfigError, match=r"\(2, 37\), not \(2, 3\)"):
         quantize(VECTORS, "int8", np.zeros((2, 3)))
+    with pytest.raises(ConfigError, match="have NaN or infinity"):
+        quantize(np.array([[1.0, np.nan]]), "int8")
     with pytest.raises(ConfigError, match="ranges"):
         restore(quantize(VECTORS, "int8"), "int8", 37)
     with pytest.raises(ConfigError, match="unknown precision"):

@@ -70,7 +70,7 @@ def quantize(vectors_ND: np.ndarray, precision: Precision, ranges_2D: np.ndarray
         ``(N, D)`` int8 or uint8, or ``(N, C)`` bytes of eight numbers each, the last one filled up with zeros.
 
     Raises:
-        ConfigError: an unknown precision, or ranges of another size.
+        ConfigError: an unknown precision, ranges of another size, or NaN or infinity in int8 or uint8.
 
     >>> quantize(np.array([[0.2, -0.1, 0.3, 0.0, 0.5, -1.0, -1.0, 0.1]]), "ubinary").tolist()
     [[169]]
@@ -85,6 +85,8 @@ def quantize(vectors_ND: np.ndarray, precision: Precision, ranges_2D: np.ndarray
         return (bits_NC.astype(np.int16) - 128).astype(np.int8) if precision == "binary" else bits_NC
     if ranges_2D is None and not len(vectors_ND):
         return np.zeros(np.shape(vectors_ND), precision)
+    if not np.isfinite(vectors_ND).all():
+        raise ConfigError(f"vectors in {precision} are made of finite numbers; these have NaN or infinity")
     low_D, size_D = _steps(vectors_ND, ranges_2D)
     steps_ND = np.clip(np.rint((vectors_ND - low_D) / size_D), 0, _STEPS)
     return steps_ND.astype(np.uint8) if precision == "uint8" else (steps_ND - 128).astype(np.int8)

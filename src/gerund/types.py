@@ -33,6 +33,9 @@ class Rendered(str):
         return rendered
 
 
+UNITS = {"percent": (100.0, 2), "fraction": (100.0, 2), "perplexity": (1.0, 2), "bits": (1.0, 3)}
+"""Factor and decimals of a score that is shown, by its unit, as the papers print them."""
+
 Guarantee = Literal["bits of generate", "same text under any load", "none"]
 """What holds for a text that is written beside others: it is that of ``generate``, log-probabilities and all; it is the
 same whatever else is written; or nothing but that it is right up to rounding."""

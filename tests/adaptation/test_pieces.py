@@ -36,6 +36,7 @@ from gerund.adaptation.evaluation import (
     verdict,
 )
 from gerund.adaptation.hyperparameters import Base, Machine, choose, settings_for, shape_of
+from gerund.adaptation.running import adapt
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document
 from gerund.training.recipe import bundled_recipes
@@ -84,6 +85,8 @@ def test_nothing_to_read_is_a_sentence(tmp_path):
         read_documents([tmp_path], tmp_path / "out")
     with pytest.raises(ConfigError, match="name the files"):
         read_documents([])
+    with pytest.raises(ConfigError, match="output is not valid Unicode"):
+        adapt(None, tmp_path, "caf\udce9")
 
 
 def as_documents(rows):

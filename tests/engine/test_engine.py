@@ -13,10 +13,10 @@ import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
 from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.decoding import LEAST_READ
 from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.slots import DecodeLayer, Slots
 from gerund.language_model import LanguageModel
+from gerund.packed import LEAST_READ
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
 from tests.inference.long_rotary import long_rotary
 from tests.tiny import byte_tokenizer, tiny

@@ -125,6 +125,9 @@ def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
         gerund.load(tiny_folder, attention="echo").export(tmp_path / "out", "onnx")
     lm = gerund.load(tiny_folder, k=2)
     fused = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Say t"}))
+    doubled = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "<s>Say: "}))
+    with pytest.raises(ConfigError, match="the prompt '<s>Say: ' begins with the token that starts every text"):
+        doubled.export(tmp_path / "out", "onnx")
     with pytest.raises(ConfigError, match="the prompt 'Say t' can reach into the text"):
         fused.export(tmp_path / "out", "onnx")
     recurrent = gerund.load(save_tiny(tmp_path / "base", "mamba2"), attention="causal")

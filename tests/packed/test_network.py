@@ -91,7 +91,7 @@ def test_a_long_prompt_is_read_in_parts(network: PackedNetwork, monkeypatch: pyt
     found = []
     for cache, most in zip(caches, (256, 2), strict=True):
         monkeypatch.setattr(packed_network, "_MOST_AT_ONCE", most)
-        monkeypatch.setattr(packed_network, "_LEAST_AT_ONCE", 1)
+        monkeypatch.setattr(packed_network, "LEAST_READ", 1)
         network.run(IDS[:, :1], cache=cache)
         at = np.array([[0, 4], [2, 3]])
         found.append(

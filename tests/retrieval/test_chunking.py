@@ -11,7 +11,7 @@ from gerund.inference.text_ids import encode_texts
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.documents import Chunking, Document, rebuilt
 from gerund.retrieval.embedding import Embedder
-from gerund.retrieval.formats import Section
+from gerund.retrieval.formats import Section, markdown
 
 TEXT = (
     "Bread is old. It is made of flour, water and salt.\n\nYeast is a fungus! Does it eat? Yes.\n"
@@ -74,6 +74,9 @@ def test_nothing_to_cut(lm, text):
 
 
 def test_a_document_is_rebuilt_with_every_offset(lm):
+    notes = markdown("## Note\n\nOne.\n\n## Note\n\nTwo.\n")
+    again = rebuilt(cut(Document("a", notes.text, "", notes.sections), lm.tokenizer, Chunking(tokens=15)))
+    assert [section.path for section in again.sections] == [("Note",)] * 2
     sections = (Section(0, ("Top",)), Section(TEXT.index("# Rails"), ("Top", "Rails")))
     document = Document("a", TEXT, "T", sections, "f")
     chunks = cut(document, lm.tokenizer, Chunking(tokens=15))

@@ -122,6 +122,8 @@ def test_what_the_new_order_weighs_and_how_long_it_may_take(index):
             index.search("bread", **given)
         with pytest.raises(ConfigError, match=words):
             index.ask("bread", **given)
+    with pytest.raises(ConfigError, match="the weight is for mode=hybrid"):
+        index.search("bread", mode="words", weight=0.5)
 
 
 def test_a_new_order_that_the_model_does_not_know(tiny):

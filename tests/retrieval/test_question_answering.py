@@ -336,6 +336,8 @@ def test_the_instructions_are_read_once(index, lm, monkeypatch):
     [
         ({"method": "guess"}, ConfigError, "extractive"), ({"context": "book"}, ConfigError, "sentence"),
         ({"context": "sentence", "approximate_cache": "x"}, ConfigError, "is for chunks"),
+        ({"context": "sentence", "method": "extractive"}, ConfigError, "context is for generated answers"),
+        ({"rerank_by": "lift"}, ConfigError, "rerank_by is for re-ranking"),
         ({"max_new_tokens": 0}, ConfigError, "must be at least 1"),
         ({"history": "x"}, TextError, "list of messages"), ({"history": [{}]}, TextError, "is not a text of the user"),
         ({"history": TURNS[1:]}, TextError, "is not a text of the user"), ({"colour": 1}, ConfigError, "colour"),

@@ -38,7 +38,7 @@ from gerund.adaptation.evaluation import (
     write_report,
 )
 from gerund.adaptation.hyperparameters import Base, Choice, Machine, choose, reranker_settings, settings_for
-from gerund.checks import place, read_json
+from gerund.checks import demand_unicode, place, read_json
 from gerund.entry import load
 from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError
 from gerund.inference.tokens import context_length
@@ -158,6 +158,7 @@ def adapt(
         KeyboardInterrupt: with a note that says what is kept.
     """
     options = replace(config or AdaptConfig(), **settings)
+    demand_unicode("output", str(output))  # recipes and reports name it
     job = _Job(model, texts, place("output", output), options, show=show_progress, say=say, limits=limits)
     return job.run(resume=resume)
 

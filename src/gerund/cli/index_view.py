@@ -22,10 +22,9 @@ _SNIPPET = 300
 
 def open_existing(where: str, spec: "ModelSpec", answer_with: str | None = None) -> "Index":
     """Open an index that is there, with the model that is named or else its own, and another to answer with."""
-    from gerund.retrieval.index import demand_index, open_index, store_at
+    from gerund.retrieval.index import demand_index, open_index
 
-    demand_index(where)
-    about = store_at(where).about()
+    about = demand_index(where)
     assert about is not None
     encoder = spec if "model" in spec.model_fields_set else own_model(about, where, spec)
     index = open_index(where, encoder, answer_with=answer_with)

@@ -83,10 +83,8 @@ def start(spec: "ModelSpec", settings: "ServerConfig") -> None:
     _require_libraries(mcp=settings.mcp)
     if settings.encoder is not None and not settings.encoder.startswith(SENTENCE_TRANSFORMERS):
         find(settings.encoder).demand_reachable()
-    if settings.index is not None and settings.encoder is None:
-        spec = _with_index(spec, settings.index)
-    if settings.index is not None and settings.workers == 1:  # each worker opens the index by itself
-        _refuse_other_model(settings.index, settings.encoder or spec)
+    if settings.index is not None:
+        spec = _with_index(spec, settings.index, settings)
     find(spec.model).demand_reachable()  # before a port is opened
     _serve(spec, settings, keys)
 
@@ -101,28 +99,25 @@ def _with_file(spec: "ModelSpec", of_model: dict[str, Any]) -> "ModelSpec":
     return both if model is None else both.model_copy(update={"model": model})
 
 
-def _with_index(spec: "ModelSpec", where: str) -> "ModelSpec":
-    """Return the spec of the model that an index was made with, where none is named."""
+def _with_index(spec: "ModelSpec", where: str, settings: "ServerConfig") -> "ModelSpec":
+    """Return the spec of the model that an index was made with, where none is named.
+
+    An index of another model is refused before the model is loaded, where files tell, except with several workers, each
+    of which opens it by itself.
+    """
     from gerund.cli.index_view import own_model
-    from gerund.retrieval.index import demand_index, store_at
-
-    named = "model" in spec.model_fields_set
-    demand_index(where, opened=not named)
-    about = None if named else store_at(where).about()
-    if about is None or about.spec is None:
-        return spec
-    return own_model(about, where, spec) or about.model_spec(where)
-
-
-def _refuse_other_model(where: str, encoder: "ModelSpec | str") -> None:
-    """Refuse an index of another model before the model is loaded, where files tell."""
-    from gerund.retrieval.index import demand_index, store_at
+    from gerund.retrieval.index import demand_index
     from gerund.retrieval.model_check import refuse_other_dimensions
 
-    demand_index(where)
-    about = store_at(where).about()
-    assert about is not None
-    refuse_other_dimensions(about, where, encoder)
+    named, alone = settings.encoder is not None or "model" in spec.model_fields_set, settings.workers == 1
+    about = demand_index(where, opened=alone or not named)
+    if about is None:
+        return spec
+    if not named and about.spec is not None:
+        spec = own_model(about, where, spec) or about.model_spec(where)
+    if alone:
+        refuse_other_dimensions(about, where, settings.encoder or spec)
+    return spec
 
 
 def _require_libraries(*, mcp: bool) -> None:

@@ -27,12 +27,13 @@ from gerund.inference.encode.embeds import Embeds
 from gerund.inference.encode.texts import template_tokens
 from gerund.inference.generate.batch_decoder import BatchDecoder, PrefixCache
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.decoding import LEAST_READ, Decoding, Reproducibility
+from gerund.inference.generate.decoding import Decoding, Reproducibility
 from gerund.inference.generate.prompts import Prompt, check_prompts
 from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.writing import Writes
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import Empty, Overflow, context_length, rotary_limit
+from gerund.packed import LEAST_READ
 from gerund.types import EncodeResult, Generation, Guarantee
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from gerund.models.sentence_transformers_folder import prompt_settings
 from gerund.models.sources import find_spec
 from gerund.settings.encoder import CONFIG_FILE, JOBS
 from gerund.settings.model_spec import ModelSpec
+from gerund.types import UNITS
 
 PLACE = "PATH/TO/THIS/FOLDER"
 """The model's name in the card's examples; replaced by the repository's id on upload."""
@@ -253,7 +254,7 @@ def with_scores(text: str, report: Path, fingerprint: str) -> str:
 
 def _shown(value: float, unit: str) -> float:
     """Return a score as the tables of a report show it."""
-    factor, decimals = {"percent": (100, 2), "fraction": (100, 2), "bits": (1, 3)}.get(unit, (1, 2))
+    factor, decimals = UNITS[unit]
     return round(factor * value, decimals)
 
 

@@ -25,6 +25,7 @@ from gerund.checks import write_json
 from gerund.errors import ConfigError, ModelError
 from gerund.exporting.shared import (
     Export,
+    doubled_start,
     is_fused,
     plain_tokenizer,
     read_written,
@@ -120,7 +121,8 @@ def check_exportable(runtime: EncoderRuntime, name: str) -> None:
     fused = next((prompt for prompt in _prompts(runtime) if prompt and is_fused(runtime, prompt)), None)
     if fused is not None:
         raise ConfigError(
-            f"the last token of the prompt {fused!r} can reach into the text, so that no number says where the text "
+            doubled_start(runtime, fused)
+            or f"the last token of the prompt {fused!r} can reach into the text, so that no number says where the text "
             "begins; a prompt that does not end in a space avoids it"
         )
 

@@ -19,6 +19,7 @@ from gerund.exporting.shared import (
     TEXTS,
     Export,
     change_json,
+    doubled_start,
     is_fused,
     plain_tokenizer,
     sample_texts,
@@ -112,7 +113,7 @@ def _obstacle_in_prompts(runtime: EncoderRuntime) -> str:
     fused = next((prompt for prompt in prompts if is_fused(runtime, prompt)), None)
     if fused is None:
         return ""
-    return (
+    return doubled_start(runtime, fused) or (
         f"the last token of the prompt {fused!r} can reach into the text, and sentence-transformers would not pool "
         "that token (a prompt that does not end in a space avoids it)"
     )

@@ -123,6 +123,14 @@ def _normalize(core: Any) -> None:
     core.normalizer = normalizers.Sequence([*steps, *([] if core.normalizer is None else [core.normalizer])])
 
 
+def doubled_start(runtime: EncoderRuntime, prompt: str) -> str:
+    """Return why other programs read a prompt that begins with the beginning-of-text token otherwise; else nothing."""
+    start = runtime.tokenizer.bos_token_id
+    if start is None or plain_tokenizer(runtime)(prompt).input_ids[:2] != [start, start]:
+        return ""
+    return f"the prompt {prompt!r} begins with the token that starts every text, which other programs add once more"
+
+
 def is_fused(runtime: EncoderRuntime, prompt: str) -> bool:
     """Return whether a token may contain the end of the prompt and the start of the text."""
     tokenizer = plain_tokenizer(runtime)

@@ -17,6 +17,7 @@ import onnxruntime as ort
 from gerund.errors import ConfigError
 from gerund.gguf_file import read_file
 from gerund.jobs.disk_cache import user_cache
+from gerund.packed import LEAST_READ
 from gerund.packed.adapter import Adapter, read_adapter
 from gerund.packed.folder_shape import read_folder_shape
 from gerund.packed.folder_weights import FolderWeights, Precision
@@ -33,7 +34,6 @@ MASKED = np.float32(-1e9)
 # Up to so many tokens of a text, the queries that share keys and values are multiplied with them at once.
 _MOST_GROUPED = 8
 _MOST_AT_ONCE = 128  # tokens of a prompt in one run
-_LEAST_AT_ONCE = 16  # few tokens take other kernels, so that last bits would depend on where parts of a prompt end
 _MOST_BINDINGS = 8  # that a cache keeps
 _INTEGERS = ("write", "query_shape")
 _MANY_TOKENS = 64  # a run of so many gives its memory back, which takes longer than a run of few
@@ -543,7 +543,7 @@ def parts_of(first: int, end: int, most: int) -> Iterator[tuple[int, int]]:
     ([(0, 128), (128, 256), (256, 300)], [(32, 144), (144, 161)], [(0, 3)])
     """
     while end - first > most:
-        step = most if end - first >= most + _LEAST_AT_ONCE else most - _LEAST_AT_ONCE
+        step = most if end - first >= most + LEAST_READ else most - LEAST_READ
         yield first, first + step
         first += step
     yield first, end

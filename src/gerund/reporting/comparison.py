@@ -12,12 +12,11 @@ from gerund.evaluation.statistics import LEVEL, Difference, Interval, difference
 from gerund.evaluation.systems.search import BM25
 from gerund.evaluation.task import Side
 from gerund.settings.plan import AttentionPlan
+from gerund.types import UNITS
 
 SIDES: tuple[Side, ...] = ("representation", "tokens", "generation")
 
-# Factor and decimals of every unit, as the papers print them.
-_SHOWN = {"percent": (100.0, 2), "fraction": (100.0, 2), "perplexity": (1.0, 2), "bits": (1.0, 3)}
-PERCENTS = tuple(unit for unit, (factor, _) in _SHOWN.items() if factor == 100)
+PERCENTS = tuple(unit for unit, (factor, _) in UNITS.items() if factor == 100)
 """Units that are printed as percent."""
 # From here on a perplexity is a number of digits rather than a number.
 _TOO_LONG = 1e5
@@ -193,7 +192,7 @@ def shown(value: float, unit: str) -> str:
     >>> shown(0.71324, "percent"), shown(12.3456, "perplexity"), shown(1.23456, "bits"), shown(-0.00001, "fraction")
     ('71.32', '12.35', '1.235', '0.00')
     """
-    factor, decimals = _SHOWN[unit]
+    factor, decimals = UNITS[unit]
     if unit == "perplexity" and abs(value) >= _TOO_LONG:
         return f"{value:.2e}"
     # Adding zero turns -0.00 into 0.00.

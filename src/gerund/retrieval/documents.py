@@ -186,6 +186,8 @@ _LATER: dict[str, Any] = {"precision": PRECISIONS[0], "multi": 0}
 def rebuilt(chunks: list[Chunk]) -> Document:
     r"""Return a document from all of its chunks; the white space between them becomes line ends.
 
+    Of two sections under the same headings, the second begins where a chunk's first line is its heading.
+
     >>> parts = [(0, "One."), (6, "Two.")]
     >>> chunks = [Chunk("a", at, at + 4, text, place, 1, "", "", "", "") for place, (at, text) in enumerate(parts)]
     >>> rebuilt(chunks).text
@@ -195,7 +197,8 @@ def rebuilt(chunks: list[Chunk]) -> Document:
     for chunk in sorted(chunks, key=lambda chunk: chunk.start):
         text += "\n" * (chunk.start - len(text))
         path = tuple(chunk.heading.split(PATH_SIGN)) if chunk.heading else ()
-        if path != (sections[-1].path if sections else ()):
+        heading = chunk.text.split("\n", 1)[0].strip("# ")
+        if path != (sections[-1].path if sections else ()) or (path and heading == path[-1]):
             sections.append(Section(chunk.start, path))
         text += chunk.text
     first = chunks[0]

@@ -548,6 +548,8 @@ class Index(QuestionAnswering):
 
     def _weight(self, mode: str, weight: float | None) -> float:
         if weight is not None:
+            if mode != "hybrid":
+                raise ConfigError(f"the weight is for mode=hybrid; leave it, or mode={mode}, out")
             return hybrid_search.check_weight(weight)
         if mode != "hybrid" or self._about is None:
             return TRAINED_FUSION  # nothing is fused
@@ -727,13 +729,18 @@ def open_index(
     return Index(store, lm, answer_with=answer_with, chunking=chunking, root=root)
 
 
-def demand_index(where: str, *, opened: bool = True) -> None:
-    """Refuse a place without an index; with ``opened`` False only its folder is checked, without importing LanceDB."""
+def demand_index(where: str, *, opened: bool = True) -> IndexMetadata | None:
+    """Return what an index says of itself, and refuse a place without one.
+
+    With ``opened`` False only its folder is checked, without importing LanceDB, and None returned.
+    """
     if not is_remote(where) and not Path(where).exists():
         raise DataError(f"{where}: no such index; gerund index PATHS -o {where} makes one")
     store = LanceStore(where)
-    if not store.is_there or (opened and store.about() is None):
+    about = store.about() if opened and store.is_there else None
+    if not store.is_there or (opened and about is None):
         raise DataError(f"{where}: there is no index in it; gerund index PATHS -o {where} makes one")
+    return about
 
 
 def store_at(where: str | Path | None) -> VectorStore:

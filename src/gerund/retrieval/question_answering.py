@@ -157,6 +157,10 @@ class Question:
             one_of("context", self.context, CONTEXTS)
         if self.context == SENTENCE and self.approximate_cache is not None:
             raise ConfigError("approximate_cache is for chunks; leave context=sentence out")
+        given = {"context": self.context, "sampling": self.sampling not in (None, GREEDY)}
+        for name, value in {**given, "instructions": self.instructions}.items():
+            if self.method == EXTRACTIVE and value:
+                raise ConfigError(f"{name} is for generated answers; leave it, or method=extractive, out")
         require_new_tokens(self.max_new_tokens)
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
             raise ConfigError(f"`sampling` must be a Sampling, got {self.sampling!r}")

@@ -453,8 +453,9 @@ def _open_index(where: str, lm: Any, encoder: Any = None) -> "Index":
 
     if is_encoder_decoder(lm.model):
         raise DataError(f"{where}: an index is searched with a decoder-only model, and {lm.name} is none")
-    demand_index(where)
     index = open_index(where, lm) if encoder is None else open_index(where, encoder, answer_with=lm)
+    if index.about is None:
+        demand_index(where)  # says what is missing
     if index.store.finish():
         note(
             "an earlier gerund index was ended before its last step, or is running; all words are indexed now",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import AfterValidator, Field
 
 from gerund.checks import one_of
+from gerund.errors import ConfigError
 from gerund.settings.fields import Fraction, Number, Whole, check, checked, documented, setting
 
 OWN = "own"
@@ -93,6 +94,9 @@ class SecondStage:
 
     def __post_init__(self) -> None:
         check(self)
+        for name, value in self.keywords.items():
+            if value is not None and not self.rerank and name != "rerank":
+                raise ConfigError(f"{name} is for re-ranking; set rerank too, or leave it out")
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> "SecondStage":

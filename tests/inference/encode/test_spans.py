@@ -50,7 +50,7 @@ def test_a_stretch_that_is_its_whole_text_is_that_text(tiny_folder):
 
 def test_a_prompt_is_read_and_not_pooled(tiny_folder):
     lm = gerund.load(tiny_folder, dtype="float32")
-    [plain] = lm.encode_spans(["The cat sat."], [[(4, 7)]])
+    [plain] = lm.encode_spans(["The cat sat."], [[(np.int64(4), 7)]])
     [prompted] = lm.encode_spans(["The cat sat."], [[(4, 7)]], prompt="About: ")
     assert not np.allclose(plain, prompted, atol=1e-3)  # its tokens have seen the prompt
     both = text_tokens(lm.runtime, ["The cat sat."], "About: ", offsets=True)[0]

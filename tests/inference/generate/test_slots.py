@@ -13,10 +13,10 @@ from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import RaggedBatch
 from gerund.inference.generate import reproducibility
 from gerund.inference.generate.batch_decoder import PrefixCache
-from gerund.inference.generate.decoding import LEAST_READ
 from gerund.inference.generate.reproducibility import check_batching, slots_of
 from gerund.inference.generate.slots import Slots, unsupported_reason, without_hooks
 from gerund.language_model import LanguageModel
+from gerund.packed import LEAST_READ
 from tests.tiny import byte_tokenizer, tiny
 
 FIT = ["llama", "qwen3", "gpt2", "gpt_neox", "olmo2", "phi", "opt", "cohere", "qwen2_moe", "deepseek_v2"]

@@ -503,7 +503,8 @@ class IndexSearch:
         """Rank documents for MTEB's queries."""
         assert self._index is not None, "MTEB indexes before it searches"
         options, ranking = self._system.options, {}
-        settings: dict[str, Any] = {"mode": options.mode, "weight": self._system.weight}
+        weight = self._system.weight if options.mode == MODES[0] else None
+        settings: dict[str, Any] = {"mode": options.mode, "weight": weight}
         settings |= self._system.second.keywords
         for query, text in zip(queries["id"], queries["text"], strict=True):
             offered = None if top_ranked is None else top_ranked[query]

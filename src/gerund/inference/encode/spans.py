@@ -1,6 +1,7 @@
 """Vectors of spans and words, pooled from one pass over the full text."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -23,10 +24,10 @@ def check_spans(spans: Any, texts: Sequence[str]) -> list[list[Span]]:
     for index, (text_spans, text) in enumerate(zip(spans, texts, strict=True)):
         listed = list(text_spans) if is_listing(text_spans) else [text_spans]
         for span in listed:
-            whole = isinstance(span, Sequence) and len(span) == 2 and all(isinstance(place, int) for place in span)
+            whole = isinstance(span, Sequence) and len(span) == 2 and all(isinstance(place, Integral) for place in span)
             if not whole or not 0 <= span[0] < span[1] <= len(text):
                 raise TextError(f"{span!r} is no stretch of text {index}, which has {len(text)} characters")
-        checked.append([(span[0], span[1]) for span in listed])
+        checked.append([(int(start), int(end)) for start, end in listed])
     return checked
 
 

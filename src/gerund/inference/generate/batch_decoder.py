@@ -11,8 +11,9 @@ from hashlib import blake2b
 from itertools import islice
 
 from gerund.arrays import Array, library_of
-from gerund.inference.generate.decoding import LEAST_READ, KeyValues, SlotTable
+from gerund.inference.generate.decoding import KeyValues, SlotTable
 from gerund.inference.generate.sequence import CancelFlag, Cancelled, Fail, SequenceState, advance
+from gerund.packed import LEAST_READ
 
 
 class PrefixCache:

@@ -12,9 +12,6 @@ from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import CancelFlag, Emit, RequestSettings, SequenceState
 from gerund.types import Guarantee
 
-LEAST_READ = 16
-"""Least number of tokens that are read where the rest of a prompt is cached: fewer take other kernels."""
-
 KeyValues = list[tuple[Array, Array]]
 """Keys and values ``(key heads, T, head_dim)`` of some tokens, by layer."""
 

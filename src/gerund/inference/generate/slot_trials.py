@@ -7,7 +7,8 @@ import numpy as np
 
 from gerund.arrays import Array, library_of
 from gerund.errors import GerundError
-from gerund.inference.generate.decoding import LEAST_READ, SlotTable
+from gerund.inference.generate.decoding import SlotTable
+from gerund.packed import LEAST_READ
 
 # A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes in blocks.
 _LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (1, 3, 8, 10, 19, 32)

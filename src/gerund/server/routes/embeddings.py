@@ -186,11 +186,12 @@ async def search(body: SearchRequest, request: Request, service: Served) -> dict
             404,
             code="no_index",
         )
-    asked = {name: getattr(body, name) for name in ("filter", "weight", *RerankKeywords.__annotations__)}
+    stages = [name for name in RerankKeywords.__annotations__ if name != "rerank"]
+    asked = {name: getattr(body, name) for name in ("filter", "weight", "rerank", *stages)}
     how = {"mode": body.mode or "hybrid", **{name: value for name, value in asked.items() if value is not None}}
 
     def param_of(error: Exception) -> str:
-        return next((field for field in ("filter", "weight") if field in str(error)), "query")
+        return next((field for field in (*stages, "filter", "weight") if field in str(error)), "query")
 
     async with service.context(request) as context:
         with errors_about(param_of):
