@@ -7,22 +7,18 @@ import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lancedb
 import numpy as np
-import pyarrow as pa
 import pytest
-from lancedb.index import FTS
 
 from gerund.errors import DataError, InputError, MissingDependencyError, ResourceError
 from gerund.retrieval import lance_store
 from gerund.retrieval.documents import Chunking, Document
-from gerund.retrieval.indexing import Writer
-from gerund.retrieval.lance_store import TERMS, LanceStore, terms_of
+from gerund.retrieval.lance_store import LanceStore, _table_name
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
-from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, cut_lines, embed, sources, stored, vector_of
+from tests.retrieval.helpers import ABOUT, DIMENSIONS, chunk, cut_lines, embed, sources, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,118 +41,14 @@ def test_it_is_opened_again_and_readers_see_what_another_wrote(tmp_path):
         reader.words(KeywordQuery.of('"of text"'), 9)
 
 
-def older(place: Path) -> None:
-    """Make an index as versions did that left the analysis of words to LanceDB."""
-    store = LanceStore(place)
-    store.create(ABOUT)
-    chunks = [chunk("a", "The Who played in Genève."), chunk("b", "中国的首都是北京。", title="China")]
-    stored(store, chunks)
-    table = lancedb.connect(place).open_table(store._current())
-    table.drop_columns([TERMS])
-    table.add_columns(pa.schema([("words", pa.string())]))
-    texts = {"id": [one.id for one in chunks], "words": [one.indexed_text for one in chunks]}
-    table.merge_insert("id").when_matched_update_all().execute(pa.table(texts))
-    table.create_index("words", config=FTS(with_position=True, language="English"))
-
-
-def test_words_of_an_older_index_are_analysed_again_when_they_are_needed(tmp_path, caplog):
-    older(tmp_path / "my.index")
-    store = LanceStore(tmp_path / "my.index")
-    before = store.vectors(vector_of("The Who played in Genève."), 2)
-    assert (store.count(), caplog.messages) == (2, [])
-    assert sources(store.words(KeywordQuery.of('"the who" geneve'), 5)) == ["a"]
-    assert sources(store.words(KeywordQuery("首都"), 5)) == ["b"]
-    assert sources(store.words(KeywordQuery("china"), 5)) == ["b"]
-    assert caplog.messages == [f"{store.name} was written by another version of gerund: its words are indexed again"]
-    assert store.vectors(vector_of("The Who played in Genève."), 2) == before
-    stored(store, [chunk("b", "Changed."), chunk("c", "New.")])
-    assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery("changed new"), 5)) in (["b", "c"], ["c", "b"])
-    assert len(caplog.messages) == 1
-
-
-def test_a_migration_that_an_older_version_left_is_finished(tmp_path):
-    place, about = tmp_path / "my.index", IndexMetadata("other", "m", DIMENSIONS, "x", Chunking(9))
-    older(place)
-    LanceStore(place).create_successor(about)
-    other = lancedb.connect(place).open_table(LanceStore(place).create_successor(about)._generation)
-    other.drop_columns([TERMS])
-    other.add_columns(pa.schema([("words", pa.string())]))
-    store = LanceStore(place)
-    new = store.create_successor(about)
-    stored(new, [chunk("c", "New words.")])
-    store.swap(new)
-    assert sources(LanceStore(place).words(KeywordQuery("new"), 5)) == ["c"]
-
-
-def test_two_readers_of_an_older_index_on_an_object_store_do_not_hinder_each_other(tmp_path, monkeypatch):
-    older(tmp_path / "my.index")
-    barrier = threading.Barrier(2)
-    # Both see that the column is missing before either adds it.
-    add = lancedb.table.LanceTable.add_columns
-    monkeypatch.setattr(lancedb.table.LanceTable, "add_columns", lambda *all: (barrier.wait(10), add(*all)))
-    place = (tmp_path / "my.index").as_uri()
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: sources(LanceStore(place).words(KeywordQuery("geneve"), 5)), range(2)))
-    assert found == [["a"], ["a"]]
-    assert sources(LanceStore(place).words(KeywordQuery("首都"), 5)) == ["b"]
-
-
-def test_an_older_index_is_not_taken_for_one_that_was_interrupted(tmp_path):
-    older(tmp_path / "my.index")
-    assert not Writer(LanceStore(tmp_path / "my.index"), cut_lines, embed, None).tidied().completed
-    assert LanceStore(tmp_path / "my.index").is_tidy()
-    stored(LanceStore(tmp_path / "my.index"), [chunk("c", "New words.")])
-    assert Writer(LanceStore(tmp_path / "my.index"), cut_lines, embed, None).tidied().completed
-    assert LanceStore(tmp_path / "my.index").is_tidy()
-
-
-def test_an_index_of_words_that_was_not_finished_is_finished(tmp_path, caplog):
+def test_a_creation_that_was_killed_is_finished(tmp_path, caplog):
+    LanceStore(tmp_path / "my.index")._create_tables(_table_name(ABOUT), ABOUT)
+    lancedb.connect(tmp_path / "my.index").open_table(_table_name(ABOUT)).drop_index("terms_idx")
     store = LanceStore(tmp_path / "my.index")
     store.create(ABOUT)
     stored(store, [chunk("a", "Bread rises.")])
-    lancedb.connect(tmp_path / "my.index").open_table(store._current()).drop_index("terms_idx")
     assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery("bread"), 5)) == ["a"]
     assert caplog.messages == [f"{store.name}: the index of its words was not finished, and is finished now"]
-
-
-def test_an_older_index_is_written_into_and_what_was_interrupted_is_finished(tmp_path, monkeypatch):
-    older(tmp_path / "my.index")
-    store = LanceStore(tmp_path / "my.index")
-    monkeypatch.setattr("gerund.retrieval.lance_store._BATCH_ROWS", 1)
-    monkeypatch.setattr("gerund.retrieval.lance_store.terms_of", fails_at_the_second())
-    with pytest.raises(KeyboardInterrupt):
-        stored(store, [chunk("c", "New.")])
-    monkeypatch.undo()
-    stored(LanceStore(tmp_path / "my.index"), [chunk("c", "New words.")])
-    assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery("geneve new 北京"), 5)) != []
-    for query, wanted in {"geneve": "a", "北京": "b", "new": "c"}.items():
-        assert sources(LanceStore(tmp_path / "my.index").words(KeywordQuery(query), 5)) == [wanted]
-
-
-def fails_at_the_second():
-    calls = []
-
-    def terms(one, analyzer):
-        calls.append(one)
-        if len(calls) > 1:
-            raise KeyboardInterrupt
-        return terms_of(one, analyzer)
-
-    return terms
-
-
-@pytest.mark.parametrize("step", ["filelock.FileLock.acquire", "lancedb.table.LanceTable.add_columns"])
-def test_an_older_index_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch, step):
-    older(tmp_path / "my.index")
-
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied (os error 13)")
-
-    monkeypatch.setattr(step, refuse)
-    with pytest.raises(InputError, match="have to be indexed again, for which its folder must be writable"):
-        LanceStore(tmp_path / "my.index").words(KeywordQuery("x"), 5)
-    monkeypatch.undo()
-    assert len(LanceStore(tmp_path / "my.index").vectors(vector_of("x"), 5)) == 2
 
 
 def test_what_is_there_and_is_no_index(tmp_path):

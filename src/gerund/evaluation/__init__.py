@@ -11,13 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gerund.evaluation.mteb import MTEBEncoder
-    from gerund.evaluation.registry import select, tasks_in
-    from gerund.evaluation.run import evaluate
-    from gerund.evaluation.systems.selection import systems_of
-    from gerund.evaluation.task import EvaluationConfig, Score, Task
-    from gerund.evaluation.tasks.lm_eval import lm_eval_model
-    from gerund.evaluation.tuning import tune
+    from gerund.evaluation.mteb import MTEBEncoder as MTEBEncoder
+    from gerund.evaluation.registry import select as select
+    from gerund.evaluation.registry import tasks_in as tasks_in
+    from gerund.evaluation.run import evaluate as evaluate
+    from gerund.evaluation.systems.selection import systems_of as systems_of
+    from gerund.evaluation.task import EvaluationConfig as EvaluationConfig
+    from gerund.evaluation.task import Score as Score
+    from gerund.evaluation.task import Task as Task
+    from gerund.evaluation.tasks.lm_eval import lm_eval_model as lm_eval_model
+    from gerund.evaluation.tuning import tune as tune
 
 # Imported on first use: mteb alone takes seconds.
 _WHERE = {
@@ -33,18 +36,7 @@ _WHERE = {
     "tune": "tuning",
 }
 
-__all__ = [
-    "EvaluationConfig",
-    "MTEBEncoder",
-    "Score",
-    "Task",
-    "evaluate",
-    "lm_eval_model",
-    "select",
-    "systems_of",
-    "tasks_in",
-    "tune",
-]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

@@ -123,11 +123,15 @@ class Prompter:
     def prompt(self, question: str, sources: Sequence[Source], history: Sequence[Message]) -> Prompt:
         """Return instructions, earlier turns, sources and question."""
         content = f"Sources:\n\n{listed(sources)}\n\nQuestion: {question.strip()}"
+        return self._after_turns(history, content, f"{content}\nAnswer:")
+
+    def _after_turns(self, history: Sequence[Message], content: str, plain: str) -> Prompt:
+        """Return instructions, earlier turns and the last one: ``plain`` for a model that doesn't chat."""
         if self.chats:
             return self._with_system(self.instructions, [*history, Message(role="user", content=content)])
         labels = {"user": "Question", "assistant": "Answer"}
         turns = "".join(f"{labels[turn['role']]}: {turn['content'].strip()}\n\n" for turn in history)
-        return f"{self.instructions}\n\n{turns}{content}\nAnswer:"
+        return f"{self.instructions}\n\n{turns}{plain}"
 
     def of_document(self, questions: Sequence[str], answers: Sequence[str], title: str, text: str) -> Prompt:
         """Return a document, then earlier questions with their answers, and the last question."""

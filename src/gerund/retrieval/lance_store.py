@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,20 +64,15 @@ FIELDS = ("source", "start", "stop", "text", "number", "tokens", "title", "headi
 """The columns of a chunk, in the order of its attributes."""
 
 TERMS = "terms"
-"""The column of a chunk's terms, separated by spaces. If the analysis of words ever changes, the column gets another
-name, so that stored chunks are analyzed again."""
+"""The column of a chunk's terms, separated by spaces."""
 
 MULTI = "multi"
 """The column of a chunk's token vectors, in an index that has them."""
-
-# The column that was indexed before there were terms: the text that is searched, as its author wrote it.
-_OLD_TERMS = "words"
 
 # Up to this number of rows every vector is compared, which misses none; above, an index of exact vectors (IVF_FLAT) is
 # faster. Not LanceDB's default (IVF_PQ): its recall@10 was 0.22 on vectors of a language model.
 FLAT_ROWS = 100_000
 _PROBES = 50
-_BATCH_ROWS = 10_000
 _LOCK_SECONDS = 600
 # Readers of an old version have this time to finish.
 _RETENTION = timedelta(hours=1)
@@ -111,7 +105,6 @@ class LanceStore:
         self._generation: str | None = None
         self._tables: dict[str, Any] = {}
         self._analyzers: dict[str, Analyzer] = {}
-        self._with_terms: set[str] = set()
         self._lock, self._depth = threading.RLock(), 0
         if self._folder is not None:
             _require_index_folder(self._folder)
@@ -200,7 +193,7 @@ class LanceStore:
         if not sources:
             return
         with self.locked(), self._errors():
-            table, condition = self._table_with_terms(), one_of_sources(sources)
+            table, condition = self._table(self._require_current()), one_of_sources(sources)
             exists = table.count_rows(condition)
             rows = None
             if chunks:
@@ -299,10 +292,8 @@ class LanceStore:
             return False
         with suppress(InputError, ResourceError), self.locked(wait=0):
             if not self.is_tidy():
-                # If an earlier version wrote the index, no writer was killed: its words are analyzed again.
-                was_interrupted = TERMS in self._table(self._require_current()).schema.names
                 self.tidy()
-                return was_interrupted
+                return True
         return False
 
     def tidy(self) -> None:
@@ -310,8 +301,6 @@ class LanceStore:
         generation = self._require_current()
         with self.locked(), self._errors():
             table = self._table(generation)
-            if not _has_terms(table):
-                _add_terms(table, self._analyzer(), self.name)
             if table.count_rows() >= FLAT_ROWS and not _has_index(table, "vector"):
                 from lancedb.index import IvfFlat
 
@@ -393,10 +382,11 @@ class LanceStore:
 
         import pyarrow as pa
 
-        if name in self._table_names():  # of an interrupted migration, perhaps by an earlier version
+        if name in self._table_names():  # of an interrupted creation or migration
             table = db.open_table(name)
-            if not _has_terms(table):
-                _add_terms(table, Analyzer(about.chunking.language), self.name)
+            if not _has_index(table, TERMS):
+                _log.warning("%s: the index of its words was not finished, and is finished now", self.name)
+                table.create_index(TERMS, config=_terms_index())
         else:
             metadata = {METADATA: about.to_json().encode()}
             columns = _schema(about.dimensions, about.chunking.precision, multi=about.chunking.multi > 0)
@@ -407,7 +397,6 @@ class LanceStore:
     def _by_words(self, query: KeywordQuery, columns: list[str], limit: int, where: str | None) -> Any:
         """Return the rows that BM25 finds; None for a query without a word."""
         with self._errors():
-            self._table_with_terms()
             lance_query = _full_text_query(query, self._analyzer())
         if lance_query is None:
             return None
@@ -420,25 +409,6 @@ class LanceStore:
             assert about is not None
             self._analyzers[generation] = Analyzer(about.chunking.language)
         return self._analyzers[generation]
-
-    def _table_with_terms(self) -> Any:
-        """Return the table of chunks; the words of an index by another version of gerund are analyzed again, once."""
-        generation = self._require_current()
-        table = self._table(generation)
-        if generation in self._with_terms:
-            return table
-        if not _has_terms(table):
-            try:
-                with self.locked(), self._errors():
-                    if not _has_terms(table):  # no other process has done it in the meantime
-                        _add_terms(table, self._analyzer(), self.name)
-            except InputError as error:  # the system refuses; a full disk is another error
-                raise InputError(
-                    f"the words of {self.name} have to be indexed again, for which its folder must be writable "
-                    f"({error}); search it once where it is writable, or search by vectors alone"
-                ) from error
-        self._with_terms.add(generation)
-        return table
 
     def _search(self, search: Callable[[Any], Any], columns: list[str], limit: int, where: str | None) -> Any:
         """Return the matching rows, with columns in addition to those of a chunk."""
@@ -609,56 +579,6 @@ def _full_text_query(query: KeywordQuery, analyzer: Analyzer) -> Any:
 
 def _has_index(table: Any, column: str) -> bool:
     return any(column in index.columns for index in table.list_indices())
-
-
-def _has_terms(table: Any) -> bool:
-    return _has_index(table, TERMS)
-
-
-def _add_terms(table: Any, analyzer: Analyzer, name: str) -> None:
-    """Analyze the words of an index that an earlier version of gerund wrote; vectors are unchanged.
-
-    Each step is one commit. A process that is killed leaves a table without an index of terms, which the next reader
-    or writer completes. The caller holds the lock, where there is one.
-    """
-    import pyarrow as pa
-
-    if _OLD_TERMS in table.schema.names or TERMS not in table.schema.names:
-        _log.warning("%s was written by another version of gerund: its words are indexed again", name)
-    else:
-        _log.warning("%s: the index of its words was not finished, and is finished now", name)
-    if TERMS not in table.schema.names:
-        with _unless_done(lambda: TERMS in table.schema.names):
-            table.add_columns(pa.schema([(TERMS, pa.string())]))
-    while len(rows := _rows_without_terms(table)):
-        ids = rows.column("id").to_pylist()
-        terms = [terms_of(chunk, analyzer) for chunk in _chunks(rows)]
-        with _unless_done(partial(_have_terms, table, ids)):
-            updates = _text_rows({"id": ids, TERMS: terms})
-            table.merge_insert("id").when_matched_update_all().execute(updates)
-    if _OLD_TERMS in table.schema.names:
-        with _unless_done(lambda: _OLD_TERMS not in table.schema.names):
-            table.drop_columns([_OLD_TERMS])
-    with _unless_done(lambda: _has_terms(table)):
-        table.create_index(TERMS, config=_terms_index())
-
-
-@contextmanager
-def _unless_done(is_done: Callable[[], bool]) -> Iterator[None]:
-    """Ignore the failure of a step that another process has done: on an object store no lock keeps it out."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError):
-        if not is_done():
-            raise
-
-
-def _have_terms(table: Any, ids: list[str]) -> bool:
-    return bool(_rows_without_terms(table).column("id").to_pylist() != ids)
-
-
-def _rows_without_terms(table: Any) -> Any:
-    return table.search().where(f"{TERMS} IS NULL").select(["id", *FIELDS]).limit(_BATCH_ROWS).to_arrow()
 
 
 # Errors

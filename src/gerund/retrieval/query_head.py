@@ -211,20 +211,15 @@ class _QuestionFirst(Prompter):
 
     def prompt(self, question: str, sources: Sequence[Source], history: Sequence[Message]) -> Prompt:
         """Return instructions, earlier turns, question and sources."""
-        return self._rendered(f"{question.strip()}\n\nSources:\n\n{listed(sources)}", history, "\n\nAnswer:")
+        content = f"{question.strip()}\n\nSources:\n\n{listed(sources)}"
+        return self._after_turns(history, content, f"Question: {content}\n\nAnswer:")
 
     def without_sources(self, question: str, history: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation up to the end of its last question."""
         # Sources follow now; in the next turn's history, the end of the turn follows.
-        prompts = [self._rendered(f"{question.strip()}{end}", history) for end in ("", f"\n\n{DUMMIES[0]}")]
+        asked = [f"{question.strip()}{end}" for end in ("", f"\n\n{DUMMIES[0]}")]
+        prompts = [self._after_turns(history, text, f"Question: {text}") for text in asked]
         return common_start(*map(self.prompt_ids, prompts))
-
-    def _rendered(self, last: str, history: Sequence[Message], end: str = "") -> Prompt:
-        if self.chats:
-            return self._with_system(self.instructions, [*history, Message(role="user", content=last)])
-        labels = {"user": "Question", "assistant": "Answer"}
-        turns = "".join(f"{labels[turn['role']]}: {turn['content'].strip()}\n\n" for turn in history)
-        return f"{self.instructions}\n\n{turns}Question: {last}{end}"
 
 
 class ConversationReader(AnswerGenerator):
