@@ -150,9 +150,6 @@ def test_what_an_interrupted_writer_left_out_is_made_up_for(tmp_path, monkeypatc
     assert not store.is_tidy()  # there is no index of vectors yet
     assert LanceStore(tmp_path / "my.index").finish()
     assert {tuple(one.columns) for one in table.list_indices()} == {("terms",), ("vector",)}
-    table.drop_index("terms_idx")
-    assert not store.is_tidy()
-    store.tidy()
     assert store.is_tidy()
     assert len(store.words(KeywordQuery("text"), 400)) == 300
 
