@@ -29,7 +29,7 @@ from gerund import Chunking, Document, Session
 from gerund.jobs.engine import peak_resident_mib
 from gerund.retrieval.documents import Chunk
 from gerund.retrieval.hybrid_search import DEPTH
-from gerund.retrieval.lance_store import LanceStore
+from gerund.retrieval.lance_store import TERMS, LanceStore
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from inputs import demo_texts, random_llama, save, size_of
 from results import Column, Table, median_of
@@ -172,7 +172,7 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
     kinds = {column: one.index_type for one in _indices(store) for column in one.columns}
     scale = 1000 / case["queries"]
     return {
-        "recall": recall, "memory": memory, "words index": kinds["words"],
+        "recall": recall, "memory": memory, "words index": kinds[TERMS],
         "vectors index": kinds.get("vector", "none: every vector"),
         **{name: [one.cpu * scale for one in rounds.spent[name]] for name in ("words", "vectors")},
     }  # fmt: skip
