@@ -192,7 +192,7 @@ def _pair_step(
     else:
         # A micro-batch is so many queries; its parts are that many texts of each group.
         chunks = [[part] for part in groups(batch, size)]
-    right = 0
+    right = 0.0
     done = 0
     compared = torch.zeros(())
     extra_losses: list[Tensor] = []

@@ -102,7 +102,7 @@ class PairLosses(Losses):
         return vectors_BD
 
     @abstractmethod
-    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
+    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, float]:
         """Return the mean loss over this process's queries, and how many rank their positive first.
 
         The vectors are those of all groups, one group after the other, in the order of ``batch``. With ``gather`` the

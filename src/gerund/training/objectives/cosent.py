@@ -7,7 +7,7 @@ Shapes: B pairs, D dimensions.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from gerund.training.objectives.base import Batch, Batches, Context, Objective, 
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.settings import CosentConfig
 from gerund.training.processes import gather_numbers, gather_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def prepare(context: Context, config: CosentConfig) -> Objective:
@@ -79,13 +76,8 @@ class CosentLosses(PairLosses):
     def __init__(self, encoder: VectorEncoder, temperature: float) -> None:
         self.heads, self.temperature = encoder, temperature
 
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
-        """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
-        vectors_BD: Tensor = self.heads(model, part)
-        return vectors_BD
-
-    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
-        """Return the loss of all pairs, and how many pairs' worth of them are in the order of the scores."""
+    def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, float]:
+        """Return the loss of all pairs, and the share of them in the order of the scores times this process's pairs."""
         first_BD, second_BD = vectors_ND.float().chunk(2)
         cosines_B, scores_B = functional.cosine_similarity(first_BD, second_BD), batch["query"]["score"]
         pairs = len(cosines_B)
@@ -93,4 +85,4 @@ class CosentLosses(PairLosses):
             # Every process has the loss of all pairs, of which its own rows take their part of the gradient.
             cosines_B, scores_B = gather_rows(cosines_B[:, None])[0][:, 0], gather_numbers(scores_B)
         loss = cosent(cosines_B, scores_B, temperature=self.temperature)
-        return loss, round(pairs * ordered(cosines_B, scores_B).item())
+        return loss, pairs * ordered(cosines_B, scores_B).item()
