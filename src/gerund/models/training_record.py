@@ -13,7 +13,7 @@ RECORD = "training.json"
 """The record of a training in a model's folder."""
 # The training objectives for infilling, and for vectors.
 _FILLING = "msg"
-_EMBEDDING = frozenset({"contrastive", "distill", "gen", "gur", "late", "simcse", "sscl", "unimae"})
+_EMBEDDING = frozenset({"contrastive", "cosent", "distill", "gen", "gur", "late", "simcse", "sscl", "unimae"})
 
 
 def is_trained_to_infill(settings: Path | None, folders: Mapping[Job, Path], spec: ModelSpec) -> bool:
