@@ -17,7 +17,7 @@ from gerund.inference.infill.sentinels import sentinel_ids, spans_of
 from gerund.language_model import LanguageModel
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.types import Generation
+from gerund.types import Generation, TokenLogprob
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5
 
@@ -98,11 +98,15 @@ class TestEncoding:
 class TestWriting:
     def test_is_that_of_transformers(self, lm, folder):
         plain = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-        found = lm.generate(TEXTS, 8)
+        found = lm.generate(TEXTS, 8, logprobs=0)
         for text, one in zip(TEXTS, found, strict=True):
             ids = torch.tensor([lm.tokenizer(text)["input_ids"]])
             [expected] = plain.generate(ids, max_new_tokens=8, do_sample=False).tolist()
             assert one.token_ids == [token for token in expected[1:] if token != 2]
+            with torch.no_grad():
+                logprobs_NV = plain(ids, labels=torch.tensor([one.token_ids])).logits[0].log_softmax(-1)
+            expected = logprobs_NV[range(len(one.token_ids)), one.token_ids].tolist()
+            assert [token.logprob for token in one.logprobs] == pytest.approx(expected, abs=1e-5)
 
     def test_draws_do_not_depend_on_the_batch(self, lm):
         sampling = gerund.Sampling(temperature=1.0, seed=4)
@@ -130,9 +134,10 @@ class TestFilling:
         written = [marks[0], *words[0], marks[1], *words[1], marks[2]]
         asked = []
 
-        def write(model, tokenizer, prompts, _settings):
+        def write(model, tokenizer, prompts, settings):
             asked.extend(prompts)
-            return [Generation("", written, 0.0, True)]
+            logprobs = [TokenLogprob(token, b"", -place / 4) for place, token in enumerate(written)]
+            return [Generation("", written, 0.0, True, logprobs=logprobs)] if settings.logprobs == 0 else []
 
         monkeypatch.setattr(sentinels, "generate", write)
         found = lm.infill("The [blank] sat in the [blank].")
@@ -140,12 +145,8 @@ class TestFilling:
         assert found.text == "The cat sat in the rain and."
         assert found.spans == [" cat", " rain and"]
         assert found.lengths == [len(words[0]), len(words[1])]
-        with torch.no_grad():
-            logits = lm.model(
-                input_ids=torch.tensor([lm.tokenizer(asked[0])["input_ids"]]), labels=torch.tensor([written])
-            ).logits[0]
-        logprobs = logits.log_softmax(-1)[range(len(written)), written]
-        assert found.scores[0] == pytest.approx(float(logprobs[1 : 1 + len(words[0])].mean()), abs=1e-5)
+        places = [range(1, 1 + len(words[0])), range(2 + len(words[0]), len(written) - 1)]
+        assert found.scores == [-sum(each) / 4 / len(each) for each in places]
 
     def test_several_are_drawn_and_the_best_is_kept(self, lm):
         sampling = gerund.Sampling(temperature=1.0, seed=1)

@@ -152,6 +152,15 @@ def _progress_text(label: str, done: int, total: int | None, seconds: float) -> 
 logger = logging.getLogger("gerund")
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "document"), counted(2000, "document")
+    ('1 document', '2,000 documents')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 @cache
 def say_once(message: str) -> None:
     """Log a message once per process; child processes log only where they print notes themselves."""

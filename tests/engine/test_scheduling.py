@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -105,12 +106,11 @@ def test_writing_does_not_catch_up_for_ever() -> None:
 def test_work_goes_on_only_while_it_is_let() -> None:
     done: list[int] = []
 
-    def work(asked) -> str:
+    def work(asked) -> None:
         for number in range(3):
             done.append(number)
             if asked.is_set():
-                return "ended"
-        return "whole"
+                return
 
     steps = Stepwise(work)
     time.sleep(0.01)
@@ -121,21 +121,23 @@ def test_work_goes_on_only_while_it_is_let() -> None:
     assert done == [0, 1]
     while not steps.step():
         pass
-    assert (steps.result, done, steps.step()) == ("whole", [0, 1, 2], True)
+    assert (done, steps.step()) == ([0, 1, 2], True)
 
 
 def test_work_is_ended_before_it_began_within_a_step_and_after_an_error() -> None:
-    def endless(asked) -> str:
+    begun: list[str] = []
+
+    def endless(asked, name) -> None:
+        begun.append(name)
         while not asked.is_set():
             pass
-        return "ended"
 
-    unstarted, begun = Stepwise(endless), Stepwise(endless)
-    begun.step()
-    for steps in (unstarted, begun):
+    first, second = (Stepwise(partial(endless, name=name)) for name in ("first", "second"))
+    second.step()
+    for steps in (first, second):
         steps.end()
         assert steps.is_over
-    assert (unstarted.result, begun.result) == (None, "ended")
+    assert begun == ["second"]
 
     def broken(asked) -> None:
         raise ValueError("broken")

@@ -29,14 +29,14 @@ from gerund.adaptation.config import (
     MOST_SEARCHED,
     AdaptConfig,
 )
-from gerund.data.files import checked_text, opened
+from gerund.data.files import checked_text, field_of, opened
 from gerund.data.mining import MiningConfig, mine
 from gerund.data.passages import sentence_bounds
 from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.jobs.files import atomic_file
 from gerund.normalization import normalized
-from gerund.progress import progress
+from gerund.progress import counted, progress
 from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings, find_files
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.formats import Section
@@ -68,11 +68,11 @@ class Collected:
         >>> Collected((Document("a", "A."),), 2, (Failure("b.txt", "b.txt: there is no text in it"),), 0).summary
         '1 document in 2 files; left out: 1 file that could not be read to its end'
         """
-        text = f"{_count(len(self.documents))} in {_count(self.files, 'file')}"
+        text = f"{counted(len(self.documents), 'document')} in {counted(self.files, 'file')}"
         skipped = []
         if self.failed:
             its = "their" if len(self.failed) > 1 else "its"
-            skipped.append(f"{_count(len(self.failed), 'file')} that could not be read to {its} end")
+            skipped.append(f"{counted(len(self.failed), 'file')} that could not be read to {its} end")
         if self.repeated:
             skipped.append(f"{self.repeated:,} with the same text as another")
         return f"{text}; left out: {', '.join(skipped)}" if skipped else text
@@ -145,11 +145,9 @@ def read_questions(path: Path, sources: Sequence[str], roots: Sequence[str] = ()
     names = _names(sources, roots)
     questions: dict[str, dict[str, None]] = {}
     for where, row in json_lines(path):
-        for name in ("question", "source"):
-            if name not in row:
-                raise DataError(f"{where}: no field {name!r}; present are: {', '.join(map(str, row)) or 'none'}")
-        question = _unquoted(checked_text(row["question"], where, "question"))
-        answers = row["source"] if isinstance(row["source"], list) else [row["source"]]
+        asked, answers = (field_of(row, name, where) for name in ("question", "source"))
+        question = _unquoted(checked_text(asked, where, "question"))
+        answers = answers if isinstance(answers, list) else [answers]
         for name, value in (("question", question), ("source", answers)):
             if not value:
                 raise DataError(f"{where}: {name!r} is empty")
@@ -302,8 +300,8 @@ def without_beginning(document: Document, count: int) -> Document:
 
 def common_titles(documents: Sequence[Document]) -> frozenset[str]:
     """Return the titles that more than three documents have."""
-    counted = Counter(" ".join(document.title.split()) for document in documents)
-    return frozenset(title for title, count in counted.items() if count > _MOST_OF_A_TITLE)
+    times = Counter(" ".join(document.title.split()) for document in documents)
+    return frozenset(title for title, count in times.items() if count > _MOST_OF_A_TITLE)
 
 
 def order_of(document: Document, seed: int) -> bytes:
@@ -322,8 +320,8 @@ def split_documents(documents: Sequence[Document], options: AdaptConfig, roots: 
     needed = LEAST_QUERIES + LEAST_DOCUMENTS
     if len(documents) < needed:
         raise DataError(
-            f"{_count(len(documents))} are too few to adapt to: {LEAST_QUERIES} are held out to measure on and "
-            f"{LEAST_DOCUMENTS} more are needed to train on; give {needed} or more"
+            f"{counted(len(documents), 'document')} are too few to adapt to: {LEAST_QUERIES} are held out to measure "
+            f"on and {LEAST_DOCUMENTS} more are needed to train on; give {needed} or more"
         )
     common = common_titles(documents)
     count = min(max(round(options.held_out * len(documents)), LEAST_QUERIES), MOST_QUERIES)
@@ -370,14 +368,10 @@ def _split_by_questions(documents: Sequence[Document], options: AdaptConfig, roo
 def _checked(split: Split) -> Split:
     if len(split.training) < LEAST_DOCUMENTS:
         raise DataError(
-            f"{_count(len(split.training))} are left to train on when those of the queries are held out; "
+            f"{counted(len(split.training), 'document')} are left to train on when those of the queries are held out; "
             f"{LEAST_DOCUMENTS} are needed: give more documents, or fewer questions"
         )
     return split
-
-
-def _count(number: int, noun: str = "document") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"

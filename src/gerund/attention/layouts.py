@@ -20,7 +20,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.cache_names import cache_in
 from gerund.attention.masked import attach_masked
 from gerund.attention.preemption import pause
-from gerund.attention.recurrent import attach_recurrent, handed_down, kind_of
+from gerund.attention.recurrent import attach_recurrent, handed_down, hidden_of, input_of, kind_of
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.settings.plan import Stream
 
@@ -227,18 +227,6 @@ def run_again(layer: nn.Module, hidden_BTD: Tensor, args: tuple[Any, ...], kwarg
     if args:
         return hidden_of(layer.forward(hidden_BTD, *args[1:], **kwargs))
     return hidden_of(layer.forward(**{**kwargs, "hidden_states": hidden_BTD}))
-
-
-def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the states ``(B, T, D)`` that a layer was called with."""
-    hidden_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
-    return hidden_BTD
-
-
-def hidden_of(output: Any) -> Tensor:
-    """Return the states ``(B, T, D)`` in what a layer returned."""
-    hidden_BTD: Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden_BTD
 
 
 def combine(left: Tensor, right: Tensor, stream: Stream) -> Tensor:

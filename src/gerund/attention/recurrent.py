@@ -263,15 +263,15 @@ def _begin(order: "Order", args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ConfigError("an attention plan covers a whole text: it cannot be combined with cached states")
     # Without padding in front no mask is needed, and no such module knows the plan, which some of their kernels refuse.
     kwargs = {name: value for name, value in kwargs.items() if name != "attention_plan"} | {"attention_mask": None}
-    return _with_input(order.before(_input(args, kwargs)), args, kwargs)
+    return _with_input(order.before(input_of(args, kwargs)), args, kwargs)
 
 
 def _end(order: "Order", module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Return a recurrent module's output in the text's order, with that of the reversed text added where both count."""
-    own_BTD = _states(output)
+    own_BTD = hidden_of(output)
     if order.direction is Direction.BIDIRECTIONAL:
-        args, kwargs = _with_input(order.reverse(_input(args, kwargs)), args, kwargs)
-        own_BTD = own_BTD + order.reverse(_states(module.forward(*args, **kwargs)))
+        args, kwargs = _with_input(order.reverse(input_of(args, kwargs)), args, kwargs)
+        own_BTD = own_BTD + order.reverse(hidden_of(module.forward(*args, **kwargs)))
     own_BTD = order.after(own_BTD)
     return (own_BTD, *output[1:]) if isinstance(output, tuple) else own_BTD
 
@@ -326,7 +326,8 @@ def _taken(hidden_BTD: Tensor, place_BT: Tensor) -> Tensor:
     return hidden_BTD.gather(1, place_BT[..., None].expand_as(hidden_BTD))
 
 
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the states ``(B, T, D)`` that a layer was called with."""
     hidden_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
     return hidden_BTD
 
@@ -337,6 +338,7 @@ def _with_input(
     return ((hidden_BTD, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden_BTD})
 
 
-def _states(output: Any) -> Tensor:
+def hidden_of(output: Any) -> Tensor:
+    """Return the states ``(B, T, D)`` in what a layer returned."""
     hidden_BTD: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden_BTD

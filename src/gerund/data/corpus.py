@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
-from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, json_row, opened
+from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, field_of, json_row, opened
 from gerund.data.tables import column_at, column_values, parquet_file
 from gerund.errors import ConfigError, DataError, unknown_name
 
@@ -194,9 +194,7 @@ def document_of(record: Record, *, text_column: str = "text", title_column: str 
     text = text.lstrip("\ufeff") if record.number == 1 else text
     if record.unit:
         row = json_row(text, where)
-        if text_column not in row:
-            raise DataError(f"{where}: no field {text_column!r}; present are: {', '.join(row) or 'none'}")
-        return _document(row[text_column], row.get(title_column), where, text_column)
+        return _document(field_of(row, text_column, where), row.get(title_column), where, text_column)
     ending = corpus_format(record.path)
     heading = _HEADING.search(_FENCED.sub("", text)) if ending.startswith(".md") else None
     return Document(text=text, title=heading["title"] if heading else record.path.name[: -len(ending)])

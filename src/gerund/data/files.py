@@ -5,7 +5,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,6 +81,13 @@ def json_row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
+def field_of(row: Mapping[str, Any], name: str, where: str) -> Any:
+    """Return a field that a row must have."""
+    if name not in row:
+        raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row) or 'none'}")
+    return row[name]
+
+
 def checked_text(value: object, where: str, column: str) -> str:
     """Return a value of a row that must be a string without lone surrogates; a ``DataError`` begins with ``where``."""
     if not isinstance(value, str):
@@ -91,3 +98,11 @@ def checked_text(value: object, where: str, column: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: {column!r} holds a lone surrogate at character {error.start}") from error
     return value
+
+
+def filled_text(value: object, where: str, column: str) -> str:
+    """Return a value of a row that must be a text with more than white space."""
+    text = checked_text(value, where, column)
+    if not text.strip():
+        raise DataError(f"{where}: {column!r} is empty")
+    return text

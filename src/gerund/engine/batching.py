@@ -23,7 +23,6 @@ from gerund.inference.generate.batch_decoder import BatchDecoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.decoding import Decoding
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.generate.sequence import CancelFlag, Cancelled, Emit, Piece, SequenceState
 from gerund.inference.tokens import Tokens
 from gerund.types import Generation
@@ -185,11 +184,8 @@ class Request:
     def of(cls, lm: "ServedModel", prompt: Prompt, settings: GenerationConfig, on_text: Emit | None) -> "Request":
         """Validate a request without running the model."""
         ids = prompt_ids(lm.model, lm.tokenizer, prompt)
-        decoding = writing_of(lm)
-        resolved = decoding.request_settings(settings)
-        [seed] = request_seeds(settings.sampling, 1)
         callback = None if on_text is None else _contained(on_text)
-        rows = decoding.new_sequences(resolved, ids, seed, emit=callback)
+        rows = writing_of(lm).sequences([ids], settings, callback)
         return cls(ids, settings, rows, rows[0].room)
 
     @property
@@ -448,13 +444,12 @@ class Stepwise:
     So the thread runs only while the caller of ``step`` waits.
     """
 
-    def __init__(self, work: Callable[[CancelFlag], object]) -> None:
+    def __init__(self, work: Callable[[CancelFlag], None]) -> None:
         self._work = work
         self._go, self._came_back = threading.Semaphore(0), threading.Semaphore(0)
         self._ends = False
         self._since = 0.0
         self.is_over = False
-        self.result: object = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gerund-engine-own-loop", daemon=True)
         self._thread.start()
@@ -492,7 +487,7 @@ class Stepwise:
         try:
             if not self._ends:
                 with pausing(self._between_layers):
-                    self.result = self._work(self)
+                    self._work(self)
         except BaseException as error:
             self.error = error
         finally:

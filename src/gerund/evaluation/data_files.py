@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.corpus import FORMATS, Document, clean_text, read_documents
-from gerund.data.files import checked_text, decode, json_row, opened
+from gerund.data.files import checked_text, decode, field_of, filled_text, json_row, opened
 from gerund.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.xz", ".jsonl.gz")
@@ -36,21 +36,18 @@ class Row:
 
     def text(self, name: str) -> str:
         """Return a text field."""
-        return checked_text(self._get(name), self.where, name)
+        return checked_text(field_of(self.values, name, self.where), self.where, name)
 
     def label(self, name: str) -> str:
         """Return a class as text; the file may have a text or a whole number."""
-        value = self._get(name)
+        value = field_of(self.values, name, self.where)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        text = checked_text(value, self.where, name)
-        if not text.strip():
-            raise DataError(f"{self.where}: {name!r} is empty")
-        return text
+        return filled_text(value, self.where, name)
 
     def number(self, name: str) -> float:
         """Return a finite number."""
-        value = self._get(name)
+        value = field_of(self.values, name, self.where)
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -58,11 +55,6 @@ class Row:
         if not math.isfinite(number) or isinstance(value, bool):
             raise DataError(f"{self.where}: {name!r} is not a number: {str(value)[:40]!r}")
         return number
-
-    def _get(self, name: str) -> Any:
-        if name not in self.values:
-            raise DataError(f"{self.where}: no field {name!r}; present are: {', '.join(self.values) or 'none'}")
-        return self.values[name]
 
 
 def read_json_lines(path: Path, *, limit: int | None = None) -> list[Row]:

@@ -95,6 +95,16 @@ def encode_texts(
     return [encoded[place] for place in range(len(texts))]
 
 
+def prompted(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str = "") -> str:
+    """Return a text behind its prompt: the prompt's control tokens are parsed, those in the text are plain text."""
+    if not prompt:
+        return text
+    whole = prompt + text
+    if not frame_of(tokenizer, prompt, "").has_control:
+        return whole
+    return Rendered(whole, literal=[(len(prompt), len(whole))] if text else [], with_specials=True)
+
+
 def pair_ids(tokenizer: PreTrainedTokenizerBase, first: str, second: str, most: int | None) -> list[int]:
     """Return the token ids of two texts in the tokenizer's layout of pairs, special tokens included.
 
@@ -413,7 +423,7 @@ def _is_local_state(state: dict[str, Any]) -> bool:
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that end a text."""
-    configured = model.generation_config.eos_token_id
+    configured = getattr(model.generation_config, "eos_token_id", None)  # an encoder has no config for that
     ends = list(configured) if isinstance(configured, (list, tuple)) else [configured]
     ends.append(tokenizer.eos_token_id)
     return list(dict.fromkeys(end for end in ends if end is not None))

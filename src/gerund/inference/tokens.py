@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gerund.checks import check_unicode, one_of
 from gerund.errors import ConfigError, TextError
-from gerund.inference.text_ids import Frame, TextIds, cut_start, encode_texts, frame_of, text_ids
+from gerund.inference.text_ids import Frame, TextIds, cut_start, encode_texts, frame_of, prompted, text_ids
 from gerund.normalization import Alignment, normalized
 from gerund.settings.templates import NO_FRAME, Template
 from gerund.types import Rendered
@@ -212,9 +212,7 @@ def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> Fra
 
 def _prompt_length(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int:
     """Return how many tokens what stands before a text has alone, without a special token that closes it."""
-    before = input_format.before
-    text = Rendered(before, with_specials=True) if frame_of(tokenizer, before, "").has_control else before
-    ids = text_ids(tokenizer, text)
+    ids = text_ids(tokenizer, prompted(tokenizer, input_format.before))
     return len(ids) - (ids[-1] in tokenizer.all_special_ids)
 
 

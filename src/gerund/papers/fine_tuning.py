@@ -2,7 +2,6 @@
 
 import copy
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -21,7 +20,7 @@ from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Tokens, token_batches
 from gerund.models.architectures import encoder_of
 from gerund.models.kinds import is_encoder_decoder
-from gerund.papers.linear_probes import accuracy, by_label
+from gerund.papers.linear_probes import accuracy, notes_on, sample_of
 from gerund.progress import progress
 
 # What the gradient is cut to, as in nearly every fine-tuning of an encoder.
@@ -167,7 +166,8 @@ class FineTuning(LabelledTask):
         train, test = self.learnt_and_scored(config)
         accuracies = [
             accuracy(test.labels, self._predicted(system, train.take(sample), test.texts, config, number))
-            for number, sample in enumerate(self._samples(train, config))
+            for number in range(self.runs)
+            for sample in [sample_of(train.labels, self.shots, config.seed, number)]
         ]
         return Score(
             "accuracy",
@@ -175,7 +175,7 @@ class FineTuning(LabelledTask):
             spread=statistics.stdev(accuracies) if self.runs > 1 else None,
             runs=self.runs,
             size=len(test.labels),
-            notes=self._notes(train.labels),
+            notes=notes_on(train.labels, [self.shots]),
         )
 
     def _predicted(
@@ -198,17 +198,3 @@ class FineTuning(LabelledTask):
         if lm.device.type == "cuda":
             torch.cuda.empty_cache()
         return named
-
-    def _samples(self, train: LabelledTexts, config: EvaluationConfig) -> list[list[int]]:
-        """Return of each sample which training texts are learnt from."""
-        return [
-            [place for order in by_label(train.labels, config.seed, number) for place in order[: self.shots]]
-            for number in range(self.runs)
-        ]
-
-    def _notes(self, labels: list[str]) -> tuple[str, ...]:
-        """Count the classes that have fewer examples than a sample takes."""
-        counts = Counter(labels)
-        few = sum(count < self.shots for count in counts.values())
-        note = f"{few} of {len(counts)} classes have fewer than {self.shots} training examples and give all of theirs"
-        return (note,) if few else ()

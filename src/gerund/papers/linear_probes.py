@@ -151,7 +151,7 @@ class FewShot(LabelledTask):
             spread=statistics.stdev(scores[SHOTS[0]]) if self.runs > 1 else None,
             runs=self.runs,
             size=len(test.labels),
-            notes=_notes(train.labels),
+            notes=notes_on(train.labels, SHOTS),
         )
 
     def texts(self, config: EvaluationConfig) -> list[str]:
@@ -161,12 +161,11 @@ class FewShot(LabelledTask):
 
     def _samples(self, train: LabelledTexts, config: EvaluationConfig) -> dict[tuple[int, int], list[int]]:
         """Return by number of shots and of the sample which training texts are learnt from."""
-        samples: dict[tuple[int, int], list[int]] = {}
-        for number in range(self.runs):
-            orders = by_label(train.labels, config.seed, number)
-            for shots in SHOTS:
-                samples[shots, number] = [place for order in orders for place in order[:shots]]
-        return samples
+        return {
+            (shots, number): sample_of(train.labels, shots, config.seed, number)
+            for number in range(self.runs)
+            for shots in SHOTS
+        }
 
 
 def _used(samples: dict[tuple[int, int], list[int]]) -> list[int]:
@@ -174,10 +173,10 @@ def _used(samples: dict[tuple[int, int], list[int]]) -> list[int]:
     return sorted({place for sample in samples.values() for place in sample})
 
 
-def _notes(labels: list[str]) -> tuple[str, ...]:
-    """Count the classes that have fewer examples than a sample takes."""
+def notes_on(labels: list[str], samples: Sequence[int]) -> tuple[str, ...]:
+    """Count the classes that have fewer examples than a sample takes, for each number of examples a class."""
     counts = Counter(labels)
-    few = {shots: sum(count < shots for count in counts.values()) for shots in SHOTS}
+    few = {shots: sum(count < shots for count in counts.values()) for shots in samples}
     return tuple(
         f"{number} of {len(counts)} classes have fewer than {shots} training examples and give all of theirs"
         for shots, number in few.items()
@@ -185,16 +184,13 @@ def _notes(labels: list[str]) -> tuple[str, ...]:
     )
 
 
-def by_label(labels: list[str], seed: int, number: int) -> list[list[int]]:
-    """Return the places of each label's examples in a random order, label after label.
-
-    The first so many of each are a sample; a smaller sample is part of a larger one.
-    """
+def sample_of(labels: list[str], shots: int, seed: int, number: int) -> list[int]:
+    """Return the places of ``shots`` examples of each label, label after label; a smaller sample is part of it."""
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(label, []).append(place)
     rng = np.random.default_rng([seed, number])
-    return [rng.permutation(places[label]).tolist() for label in sorted(places)]
+    return [place for label in sorted(places) for place in rng.permutation(places[label])[:shots].tolist()]
 
 
 def logistic_regression(

@@ -12,6 +12,7 @@ from gerund.evaluation.systems.base import System
 from gerund.evaluation.systems.search import BM25
 from gerund.evaluation.task import EvaluationConfig
 from gerund.jobs.files import write_atomic
+from gerund.progress import counted
 from gerund.reporting.comparison import (
     NOTHING,
     Comparison,
@@ -274,14 +275,10 @@ def write_page(
 
 def _subtitle(comparison: Comparison) -> str:
     dates = sorted(result.date[:10] for result in comparison.results)
-    counts = f"{_count(len(comparison.columns), 'system')}, {_count(len(comparison.rows), 'task')}"
+    counts = f"{counted(len(comparison.columns), 'system')}, {counted(len(comparison.rows), 'task')}"
     if not dates:
         return counts
     return f"{counts}, measured on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _summary(comparison: Comparison) -> list[_SummaryLine]:

@@ -54,7 +54,7 @@ from gerund.jobs.files import (
     require_regular_file,
     write_json_lines,
 )
-from gerund.progress import progress
+from gerund.progress import counted, progress
 
 # Documents of a shard at most, however small they are.
 _MOST_DOCUMENTS = 20_000
@@ -629,12 +629,10 @@ class _Job:
         self.folder.clear()
         bad = ""
         if facts.errors:
-            bad = f"; {_how_many(len(facts.errors), 'document')} could not be used, the first: {facts.errors[0]}"
+            bad = f"; {counted(len(facts.errors), 'document')} could not be used, the first: {facts.errors[0]}"
         if not facts.documents:
             raise DataError(f"there is no document to mine{bad}")
-        raise DataError(
-            f"no two sentences of {_how_many(facts.documents, 'document')} are a pair by these settings{bad}"
-        )
+        raise DataError(f"no two sentences of {counted(facts.documents, 'document')} are a pair by these settings{bad}")
 
     def _place(self, facts: Facts, *, replace_it: bool) -> int:
         """Gather the parts and put the output in its place."""
@@ -673,12 +671,3 @@ def _check_places(files: Sequence[Path], output: Path) -> Path:
                 raise InputError(f"{target} is a file of the corpus; choose another output")
     make_folder(output.absolute().parent)
     return errors_file
-
-
-def _how_many(count: int, what: str) -> str:
-    """Return a number with a noun.
-
-    >>> _how_many(1, "document"), _how_many(2000, "document")
-    ('1 document', '2,000 documents')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gerund.checks import read_json
-from gerund.data.files import checked_text
+from gerund.data.files import checked_text, filled_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.data_files import split_files
 from gerund.evaluation.systems.base import Generates
@@ -118,10 +118,7 @@ def _question(qa: Any, paragraph: str, where: str) -> Question:
 
 
 def _text(value: Any, name: str, where: str) -> str:
-    text = checked_text(_mapping(value, where).get(name), where, name)
-    if not text.strip():
-        raise DataError(f"{where}: {name!r} is empty")
-    return text
+    return filled_text(_mapping(value, where).get(name), where, name)
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -60,13 +60,6 @@ class PackedRuntime(Encodes):
         """Size of a hidden state."""
         return self.network.shape.width
 
-    @property
-    def width(self) -> int:
-        """Size of a vector."""
-        if self.transform is not None:
-            return self.transform.dimensions
-        return self.state_width * self.config.poolings if self.head is None else self.head.settings.dimensions
-
     def states(self, texts: Sequence[Tokens]) -> tuple[np.ndarray, np.ndarray]:
         """Run one batch: last hidden states ``(B, T, D)``, and the position at which each text begins ``(B,)``: 0."""
         longest = max(map(len, texts))

@@ -20,39 +20,14 @@ if TYPE_CHECKING:
 class ReadsTexts:
     """A model that is ready to encode, whatever computes it."""
 
-    if TYPE_CHECKING:  # fields of the subclasses, which are dataclasses
-
-        @property
-        def model(self) -> Any:
-            """The model; its config says the length of the context."""
-
-        @property
-        def tokenizer(self) -> Any:
-            """Its tokenizer."""
-
-        @property
-        def config(self) -> EncoderConfig:
-            """The encoder settings."""
-
-        @property
-        def plan(self) -> ResolvedPlan:
-            """Their attention plan, resolved."""
-
-        @property
-        def head(self) -> Any:
-            """Projects pooled states; None without one."""
-
-        @property
-        def transform(self) -> Any:
-            """What is applied to vectors after that; None without one."""
-
-        @property
-        def why_no_vectors(self) -> str:
-            """Why the model encodes no texts; empty where it does."""
-
-        @property
-        def width(self) -> int:
-            """Size of a vector."""
+    if TYPE_CHECKING:  # of the subclasses, which are dataclasses
+        model: Any  # its config says the length of the context
+        tokenizer: Any
+        config: EncoderConfig
+        plan: ResolvedPlan
+        head: Any  # projects pooled states; None without one
+        transform: Any  # what is applied to vectors after that; None without one
+        why_no_vectors: str  # why the model encodes no texts; empty where it does
 
         @property
         def state_width(self) -> int:
@@ -61,6 +36,13 @@ class ReadsTexts:
         @property
         def device_type(self) -> str:
             """The kind of device that computes, such as ``cpu``."""
+
+    @property
+    def width(self) -> int:
+        """Size of a vector."""
+        if self.transform is not None:
+            return int(self.transform.dimensions)
+        return self.state_width * self.config.poolings if self.head is None else int(self.head.settings.dimensions)
 
     @property
     def max_length(self) -> int | None:

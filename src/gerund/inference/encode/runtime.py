@@ -170,13 +170,6 @@ class EncoderRuntime(Encodes):
         return width_of(self.config.states, self.model, state_width(self.model.config))
 
     @property
-    def width(self) -> int:
-        """Size of a vector."""
-        if self.transform is not None:
-            return self.transform.dimensions
-        return self.state_width * self.config.poolings if self.head is None else self.head.settings.dimensions
-
-    @property
     def read_behind(self) -> int:
         """How many tokens behind a text are pooled in the place of its own."""
         return super().read_behind if self.answers is None else self.answers.settings.read

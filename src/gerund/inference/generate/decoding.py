@@ -3,20 +3,29 @@
 Shapes: B rows, T tokens, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar
 
 from gerund.arrays import Array
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.sequence import CancelFlag, Emit, RequestSettings, SequenceState
+from gerund.inference.generate.sampling import Draws, request_seeds, sample_seed
+from gerund.inference.generate.sequence import (
+    CancelFlag,
+    Emit,
+    RequestSettings,
+    SequenceState,
+    Vocabulary,
+    room_after,
+)
 from gerund.types import Guarantee
 
 KeyValues = list[tuple[Array, Array]]
 """Keys and values ``(key heads, T, head_dim)`` of some tokens, by layer."""
 
 
-class SlotTable(Protocol):
+class SlotTable(ABC):
     """The keys and values of sequences that are decoded together, and of the prompts that were read last.
 
     Attributes:
@@ -35,26 +44,37 @@ class SlotTable(Protocol):
     block: int
     lengths: list[int]
 
+    @abstractmethod
     def prefill(self, ids: Sequence[int], cached: int = 0) -> Array:
         """Read a prompt, ``cached`` tokens of which are there already; return its logits ``(V,)``."""
 
     def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> Array:
-        """Read up to ``readers`` prompts in one pass; return their logits ``(prompts, V)``."""
+        """Read up to ``readers`` prompts in one pass, by blocks; return their logits ``(prompts, V)``."""
+        raise NotImplementedError  # of slots that have one reader
 
+    @abstractmethod
     def join(self, length: int, reader: int = 0) -> int:
         """Copy a prompt of the last prefill into a row; return its number. May be called several times per prompt."""
 
+    @abstractmethod
     def leave(self, row: int) -> None:
         """Free a row. The last row takes its number."""
 
+    @abstractmethod
     def step(self, tokens: Sequence[int]) -> Array:
         """Append one token per row; return the logits of the next tokens ``(rows, V)``."""
 
+    @abstractmethod
     def copy_out(self, first: int, end: int, reader: int = 0) -> KeyValues:
         """Return copies of the keys and values of some tokens of a prompt of the last prefill."""
 
+    @abstractmethod
     def copy_in(self, layers: KeyValues, first: int, reader: int = 0) -> None:
         """Copy keys and values for the next prefill, from token ``first`` on."""
+
+    @abstractmethod
+    def fill(self, lengths: Sequence[int], seed: int) -> None:
+        """Fill rows of these lengths with random keys and values, for trials."""
 
 
 @dataclass(frozen=True)
@@ -78,32 +98,70 @@ class Reproducibility:
     cached, and whatever prompts are read with it."""
 
 
-class Decoding(Protocol):
-    """Decodes the sequences of one model."""
+@dataclass(frozen=True)
+class Decoding(ABC):
+    """Decodes the sequences of one model.
 
-    @property
-    def reads_alike(self) -> bool:
-        """Whether a prompt is read by blocks as ``generate`` reads it, to the last bit."""
+    Attributes:
+        tokenizer: its tokenizer.
+        ends: the tokens that end a text.
+        limit: the length of the model's context; None without one.
+        reads_alike: whether a prompt is read by blocks as ``generate`` reads it, to the last bit.
+    """
+
+    tokenizer: Any
+    ends: tuple[int, ...]
+    limit: int | None
+    reads_alike: ClassVar[bool]
 
     @property
     def why_no_slots(self) -> str | None:
         """Why slots cannot hold the model's cache; None where nothing is known against it."""
+        return None
 
-    def request_settings(self, settings: GenerationConfig) -> RequestSettings:
-        """Resolve settings for the model."""
+    @property
+    def decodes_prompt(self) -> bool:
+        """Whether the decoder begins with the prompt, and not with a token of its own behind an encoder."""
+        return True
 
-    def new_sequences(
-        self, request: RequestSettings, ids: list[int], seed: int, *, index: int = 0, emit: Emit | None = None
+    @property
+    @abstractmethod
+    def vocabulary_size(self) -> int:
+        """How many tokens have logits."""
+
+    def sequences(
+        self, prompts: Sequence[list[int]], settings: GenerationConfig, emit: Emit | None = None
     ) -> list[SequenceState]:
-        """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
+        """Return the ``settings.n`` sequences of each prompt, in order, before anything is generated."""
+        request = RequestSettings(Vocabulary(self.tokenizer, self.vocabulary_size, self.ends), settings)
+        decodes_prompt = self.decodes_prompt
+        limit = self.limit if decodes_prompt else None  # what an encoder reads does not count
+        sequences: list[SequenceState] = []
+        for ids, seed in zip(prompts, request_seeds(settings.sampling, len(prompts)), strict=True):
+            room, first = room_after(len(ids), settings.max_new_tokens, limit), len(sequences)
+            for sample in range(settings.n):
+                draws = Draws(sample_seed(seed, sample))
+                sequences.append(
+                    SequenceState(
+                        request, ids, room, draws, decodes_prompt=decodes_prompt, index=first + sample, emit=emit
+                    )
+                )
+        return sequences
 
+    @abstractmethod
     def check(self, count: int, room: int) -> Reproducibility:
         """Try how ``count`` slots of ``room`` tokens decode, and what that guarantees."""
 
+    @abstractmethod
     def slots(self, way: Reproducibility, count: int, room: int, *, by_blocks: bool) -> SlotTable:
         """Return slots that decode in this way."""
 
+    @abstractmethod
     def decode(
         self, sequences: Sequence[SequenceState], *, batch_size: int = 16, cancelled: CancelFlag | None = None
     ) -> None:
-        """Generate sequences to their ends, without slots of an engine."""
+        """Generate sequences to their ends, ``batch_size`` at a time, without slots of an engine.
+
+        Raises:
+            Cancelled: ``cancelled`` was set.
+        """

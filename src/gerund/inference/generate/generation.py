@@ -24,17 +24,7 @@ from gerund.inference.generate.decoding import Decoding, Reproducibility
 from gerund.inference.generate.packed_decoder import PackedDecoding
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.reproducibility import check_batching, slots_of
-from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.sequence import (
-    CancelFlag,
-    Cancelled,
-    Emit,
-    RequestSettings,
-    SequenceState,
-    Vocabulary,
-    advance,
-    sequences_of,
-)
+from gerund.inference.generate.sequence import CancelFlag, Cancelled, Emit, SequenceState, advance
 from gerund.inference.generate.slots import Slots, unsupported_reason
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.text_ids import end_ids, text_ids
@@ -73,10 +63,7 @@ def generate(
         raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
     ids = [prompt_ids(model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
     decoding = decoding_of(model, tokenizer)
-    request = decoding.request_settings(settings)
-    sequences: list[SequenceState] = []
-    for prompt, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
-        sequences += decoding.new_sequences(request, prompt, seed, index=len(sequences), emit=emit)
+    sequences = decoding.sequences(ids, settings, emit)
     # A packed network's decoder is continuous in any case.
     if is_one_graph(model) or not _decode_continuously(model, tokenizer, sequences, batch_size, cancelled):
         decoding.decode(sequences, batch_size=batch_size, cancelled=cancelled)
@@ -114,47 +101,36 @@ def _decode_continuously(
 
 
 @dataclass(frozen=True)
-class TransformersDecoding:
-    """Decodes the sequences of a model of transformers; see ``decoding.Decoding``."""
+class TransformersDecoding(Decoding):
+    """Decodes the sequences of a model of transformers, ``model``."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    reads_alike: bool = False
+    reads_alike = False
 
     @property
     def why_no_slots(self) -> str | None:
-        """Why slots cannot hold the model's cache; None where nothing is known against it."""
         return unsupported_reason(self.model)
 
-    def request_settings(self, settings: GenerationConfig) -> RequestSettings:
-        """Resolve settings for the model."""
+    @property
+    def decodes_prompt(self) -> bool:
+        return not is_encoder_decoder(self.model)
+
+    @property
+    def vocabulary_size(self) -> int:
         head = self.model.get_output_embeddings()
         # A model without a head raises its error later, at its first token.
-        size = int((head if hasattr(head, "weight") else self.model.get_input_embeddings()).weight.shape[0])
-        ends = tuple(end_ids(self.model, self.tokenizer))
-        return RequestSettings(Vocabulary(self.tokenizer, size, ends), settings)
-
-    def new_sequences(
-        self, request: RequestSettings, ids: list[int], seed: int, *, index: int = 0, emit: Emit | None = None
-    ) -> list[SequenceState]:
-        """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
-        limit = context_length(self.model.config, self.tokenizer)
-        # A decoder with an encoder begins with a token of its own instead of the prompt.
-        decodes_prompt = not is_encoder_decoder(self.model)
-        return sequences_of(request, ids, seed, limit, decodes_prompt=decodes_prompt, index=index, emit=emit)
+        return int((head if hasattr(head, "weight") else self.model.get_input_embeddings()).weight.shape[0])
 
     def check(self, count: int, room: int) -> Reproducibility:
-        """Try how slots decode, and what that guarantees; see ``check_batching``."""
         return check_batching(self.model, self.tokenizer, count, room)
 
     def slots(self, way: Reproducibility, count: int, room: int, *, by_blocks: bool) -> Slots:
-        """Return slots that decode in this way."""
         return slots_of(way, self.model, count, room, by_blocks=by_blocks)
 
     def decode(
         self, sequences: Sequence[SequenceState], *, batch_size: int = 16, cancelled: CancelFlag | None = None
     ) -> None:
-        """Generate sequences to their ends through transformers' own loop; those of similar length share a batch."""
+        # Through transformers' own loop; sequences of similar length share a batch.
         limit = rotary_limit(self.model.config)
         order = sorted(sequences, key=lambda sequence: len(sequence.ids))
         # A prompt near the end of the context, or beyond the rotary limit, would change others: it runs in another
@@ -168,10 +144,10 @@ class TransformersDecoding:
 
 def decoding_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Decoding:
     """Return how a model decodes: by its packed network where it has one."""
-    if not is_one_graph(model):
-        return TransformersDecoding(model, tokenizer)
-    ends, limit = tuple(end_ids(model, tokenizer)), context_length(model.config, tokenizer)
-    return PackedDecoding(model.base_model.network, tokenizer, ends, limit)
+    given = tokenizer, tuple(end_ids(model, tokenizer)), context_length(model.config, tokenizer)
+    if is_one_graph(model):
+        return PackedDecoding(*given, model.base_model.network)
+    return TransformersDecoding(*given, model)
 
 
 def continue_from_cache(
@@ -188,9 +164,7 @@ def continue_from_cache(
 
     ``decode`` replaces transformers' own loop (``custom_generate``), which would read the prompt again.
     """
-    [seed] = request_seeds(settings.sampling, 1)
-    decoding = TransformersDecoding(model, tokenizer)
-    [sequence] = decoding.new_sequences(decoding.request_settings(settings), ids, seed, emit=emit)
+    [sequence] = decoding_of(model, tokenizer).sequences([ids], settings, emit)
     _decode(model, tokenizer, [sequence], cancelled, decode)
     return sequence.result()
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,16 +19,11 @@ import numpy as np
 from gerund.attention.preemption import pause
 from gerund.inference.generate import decoding, slot_trials
 from gerund.inference.generate.batch_decoder import BatchDecoder, decode_all
-from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.decoding import Reproducibility
 from gerund.inference.generate.sequence import (
     CancelFlag,
     Cancelled,
-    Emit,
-    RequestSettings,
     SequenceState,
-    Vocabulary,
-    sequences_of,
 )
 from gerund.inference.generate.slot_trials import is_steady, recalls
 from gerund.jobs.disk_cache import sha256_of
@@ -46,7 +41,7 @@ _STEADY = "verified at the start: a row's logits are bit-identical whatever the 
 _UNSTEADY = "what a row computes depends, in its last bits, on the other rows on this machine"
 
 
-class PackedSlots:
+class PackedSlots(decoding.SlotTable):
     """Keys and values of sequences in the rows of one cache, and of the prompt that was read last.
 
     A step has ``at_least`` so many rows, empty ones included. ``between`` is called before each run of the graph.
@@ -73,7 +68,6 @@ class PackedSlots:
         self._views: dict[int, KeyValues] = {}
 
     def prefill(self, ids: Sequence[int], cached: int = 0) -> np.ndarray:
-        """Read a prompt, ``cached`` tokens of which are there already; return its logits ``(V,)``."""
         if not self.lengths and self._rows is not None and self._rows.capacity > _SLOTS_MORE:
             self._keep(None)  # what grew for a long sequence costs short ones time
         if not cached:
@@ -82,13 +76,7 @@ class PackedSlots:
         logits_V: np.ndarray = self._run([ids[cached:]], self._prompt, [cached], logits_at=np.array([[-1]]))[0, 0]
         return logits_V
 
-    def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> np.ndarray:
-        """Read the one prompt; return its logits ``(1, V)``."""
-        [ids], [start] = prompts, cached
-        return self.prefill(ids, start)[None]
-
     def join(self, length: int, reader: int = 0) -> int:
-        """Copy the prompt of the last prefill into a row; return its number."""
         del reader
         row = len(self.lengths)
         assert self._prompt is not None
@@ -102,7 +90,6 @@ class PackedSlots:
         return row
 
     def leave(self, row: int) -> None:
-        """Free a row. The last row takes its number."""
         last = len(self.lengths) - 1
         length = self.lengths[last]
         if row != last:
@@ -113,7 +100,6 @@ class PackedSlots:
         del self.lengths[last]
 
     def step(self, tokens: Sequence[int]) -> np.ndarray:
-        """Append one token per row; return the logits of the next tokens ``(B, V)``."""
         live = len(self.lengths)
         empty = [0] * max(0, self.at_least - live)
         rows = live + len(empty)
@@ -127,14 +113,12 @@ class PackedSlots:
         return logits_B1V[:live, 0]
 
     def copy_out(self, first: int, end: int, reader: int = 0) -> decoding.KeyValues:
-        """Return copies ``(H, T, D)`` of the keys and values of some tokens of the prompt of the last prefill."""
         del reader
         assert self._prompt is not None
         both = zip(self._prompt.keys, self._prompt.values, strict=True)
         return [(keys[0, :, first:end].copy(), values[0, :, first:end].copy()) for keys, values in both]
 
     def copy_in(self, layers: decoding.KeyValues, first: int, reader: int = 0) -> None:
-        """Copy keys and values ``(H, T, D)`` for the next prefill, from token ``first`` on."""
         del reader
         end = first + layers[0][0].shape[1]
         self._prompt = self._with_room(self._prompt if first else None, 1, end - 1)
@@ -143,7 +127,6 @@ class PackedSlots:
             array[0, :, first:end] = copied
 
     def fill(self, lengths: Sequence[int], seed: int) -> None:
-        """Fill rows of these lengths with random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = np.random.default_rng(seed)
         for array in _memory(self._demand(max(lengths))):
@@ -192,46 +175,24 @@ def _memory(cache: KeyValues) -> list[np.ndarray]:
 
 
 @dataclass(frozen=True)
-class PackedDecoding:
-    """Decodes the sequences of a packed network; see ``decoding.Decoding``.
-
-    Attributes:
-        network: the network.
-        tokenizer: its tokenizer.
-        ends: the tokens that end a text.
-        limit: the length of the model's context; None without one.
-    """
+class PackedDecoding(decoding.Decoding):
+    """Decodes the sequences of a packed network, ``network``."""
 
     network: PackedNetwork
-    tokenizer: Any
-    ends: tuple[int, ...]
-    limit: int | None
-    reads_alike: bool = True
-    why_no_slots: str | None = None
+    reads_alike = True
 
-    def request_settings(self, settings: GenerationConfig) -> RequestSettings:
-        """Resolve settings for the model."""
-        return RequestSettings(Vocabulary(self.tokenizer, self.network.shape.vocabulary, self.ends), settings)
-
-    def new_sequences(
-        self, request: RequestSettings, ids: list[int], seed: int, *, index: int = 0, emit: Emit | None = None
-    ) -> list[SequenceState]:
-        """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated."""
-        return sequences_of(request, ids, seed, self.limit, index=index, emit=emit)
+    @property
+    def vocabulary_size(self) -> int:
+        return self.network.shape.vocabulary
 
     def slots(self, way: Reproducibility, count: int, room: int, *, by_blocks: bool = True) -> PackedSlots:
-        """Return slots that decode in this way; they always read by blocks."""
-        del by_blocks
+        del by_blocks  # they always do
         return PackedSlots(self.network, count, room, at_least=way.at_least)
 
     def decode(
         self, sequences: Sequence[SequenceState], *, batch_size: int = 16, cancelled: CancelFlag | None = None
     ) -> None:
-        """Generate sequences to their ends, so many at a time; who is done makes room for the next.
-
-        Raises:
-            Cancelled: ``cancelled`` was set.
-        """
+        # A sequence that is done makes room for the next.
         stop = cancelled or threading.Event()
 
         def between() -> None:
@@ -247,7 +208,7 @@ class PackedDecoding:
             decode_all(BatchDecoder(PackedSlots(self.network, rows, room, between=between)), sequences, stop)
 
     def check(self, count: int, room: int) -> Reproducibility:
-        """Try how ``count`` slots of ``room`` tokens decode, and what that guarantees; done once per machine."""
+        # Done once per machine.
         tried = _tried.setdefault(self.network, {})
         if (count, room) not in tried:
             key = self._key(count, room)

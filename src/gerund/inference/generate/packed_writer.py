@@ -14,8 +14,7 @@ from gerund.errors import ConfigError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.packed_decoder import PackedDecoding
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.sampling import request_seeds
-from gerund.inference.generate.sequence import Emit, SequenceState
+from gerund.inference.generate.sequence import Emit
 from gerund.inference.generate.writing import Writes
 from gerund.inference.tokens import context_length
 from gerund.models.light_tokenizer import LightTokenizer, read_light_tokenizer
@@ -106,10 +105,7 @@ class PackedWriter(Writes):
         tokenizer: Any = self.tokenizer
         ids = [prompt_ids(self.model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
         decoding = self.decoding
-        request = decoding.request_settings(settings)
-        sequences: list[SequenceState] = []
-        for prompt, seed in zip(ids, request_seeds(settings.sampling, len(ids)), strict=True):
-            sequences += decoding.new_sequences(request, prompt, seed, index=len(sequences), emit=emit)
+        sequences = decoding.sequences(ids, settings, emit)
         decoding.decode(sequences, batch_size=batch_size, cancelled=stop)
         return [sequence.result() for sequence in sequences]
 
@@ -119,7 +115,7 @@ class PackedWriter(Writes):
         tokenizer: Any = self.tokenizer
         ends = [*tokenizer.settings.ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
         limit = context_length(self.model, tokenizer)
-        return PackedDecoding(self.network, tokenizer, tuple(dict.fromkeys(ends)), limit)
+        return PackedDecoding(tokenizer, tuple(dict.fromkeys(ends)), limit, self.network)
 
     def _search(self, *_: Any) -> Any:
         raise ConfigError("continuations are ranked by runtime torch alone")

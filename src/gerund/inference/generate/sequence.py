@@ -27,7 +27,7 @@ from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import CompiledConstraint, ConstraintState, TokenLimits, TokenLimitState
 from gerund.inference.generate.detokenizing import TextTail, continuation_text, token_bytes
-from gerund.inference.generate.sampling import Draws, chosen_tokens, filters_of, penalised, sample_seed
+from gerund.inference.generate.sampling import Draws, chosen_tokens, filters_of, penalised
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob, Usage
 
@@ -248,29 +248,6 @@ class SequenceState:
             logprobs=None if self.request.settings.logprobs is None else list(self._logprobs),
             usage=Usage(len(self.ids), len(scores), self.cached_tokens),
         )
-
-
-def sequences_of(
-    request: RequestSettings,
-    ids: list[int],
-    seed: int,
-    limit: int | None,
-    *,
-    decodes_prompt: bool = True,
-    index: int = 0,
-    emit: Emit | None = None,
-) -> list[SequenceState]:
-    """Return the ``settings.n`` sequences of a prompt, numbered from ``index``, before anything is generated.
-
-    ``limit`` is the length of the model's context, in which an encoder-decoder's prompt does not count.
-    """
-    settings = request.settings
-    room = room_after(len(ids), settings.max_new_tokens, limit if decodes_prompt else None)
-    draws = (Draws(sample_seed(seed, sample)) for sample in range(settings.n))
-    return [
-        SequenceState(request, ids, room, each, decodes_prompt=decodes_prompt, index=index + sample, emit=emit)
-        for sample, each in enumerate(draws)
-    ]
 
 
 def room_after(tokens: int, max_new_tokens: int, limit: int | None) -> int:

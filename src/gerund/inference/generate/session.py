@@ -44,14 +44,14 @@ from gerund.inference.generate.kv_cache import copy_on_write, key_rotations
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.sequence import CancelFlag, Emit
 from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
-from gerund.inference.text_ids import frame_of
+from gerund.inference.text_ids import prompted
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.files import atomic_folder
 from gerund.models.vectors import unit
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.sampling import Sampling
 from gerund.settings.templates import is_template
-from gerund.types import Generation, Rendered
+from gerund.types import Generation
 
 SETTINGS, TENSORS = "session.json", "session.safetensors"
 FORMAT = 1
@@ -470,10 +470,7 @@ def encode_and_prefill(
         raise ConfigError(f"The prompt {prompt!r} has text after the placeholder, so the text can't be continued.")
     if not text.strip():
         raise TextError("The text is empty.")
-    full_text = prompt + text if prompt else text  # that may be rendered
-    if prompt and frame_of(runtime.tokenizer, prompt, "").has_control:
-        full_text = Rendered(full_text, literal=[(len(prompt), len(full_text))], with_specials=True)
-    ids = prompt_ids(runtime.model, runtime.tokenizer, full_text, "the text")
+    ids = prompt_ids(runtime.model, runtime.tokenizer, prompted(runtime.tokenizer, prompt, text), "the text")
     config = runtime.config
     input_format = InputFormat(
         prompt,

@@ -1,8 +1,5 @@
 """Test with random keys and values whether a row's result depends on other KV cache slots; imports no torch."""
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import numpy as np
 
 from gerund.arrays import Array, library_of
@@ -12,13 +9,6 @@ from gerund.packed import LEAST_READ
 
 # A prompt that is read in one pass, in parts, and with others: its length, shorter ends, and cached prefixes in blocks.
 _LENGTH, _ENDS, _CACHED = 300, (20, 60, 150, 200), (1, 3, 8, 10, 19, 32)
-
-
-class TriedSlots(SlotTable, Protocol):
-    """Slots that can be filled without a text."""
-
-    def fill(self, lengths: Sequence[int], seed: int) -> None:
-        """Fill rows of these lengths with random keys and values."""
 
 
 def tried_tokens(count: int, size: int) -> list[int]:
@@ -31,7 +21,7 @@ def same_bits(one: Array, other: Array) -> bool:
     return bool(np.array_equal(one, other) if isinstance(one, np.ndarray) else library_of(one).equal(one, other))
 
 
-def is_steady(slots: TriedSlots, size: int, longest: int) -> bool:
+def is_steady(slots: SlotTable, size: int, longest: int) -> bool:
     """Whether a row's logits are bit-identical whatever the other rows are and whatever its number is.
 
     Rows have up to ``longest`` tokens; ``size`` is that of the vocabulary.
@@ -42,7 +32,7 @@ def is_steady(slots: TriedSlots, size: int, longest: int) -> bool:
         slots.lengths = []
 
 
-def _same_rows(slots: TriedSlots, size: int, most: int) -> bool:
+def _same_rows(slots: SlotTable, size: int, most: int) -> bool:
     generator, count = np.random.default_rng(0), slots.count
     tokens = tried_tokens(count, size)
     for trial in range(2):

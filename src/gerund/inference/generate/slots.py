@@ -25,7 +25,7 @@ from gerund.attention.ragged_batch import BlockPrefill, RaggedBatch
 from gerund.attention.shared_layer_state import hands_on
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
-from gerund.inference.generate.decoding import KeyValues
+from gerund.inference.generate.decoding import KeyValues, SlotTable
 from gerund.inference.generate.kv_cache import plain_layers
 from gerund.models.adapters import own_module
 from gerund.models.kinds import is_encoder_decoder
@@ -199,7 +199,7 @@ class DecodeLayer(_CacheLayer):
         return self.real_B11W.shape[-1], 0
 
 
-class Slots:
+class Slots(SlotTable):
     """KV cache slots for ``count`` sequences of ``room`` tokens each.
 
     ``alone``: each row attends in a call of its own.
@@ -248,10 +248,7 @@ class Slots:
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], cached: int = 0) -> Tensor:
-        """Read a prompt as ``generate`` begins; return its logits ``(V,)``.
-
-        ``cached`` tokens of it are in the slot already: whole blocks, and ``by_blocks`` only.
-        """
+        # As ``generate`` begins; tokens are cached in whole blocks, and ``by_blocks`` only.
         if self.by_blocks:
             return self.prefill_together([ids], [cached])[0]
         inputs: dict[str, Any] = {"input_ids": torch.tensor([list(ids)], device=self._device)}
@@ -261,7 +258,6 @@ class Slots:
 
     @torch.inference_mode()
     def prefill_together(self, prompts: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
-        """Read up to ``readers`` prompts in one pass, by blocks; return their logits ``(prompts, V)``."""
         parts = [(start, len(ids) - start) for ids, start in zip(prompts, cached, strict=True)]
         new_ids = [token for ids, start in zip(prompts, cached, strict=True) for token in ids[start:]]
         positions = [position for start, length in parts for position in range(start, start + length)]
@@ -286,7 +282,6 @@ class Slots:
         return logits
 
     def join(self, length: int, reader: int = 0) -> int:
-        """Copy a prompt of the last prefill into a row; return its number. May be called several times per prompt."""
         row = self.live
         for layer in self._layers:
             layer.copy(self._first_reader + reader, row, length)
@@ -294,7 +289,6 @@ class Slots:
         return row
 
     def leave(self, row: int) -> None:
-        """Free a row. The last row takes its number."""
         last = self.live - 1
         if row != last:
             for layer in self._layers:
@@ -304,7 +298,6 @@ class Slots:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token per row; return the logits of the next tokens ``(rows, V)``."""
         size = max(self.at_least, -(-self.live // self.multiple) * self.multiple)
         padding = [0] * (size - self.live)
         positions = [*self.lengths, *padding]
@@ -328,16 +321,13 @@ class Slots:
         return logits[: self.live, -1]
 
     def copy_out(self, first: int, end: int, reader: int = 0) -> KeyValues:
-        """Return copies of the keys and values of some tokens of a prompt of the last prefill."""
         return [layer.copy_out(self._first_reader + reader, first, end) for layer in self._layers]
 
     def copy_in(self, layers: KeyValues, first: int, reader: int = 0) -> None:
-        """Copy keys and values into a slot for the next prefill, from token ``first`` on."""
         for layer, (keys, values) in zip(self._layers, layers, strict=True):
             layer.copy_in(self._first_reader + reader, first, keys, values)
 
     def fill(self, lengths: Sequence[int], seed: int) -> None:
-        """Fill rows of these lengths with random keys and values, for trials."""
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
         for layer in dict.fromkeys(self._layers):

@@ -4,9 +4,8 @@ The encoder reads the text with a sentinel in each blank; the decoder generates 
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, ModelError
@@ -16,7 +15,7 @@ from gerund.inference.generate.generation import generate
 from gerund.inference.infill.infilling import BlankedText
 from gerund.inference.text_ids import text_ids
 from gerund.settings.sampling import Sampling
-from gerund.types import Infill, Rendered
+from gerund.types import Generation, Infill, Rendered
 
 
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -87,37 +86,20 @@ def fill(
     prompt = with_sentinels(blanked, tokenizer)
     # Per blank its sentinel and its tokens; and a sentinel after the last one.
     most = blanked.gaps * (max_tokens + 1) + 1
-    results = generate(model, tokenizer, [prompt], GenerationConfig(most, sampling, n=samples))
-    filled = [_filled(model, tokenizer, blanked, prompt, result.token_ids, max_tokens) for result in results]
+    results = generate(model, tokenizer, [prompt], GenerationConfig(most, sampling, n=samples, logprobs=0))
+    filled = [_filled(tokenizer, blanked, result, max_tokens) for result in results]
     return sorted(filled, key=lambda infill: -sum(infill.scores) / len(infill.scores))
 
 
-def _filled(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: BlankedText,
-    prompt: str,
-    ids: list[int],
-    max_tokens: int,
-) -> Infill:
+def _filled(tokenizer: PreTrainedTokenizerBase, text: BlankedText, output: Generation, max_tokens: int) -> Infill:
+    ids, logprobs = output.token_ids, [token.logprob for token in output.logprobs or []]
     spans = [span[:max_tokens] for span in spans_of(ids, sentinel_ids(tokenizer), text.gaps)]
-    logprobs = _logprobs(model, tokenizer, prompt, ids) if ids else torch.zeros(0)
     full_text, texts, tokens, scores = text.pieces[0], [], [], []
     for span, piece in zip(spans, text.pieces[1:], strict=True):
         span_ids = ids[span.start : span.stop]
         before = text_ids(tokenizer, full_text, specials=False)[-TAIL:]
         texts.append(continuation_text(tokenizer, before, span_ids) if span_ids else "")
         tokens.append(span_ids)
-        scores.append(float(logprobs[span.start : span.stop].mean()) if span_ids else 0.0)
+        scores.append(fmean(logprobs[span.start : span.stop]) if span_ids else 0.0)
         full_text += texts[-1] + piece
     return Infill(full_text, texts, tokens, scores, [len(span_ids) for span_ids in tokens])
-
-
-@torch.no_grad()
-def _logprobs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int]) -> Tensor:
-    """Return the log-probability of each token of a decoder's output ``(n,)``."""
-    device = model.get_input_embeddings().weight.device
-    prompt_1T = torch.tensor([text_ids(tokenizer, prompt)], device=device)
-    output_1N = torch.tensor([ids], device=device)
-    logits_NV = model(input_ids=prompt_1T, labels=output_1N).logits[0].float()
-    return torch.log_softmax(logits_NV, -1).gather(1, output_1N[0][:, None])[:, 0].cpu()

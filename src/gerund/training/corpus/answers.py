@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gerund.data.files import checked_text
+from gerund.data.files import checked_text, field_of
 from gerund.data.tables import json_lines
 from gerund.errors import DataError
 from gerund.inference.generate.config import GenerationConfig
@@ -38,8 +38,7 @@ def read_texts(paths: Sequence[Path]) -> list[tuple[str, Answer | None]]:
     rows: list[tuple[str, Answer | None]] = []
     for path in paths:
         for where, row in json_lines(path):
-            if "text" not in row:
-                raise DataError(f"{where}: no field 'text'; present are: {', '.join(row)}")
+            field_of(row, "text", where)
             fields = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
             if not all(text.strip() for text in fields):
                 raise DataError(f"{where}: text and answer may not be empty; leave answer out for the model's own")

@@ -13,9 +13,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from gerund.errors import ConfigError, TextError
-from gerund.inference.text_ids import frame_of, text_ids
+from gerund.inference.text_ids import prompted, text_ids
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.types import Rendered
 
 # How many tokens of a text are looked at together with the prompt. Pre-tokenizers keep the effect within a word; where
 # it goes on beyond half of this, the whole text is looked at.
@@ -48,8 +47,7 @@ class InputFormatter:
         added = encoding["special_tokens_mask"]
         after = next((place for place, flag in enumerate(reversed(added)) if not flag), 0)
         self._after = encoding["input_ids"][len(added) - after :]
-        has_control = frame_of(tokenizer, prompt, "").has_control
-        alone = text_ids(tokenizer, Rendered(prompt, with_specials=True) if has_control else prompt)
+        alone = text_ids(tokenizer, prompted(tokenizer, prompt))
         self._prompt = alone[len(self.before) : len(alone) - len(self._after)]
         self._ends_itself = self._after[-1:] == [tokenizer.eos_token_id]
         self.overhead = len(alone) + int(append_eos and not self._ends_itself)

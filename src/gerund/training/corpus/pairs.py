@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gerund.data.files import checked_text
+from gerund.data.files import checked_text, field_of, filled_text
 from gerund.data.mining.substrings import normalised
 from gerund.data.tables import FORMATS, open_table, whole_records
 from gerund.errors import DataError
@@ -43,7 +43,7 @@ def read_examples(
     return [
         Example(
             required_text(values, query, where),
-            _first(_present(values, positive, where), where, positive),
+            _first(field_of(values, positive, where), where, positive),
             _negatives(values.get(negatives), where, negatives),
             _instruction(values, instruction, where),
             "" if task is None else required_text(values, task, where),
@@ -161,43 +161,30 @@ class SameTaskExamples:
 
 def required_text(values: Mapping[str, Any], name: str, where: str) -> str:
     """Return a text that has to be there."""
-    return _text(_present(values, name, where), where, name)
-
-
-def _present(values: Mapping[str, Any], name: str, where: str) -> object:
-    if name not in values:
-        raise DataError(f"{where}: no field {name!r}; present are: {', '.join(values) or 'none'}")
-    return values[name]
-
-
-def _text(value: object, where: str, name: str) -> str:
-    text = checked_text(value, where, name)
-    if not text.strip():
-        raise DataError(f"{where}: {name!r} is empty")
-    return text
+    return filled_text(field_of(values, name, where), where, name)
 
 
 def _first(value: object, where: str, name: str) -> str:
     if isinstance(value, list):
         if not value:
             raise DataError(f"{where}: {name!r} is empty")
-        texts = [_text(item, where, name) for item in value]
+        texts = [filled_text(item, where, name) for item in value]
         return texts[0]
-    return _text(value, where, name)
+    return filled_text(value, where, name)
 
 
 def _negatives(value: object, where: str, name: str) -> tuple[str, ...]:
     # An empty cell of a table is how an absent text looks there; an empty text in a list is a mistake.
     if value is None or value == "":
         return ()
-    return tuple(_text(item, where, name) for item in (value if isinstance(value, list) else [value]))
+    return tuple(filled_text(item, where, name) for item in (value if isinstance(value, list) else [value]))
 
 
 def _instruction(values: Mapping[str, Any], name: str | None, where: str) -> str:
     """Return a query's own instruction; a row may have an empty one, but the column is there."""
     if name is None:
         return ""
-    value = _present(values, name, where)
+    value = field_of(values, name, where)
     return "" if value is None else checked_text(value, where, name)
 
 
@@ -297,7 +284,7 @@ class Buckets:
 
 
 def _number(values: Mapping[str, Any], name: str, where: str) -> float:
-    value = _present(values, name, where)
+    value = field_of(values, name, where)
     try:
         if (
             isinstance(value, str | int | float)

@@ -8,7 +8,7 @@ are made: an interrupted run continues where it was, and another run on the same
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.attention.layouts import decoder_layers
-from gerund.data.files import checked_text
+from gerund.data.files import checked_text, field_of
 from gerund.data.passages import sentence_bounds
 from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError
+from gerund.inference.generate.reproducibility import evaluation_mode
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.hash_files import describe_files
@@ -109,10 +110,8 @@ def read_lists(paths: Sequence[Path]) -> list[RankedList]:
 
 
 def _list(row: Mapping[str, Any], where: str) -> RankedList:
-    for name in ("query", "documents", "scores"):
-        if name not in row:
-            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
-    query, documents, scores = checked_text(row["query"], where, "query"), row["documents"], row["scores"]
+    query, documents, scores = (field_of(row, name, where) for name in ("query", "documents", "scores"))
+    query = checked_text(query, where, "query")
     if not query.strip() or not isinstance(documents, list) or len(documents) < 2:
         raise DataError(f"{where}: a list has a query and two documents at least")
     texts = [checked_text(text, where, "documents") for text in documents]
@@ -162,7 +161,7 @@ class _Maker:
         mined = {"mined": count, "both": count - count // 2}.get(kind, 0)
         adapter = self.model.adapter
         # The base's own adapter, which may be trained further, neither writes nor scores.
-        with _evaluating(self.model.model), nullcontext() if adapter is None else adapter.disable_adapter():
+        with evaluation_mode(self.model.model), nullcontext() if adapter is None else adapter.disable_adapter():
             asked = [*self._taken(self._mined(), mined), *self._taken(self._written(), count - mined)]
             if not asked:
                 raise DataError(
@@ -285,13 +284,3 @@ class _Lines:
                 file.write(f"{chr(10) * self._torn}{json.dumps([number, self._known[number]])}\n".encode())
             self._torn = False
         return self._known[number]
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

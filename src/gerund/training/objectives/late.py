@@ -100,11 +100,7 @@ class LateLosses(PairLosses):
         vectors_NTE = vectors_ND.float().unflatten(1, (self.heads.length, self.heads.dimensions))
         scores_QN = maxsim_all(vectors_NTE[:lists], vectors_NTE[lists:])
         own_QC = scores_QN.unflatten(1, (lists, candidates))[torch.arange(lists), torch.arange(lists)]
-        loss = functional.kl_div(
-            (own_QC / self.config.temperature).log_softmax(1),
-            (standardized(teacher_QC) / self.config.teacher_temperature).softmax(1),
-            reduction="batchmean",
-        )
+        loss = divergence(own_QC / self.config.temperature, teacher_QC, self.config.teacher_temperature)
         best_Q = teacher_QC.argmax(1)
         if self.config.in_batch and lists > 1:
             loss = loss + self.config.in_batch * self._against_others(scores_QN, best_Q, batch)
@@ -138,10 +134,12 @@ def maxsim_all(queries_QTE: Tensor, documents_NTE: Tensor) -> Tensor:
     return best_QNT.sum(-1) / real_QT.sum(-1).clamp(min=1)[:, None]
 
 
-def standardized(scores_QC: Tensor) -> Tensor:
-    """Return the z-scores of each list; zeros where all are equal."""
-    apart_QC = scores_QC - scores_QC.mean(1, keepdim=True)
-    return apart_QC / apart_QC.square().mean(1, keepdim=True).sqrt().clamp(min=1e-9)
+def divergence(scores_QC: Tensor, teacher_QC: Tensor, temperature: float) -> Tensor:
+    """Return the mean divergence of each list's softmax from that of the teacher's z-scores, 0 where all are equal."""
+    apart_QC = teacher_QC - teacher_QC.mean(1, keepdim=True)
+    standardized_QC = apart_QC / apart_QC.square().mean(1, keepdim=True).sqrt().clamp(min=1e-9)
+    expected_QC = (standardized_QC / temperature).softmax(1)
+    return functional.kl_div(scores_QC.log_softmax(1), expected_QC, reduction="batchmean")
 
 
 class LateObjective(Objective):

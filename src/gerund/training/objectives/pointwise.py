@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gerund.errors import DataError, TextError
 from gerund.inference.text_ids import text_ids
@@ -26,7 +25,7 @@ from gerund.training.corpus.ranked_lists import RankedList, ShuffledLists, ranke
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses, text_batch
 from gerund.training.objectives.contrastive import TextGroup
-from gerund.training.objectives.late import standardized
+from gerund.training.objectives.late import divergence
 from gerund.training.objectives.settings import PointwiseConfig
 from gerund.training.sharding import copy_of
 
@@ -114,11 +113,7 @@ class PointwiseLosses(PairLosses):
         lists = len(teacher_QC)
         scores_N = vectors_ND.float()[:, 0]
         scores_QC = torch.cat([scores_N[:lists, None], scores_N[lists:].unflatten(0, (lists, -1))], dim=1)
-        loss = functional.kl_div(
-            scores_QC.log_softmax(1),
-            (standardized(teacher_QC) / self.config.teacher_temperature).softmax(1),
-            reduction="batchmean",
-        )
+        loss = divergence(scores_QC, teacher_QC, self.config.teacher_temperature)
         return loss, int((scores_QC[:, :1] > scores_QC[:, 1:]).all(1).sum())
 
 

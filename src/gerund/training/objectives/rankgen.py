@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gerund.data.files import checked_text
+from gerund.data.files import checked_text, field_of, filled_text
 from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError
 from gerund.inference.tokens import Tokens, keep_end
@@ -117,16 +117,13 @@ def files_of(path: Path) -> list[Path]:
 def _example(row: Mapping[str, Any], where: str, source: str) -> PassageExample:
     if type(row.get("document")) is not int:
         raise DataError(f"{where}: expected a JSON object with a number 'document'")
-    for name in ("prefix", "continuation", "span"):
-        if name not in row:
-            raise DataError(f"{where}: no field {name!r}; present are: {', '.join(row)}")
-        if name != "span" and not checked_text(row[name], where, name).strip():
-            raise DataError(f"{where}: {name!r} is empty")
+    for name in ("prefix", "continuation"):
+        filled_text(field_of(row, name, where), where, name)
     generated, hard, places = (_items(row, where, name) for name in ("generated", "hard", "hard_spans"))
     for name, texts in (("generated", generated), ("hard", hard)):
         for text in texts:
             checked_text(text, where, name)
-    start, middle, end = _span(row["span"], 3, where, "span")
+    start, middle, end = _span(field_of(row, "span", where), 3, where, "span")
     hard_spans = [_span(span, 2, where, "hard_spans") for span in places]
     if len(hard_spans) != len(hard):
         raise DataError(f"{where}: {len(hard)} texts in 'hard', and {len(hard_spans)} in 'hard_spans'")
