@@ -292,7 +292,7 @@ def _number(values: Mapping[str, Any], name: str, where: str) -> float:
             and math.isfinite(number := float(value))
         ):
             return number
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     raise DataError(f"{where}: {name!r} is a number, not {value!r}")
 
