@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.tiny import save_tiny
 
 PARTS = 40
 COMMAND_LINES = 50  # in each part
+ENOUGH_LINES = 500  # of which a share can be expected to work
 PROCESSES = 3
 SEED = 20261124
 STATUSES = (0, 1, 2)
@@ -204,12 +205,23 @@ def run_lines(lines: int, number: int, run: Callable[[list[str], random.Random],
     check()
 
 
+@pytest.fixture(scope="module")
+def codes() -> Iterator[Counter[int]]:
+    """How many command lines of all parts ended with each status; of many, some work and many are refused."""
+    codes: Counter[int] = Counter()
+    yield codes
+    if (lines := codes.total()) >= ENOUGH_LINES:
+        assert codes[0] > lines / 40
+        assert codes[2] > lines / 4
+
+
 @pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_command_lines_with_any_arguments(place: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+def test_command_lines_with_any_arguments(
+    place: Path, monkeypatch: pytest.MonkeyPatch, codes: Counter[int], part: int
+) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("HOME", str(place))
-    codes: Counter[int] = Counter()
 
     def run(arguments: list[str], rng: random.Random) -> None:
         given = rng.choice([b"", b"the cat\na dog\n", b"caf\xe9", b'{"text": "a", "prompt": "a"}\n'])
@@ -218,8 +230,6 @@ def test_command_lines_with_any_arguments(place: Path, monkeypatch: pytest.Monke
         codes[ran.code] += 1
 
     run_lines(COMMAND_LINES, part, run)
-    assert codes[0] > COMMAND_LINES / 40
-    assert codes[2] > COMMAND_LINES / 4
 
 
 @pytest.mark.sweep(quick=0, check=1)
