@@ -48,6 +48,7 @@ def test_chats_with_tools(with_tools: Running, tmp_path: Path) -> None:
     assert with_tools.idle(20)
 
 
+@pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
 @pytest.mark.parametrize(
     "examples", [pytest.param(20, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
 )

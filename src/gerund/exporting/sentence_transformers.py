@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 from gerund.attention.recurrent import recurrent_modules
 from gerund.exporting.shared import (
@@ -59,7 +60,8 @@ def write(runtime: EncoderRuntime, work: Path, folder: Path) -> Export:
         for path in sorted(work.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         write_merged(runtime, work)
-    (work / "README.md").write_text(_readme(runtime, why_custom), encoding="utf-8")
+    keeps = bool(why_custom) or _keeps_normalization(runtime, work)
+    (work / "README.md").write_text(_readme(runtime, why_custom, keeps_normalization=keeps), encoding="utf-8")
     loader = "gerund.integrations.sentence_transformers.load"
     if not why_custom:
         loader = "sentence_transformers.SentenceTransformer"
@@ -228,7 +230,7 @@ def _distance(runtime: EncoderRuntime, folder: Path) -> float:
 
 def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     """Compare the mean of each text's states, which needs no sentence-transformers."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
     body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -242,7 +244,19 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     return 1 - smallest_cosine(np.stack([item.mean(axis=0) for item in states]), actual_ND)
 
 
-def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
+def _keeps_normalization(runtime: EncoderRuntime, folder: Path) -> bool:
+    """Return whether transformers reads the written tokenizer with gerund's normalization of texts.
+
+    It makes the tokenizers of some model types (Qwen2's) anew from their vocabulary, and slow ones have none.
+    """
+    if not runtime.config.normalizes_texts:
+        return True
+    with loading.quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return bool(tokenizer("e\ufb01x").input_ids == tokenizer("efix").input_ids)
+
+
+def _readme(runtime: EncoderRuntime, why_custom: str, *, keeps_normalization: bool) -> str:
     config = runtime.config
     plan = config.plan_label(runtime.n_layers)
     pooling = f"{config.pooling} pooling"
@@ -260,6 +274,10 @@ def _readme(runtime: EncoderRuntime, why_custom: str) -> str:
         note = "Plain sentence-transformers loads it; gerund is not needed."
         if _is_bidirectional(runtime):
             note += " transformers must be 5.2 or newer: older ones ignore `is_causal` and read from left to right."
+        if not keeps_normalization:
+            note += (
+                " Normalize texts to NFKC without invisible characters first, as gerund does; this tokenizer can't."
+            )
         if not config.pool_prompt:
             note += " End a prompt of your own in no space: the last token could reach into the text and be left out."
     tags = "library_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags: [gerund]"
