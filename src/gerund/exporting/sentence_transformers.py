@@ -275,9 +275,7 @@ def _readme(runtime: EncoderRuntime, why_custom: str, *, keeps_normalization: bo
         if _is_bidirectional(runtime):
             note += " transformers must be 5.2 or newer: older ones ignore `is_causal` and read from left to right."
         if not keeps_normalization:
-            note += (
-                " Normalize texts to NFKC without invisible characters first, as gerund does; this tokenizer can't."
-            )
+            note += " Normalize texts to NFKC without invisible characters first, as gerund does; this tokenizer can't."
         if not config.pool_prompt:
             note += " End a prompt of your own in no space: the last token could reach into the text and be left out."
     tags = "library_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags: [gerund]"
