@@ -25,12 +25,13 @@ import gerund
 import harness
 from gerund import Chunking, Document
 from gerund.evaluation.beir import collection_files, read_collection
+from gerund.evaluation.reranking import measures_of
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.hybrid_search import DEPTH, convex, hybrid_rankings, rrf, to_hits
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.store import IndexMetadata, Match
-from gerund.settings.ranking import RELEVANCE_MEASURES, TRAINED_FUSION
+from gerund.settings.ranking import TRAINED_FUSION
 from results import Column, Row, Table
 
 WEIGHTS = [place / 10 for place in range(11)]
@@ -244,7 +245,7 @@ def reranked(options: Any) -> Table:
     """Measure what a new order of the first hits brings."""
     rows = []
     lm = gerund.load(options.model)
-    measures = [one for one in RELEVANCE_MEASURES if one != "model" or lm.scorer is not None]
+    measures = measures_of(lm)
     for name in options.sets.split(","):
         own = Set.read(name, options)
         own = replace(own, judgements=dict(list(own.judgements.items())[: options.reranked_queries]))

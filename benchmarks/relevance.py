@@ -20,10 +20,11 @@ import gerund
 import harness
 from gerund.evaluation.beir import Collection, collection_files, read_collection
 from gerund.evaluation.mteb import run_search
+from gerund.evaluation.reranking import measures_of
 from gerund.evaluation.systems.search import BM25, BM25System, bm25_candidates
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import search_task
-from gerund.settings.ranking import RELEVANCE_MEASURES
+from gerund.settings.ranking import PROMPT_MEASURES
 from results import Column, Row, Table
 
 METRICS = {"ndcg_at_10": "nDCG@10", "map_at_1000": "MAP", "mrr_at_10": "MRR@10"}
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="only the first so many queries of a collection")
     options = harness.parse(parser, argv, quick={"collections": ["medline"], "limit": 2, "candidates": 5})
     lm = gerund.load(options.model)
-    measures = [by for by in RELEVANCE_MEASURES if by != "model" or lm.scorer is not None]
+    measures = [by for by in measures_of(lm) if by not in PROMPT_MEASURES]  # these read documents together
     rows: list[Row] = []
     difference = 0.0
     for name in options.collections:
