@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -98,6 +99,17 @@ def checked_text(value: object, where: str, column: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: {column!r} holds a lone surrogate at character {error.start}") from error
     return value
+
+
+def finite_number(value: Any, where: str, column: str) -> float:
+    """Return a value of a row that must be a finite number; tables of text have it as text."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or isinstance(value, bool):
+        raise DataError(f"{where}: {column!r} is not a number: {str(value)[:40]!r}")
+    return number
 
 
 def filled_text(value: object, where: str, column: str) -> str:

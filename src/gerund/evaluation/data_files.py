@@ -3,7 +3,6 @@
 Every error names the file and the line.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gerund.data.corpus import FORMATS, Document, clean_text, read_documents
-from gerund.data.files import checked_text, decode, field_of, filled_text, json_row, opened
+from gerund.data.files import checked_text, decode, field_of, filled_text, finite_number, json_row, opened
 from gerund.errors import DataError
 
 ENDINGS = (".jsonl", ".jsonl.xz", ".jsonl.gz")
@@ -47,14 +46,7 @@ class Row:
 
     def number(self, name: str) -> float:
         """Return a finite number."""
-        value = field_of(self.values, name, self.where)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number) or isinstance(value, bool):
-            raise DataError(f"{self.where}: {name!r} is not a number: {str(value)[:40]!r}")
-        return number
+        return finite_number(field_of(self.values, name, self.where), self.where, name)
 
 
 def read_json_lines(path: Path, *, limit: int | None = None) -> list[Row]:

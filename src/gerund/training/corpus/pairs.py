@@ -1,6 +1,5 @@
 """Training pairs and triples: read from files, weighted, batched by length, and ordered in shuffled epochs."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gerund.data.files import checked_text, field_of, filled_text
+from gerund.data.files import checked_text, field_of, filled_text, finite_number
 from gerund.data.mining.substrings import normalised
 from gerund.data.tables import FORMATS, open_table, whole_records
 from gerund.errors import DataError
@@ -83,7 +82,9 @@ def read_scored_pairs(paths: Iterable[str | Path], *, text1: str, text2: str, sc
     """Read pairs of texts with a score from files as ``read_examples`` reads them; the three names are columns."""
     return [
         ScoredPair(
-            required_text(values, text1, where), required_text(values, text2, where), _number(values, score, where)
+            required_text(values, text1, where),
+            required_text(values, text2, where),
+            finite_number(field_of(values, score, where), where, score),
         )
         for path in map(Path, paths)
         for where, values in records(path, (text1, text2), (score,))
@@ -281,20 +282,6 @@ class Buckets:
         """Return for each bucket how many of the steps before ``step`` have read it."""
         bucket, earlier = self.at(step)
         return [(item, earlier if item is bucket else step - earlier) for item in self.buckets]
-
-
-def _number(values: Mapping[str, Any], name: str, where: str) -> float:
-    value = field_of(values, name, where)
-    try:
-        if (
-            isinstance(value, str | int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(number := float(value))
-        ):
-            return number
-    except (ValueError, OverflowError):
-        pass
-    raise DataError(f"{where}: {name!r} is a number, not {value!r}")
 
 
 def _whole_number(value: object, where: str, name: str) -> int | None:

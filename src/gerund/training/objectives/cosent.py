@@ -27,8 +27,7 @@ from gerund.training.processes import gather_numbers, gather_rows
 
 def prepare(context: Context, config: CosentConfig) -> Objective:
     """Return batches of scored pairs, and CoSENT."""
-    columns = {"text1": config.pairs.text1, "text2": config.pairs.text2, "score": config.pairs.score}
-    pairs = read_scored_pairs(context.files(config.pairs.files), **columns)
+    pairs = read_scored_pairs(context.files(config.pairs.files), **config.pairs.model_dump(exclude={"files"}))
     if len({pair.score for pair in pairs}) < 2:
         raise DataError("cosent: every pair has the same score, so there is no order to learn")
     batches = ScoredBatches(pairs, context.formatter(config), TextGroup.of(context), config, seed=context.seed(config))
@@ -70,8 +69,6 @@ class ScoredBatches(Batches):
 
 class CosentLosses(PairLosses):
     """CoSENT over the vectors of a batch."""
-
-    heads: VectorEncoder
 
     def __init__(self, encoder: VectorEncoder, temperature: float) -> None:
         self.heads, self.temperature = encoder, temperature

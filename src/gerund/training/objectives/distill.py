@@ -10,7 +10,7 @@ views of which texts of a batch are similar (Fang et al. 2021, SEED). Further la
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +50,6 @@ from gerund.training.objectives.settings import DistillConfig
 from gerund.training.processes import process_index
 from gerund.training.recipe import Recipe
 from gerund.training.run_folder import announce
-
-if TYPE_CHECKING:
-    pass
 
 _FIT_TOGETHER = 128
 FITTED = "fitted"
