@@ -24,7 +24,7 @@ import torch
 import gerund
 import harness
 from gerund import Chunking, Document
-from gerund.evaluation.beir import collection_files, read_collection
+from gerund.evaluation.data_files import collection_files, read_collection
 from gerund.evaluation.reranking import measures_of
 from gerund.retrieval.chunking import cut
 from gerund.retrieval.embedding import Embedder

@@ -33,11 +33,10 @@ from gerund import Sampling
 from gerund.evaluation.registry import select, with_options
 from gerund.evaluation.run import Result, cache_in, evaluate
 from gerund.evaluation.search_space import PLANS
-from gerund.evaluation.systems.base import System
+from gerund.evaluation.systems.base import SentenceTransformersSystem, System
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.search import BM25System, HybridSystem
 from gerund.evaluation.systems.selection import label_of
-from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tuning import tune
 from gerund.language_model import LanguageModel

@@ -19,7 +19,7 @@ import numpy as np
 
 import gerund
 import harness
-from gerund.evaluation.beir import collection_files, read_collection
+from gerund.evaluation.data_files import collection_files, read_collection
 from gerund.retrieval.hybrid_search import rankings, to_hits
 from gerund.retrieval.query_head import ConversationReader
 from gerund.retrieval.question_answering import Question

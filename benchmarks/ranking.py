@@ -23,7 +23,7 @@ import numpy as np
 
 import gerund
 import harness
-from gerund.evaluation.beir import collection_files, read_collection
+from gerund.evaluation.data_files import collection_files, read_collection
 from gerund.evaluation.reranking import Candidates, Offers, ScoreFile
 from gerund.evaluation.statistics import difference_of, interval_of
 from gerund.evaluation.systems.search import BM25

@@ -18,7 +18,7 @@ from typing import Any
 
 import gerund
 import harness
-from gerund.evaluation.beir import Collection, collection_files, read_collection
+from gerund.evaluation.data_files import Collection, collection_files, read_collection
 from gerund.evaluation.mteb import run_search
 from gerund.evaluation.reranking import measures_of
 from gerund.evaluation.systems.search import BM25, BM25System, bm25_candidates

@@ -31,7 +31,7 @@ from transformers import GenerationConfig
 
 import gerund
 import harness
-from gerund.exporting import llama_cpp, onnx, openvino
+from gerund.exporting import llama_cpp, onnx
 from gerund.exporting.shared import plain_tokenizer
 from gerund.settings.encoder import GgufType
 from inputs import demo_texts, random_llama, save
@@ -87,8 +87,8 @@ def encoders(model: Any, options: Any, folder: Path) -> Table:
     onnx.write_graph(prepared, plain)
     shutil.copyfile(plain, eight)
     onnx.quantize(eight)
-    openvino.translate(plain, other)
-    compiled = openvino.compiled(other)
+    onnx.translate(plain, other)
+    compiled = onnx.compiled(other)
     systems: dict[str, Vectors] = {
         GERUND: lambda: ours.encode(texts, batch_tokens=None, show_progress=False),
         HALF: lambda: loaded.encode(texts, show_progress=False),

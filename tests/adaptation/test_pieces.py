@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gerund.adaptation.config import AdaptConfig
+from gerund.adaptation.config import AdaptConfig, Base, Machine, choose, settings_for, shape_of
 from gerund.adaptation.data import (
     PAIRS,
     Pairs,
@@ -35,7 +35,6 @@ from gerund.adaptation.evaluation import (
     second_stage_advice,
     verdict,
 )
-from gerund.adaptation.hyperparameters import Base, Machine, choose, settings_for, shape_of
 from gerund.adaptation.running import adapt
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval.documents import Document

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.adaptation import hyperparameters, running
+from gerund.adaptation import config, running
 from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from tests.adaptation.made_up import documents, write
@@ -25,8 +25,8 @@ def texts(tmp_path):
 @pytest.fixture
 def small_batches(monkeypatch):
     """Let a step read 8 pairs, an eighth of what is right for a small model: what is tried here is not their number."""
-    shape = hyperparameters.shape_of
-    monkeypatch.setattr(hyperparameters, "shape_of", lambda *given: shape(*given) | {"batch": 8, "micro": 8})
+    shape = config.shape_of
+    monkeypatch.setattr(config, "shape_of", lambda *given: shape(*given) | {"batch": 8, "micro": 8})
 
 
 def mistake(*arguments):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.beir import collection_files, collections_in, read_candidates, read_collection
+from gerund.evaluation.data_files import collection_files, collections_in, read_candidates, read_collection
 from tests.evaluation.tables import write_collection, write_lines, write_pairs
 
 DOCUMENTS = {"d1": "one", "d2": "two", "3": "three"}

@@ -4,7 +4,7 @@ import pytest
 
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.mteb import TASKS_15
-from gerund.evaluation.prompts import document_prompts, prompt_set
+from gerund.evaluation.registry import document_prompts, prompt_set
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.similarity import Sts
 from gerund.papers.prompts import LBW, MAGNET

@@ -6,8 +6,15 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError
-from gerund.evaluation.prompts import prompt_set
-from gerund.evaluation.registry import option_help, select, task_classes, tasks_in, unused_files, with_options
+from gerund.evaluation.registry import (
+    option_help,
+    prompt_set,
+    select,
+    task_classes,
+    tasks_in,
+    unused_files,
+    with_options,
+)
 from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems.base import CAPABILITIES
 from gerund.evaluation.systems.selection import systems_of

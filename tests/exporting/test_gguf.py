@@ -13,8 +13,7 @@ import gerund
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import gguf as exporting
 from gerund.exporting import llama_cpp
-from gerund.exporting.gguf import BYTE, CONTROL, UNKNOWN, UNUSED, token_table
-from gerund.exporting.gguf_types import FILE_TYPES, packed, type_of
+from gerund.exporting.gguf import BYTE, CONTROL, FILE_TYPES, UNKNOWN, UNUSED, packed, token_table, type_of
 from gerund.settings.encoder import GgufType
 from tests.cli.helpers import run_cli
 from tests.tiny import byte_tokenizer, save_tiny, tiny

@@ -11,7 +11,6 @@ import gerund
 from gerund import LanguageModel
 from gerund.errors import ConfigError, MissingDependencyError, ModelError
 from gerund.exporting import onnx
-from gerund.exporting import openvino as exporting
 from gerund.exporting.onnx import MODEL_FILE, Prepared
 from gerund.exporting.shared import Export, plain_tokenizer
 from tests.cli.helpers import run_cli
@@ -42,10 +41,10 @@ def test_vectors(
     other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
     prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
     with pytest.raises(ModelError, match="OpenVINO computes other vectors than gerund"):
-        exporting.check(prepared, tmp_path / "out" / "openvino_model.xml")
+        onnx.check_openvino(prepared, tmp_path / "out" / "openvino_model.xml")
     (tmp_path / "broken.xml").write_bytes(b"x")
     with pytest.raises(ModelError, match="OpenVINO refuses its graph"):
-        exporting.check(prepared, tmp_path / "broken.xml")
+        onnx.check_openvino(prepared, tmp_path / "broken.xml")
 
 
 @pytest.mark.slow

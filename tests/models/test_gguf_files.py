@@ -30,8 +30,7 @@ TEXTS = ["The old man looked at the sea.", "Prices rose by 3.14% in 2024, they s
 
 def write(lm: gerund.LanguageModel, path: Path, type: GgufType = "f32") -> Path:
     """Write a model as GGUF without asking llama.cpp, which its own tests do."""
-    from gerund.exporting.gguf import write_file
-    from gerund.exporting.gguf_types import FILE_TYPES
+    from gerund.exporting.gguf import FILE_TYPES, write_file
 
     write_file(lm.runtime, path, FILE_TYPES[type])
     return path

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from gerund.evaluation.task import EvaluationConfig, Examples, Score
-from gerund.reporting.comparison import NOTHING, compare, shown, significance_of, telling_examples
+from gerund.reporting.comparison import NOTHING, compare, render, shown, significance_of, telling_examples
 from gerund.reporting.evaluation import results_json, write_page
-from gerund.reporting.terminal import render
 from tests.reporting.results import SETTINGS, made, several
 
 

@@ -12,10 +12,9 @@ from gerund.errors import DataError
 from gerund.evaluation.run import Evaluation, Result, evaluate
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
-from gerund.reporting import pictures
+from gerund.reporting import evaluation
 from gerund.reporting.comparison import compare
-from gerund.reporting.evaluation import FORMAT, joined, results_json, write_page, write_report
-from gerund.reporting.pictures import SUMMARY
+from gerund.reporting.evaluation import FORMAT, SUMMARY, joined, results_json, write_page, write_report
 from gerund.reporting.rendering import Gallery, Picture, bare_name, duration, versions
 from gerund.settings.model_spec import parse_encoder_spec
 from gerund.version import __version__
@@ -147,7 +146,7 @@ def test_a_report_is_written_and_added_to(lm, tmp_path, capsys):
 
 
 def test_pictures_are_left_out_when_not_wanted(lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_wanted", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(evaluation, "_wanted", lambda *_: pytest.fail("drawn"))
     report = write_report(tmp_path, evaluated(lm, None, "causal"), pictures=False)
     assert not checked(report.page.read_text("utf-8")).having("img")
 

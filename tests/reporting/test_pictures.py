@@ -14,10 +14,9 @@ from gerund.evaluation.data_files import LabelledTexts, RatedPairs
 from gerund.evaluation.run import evaluate
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig, Score
-from gerund.reporting import pictures
+from gerund.reporting import evaluation
 from gerund.reporting.comparison import compare
-from gerund.reporting.evaluation import write_report
-from gerund.reporting.pictures import SUMMARY, pictures_for
+from gerund.reporting.evaluation import SUMMARY, pictures_for, write_report
 from gerund.reporting.plots import attention, embeddings, scores
 from gerund.reporting.rendering import drawn
 from gerund.settings.model_spec import parse_encoder_spec
@@ -234,7 +233,7 @@ def test_what_cannot_be_drawn_is_left_out_with_a_sentence(models, task, reason):
 
 @pytest.mark.slow
 def test_an_unforeseen_error_does_not_lose_the_page(models, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_map_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(evaluation, "_map_of", lambda *_: 1 / 0)
     done = evaluate(models, [Labelled(name="classification/a")], SETTINGS)
     page = checked(write_report(tmp_path, done).page.read_text("utf-8"))
     assert "A map of a could not be drawn: ZeroDivisionError: division by zero." in page.text

@@ -8,8 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gerund.reporting.comparison import compare
-from gerund.reporting.terminal import render
+from gerund.reporting.comparison import compare, render
 from tests.reporting.results import made, several
 
 HOSTILE = "<b>[red]ü 雪[/red]\x07 & 'a very long name of a system' " + "x" * 60

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from gerund.adaptation.config import AdaptConfig
+from gerund.adaptation.config import AdaptConfig, Base, Machine, settings_for
 from gerund.adaptation.data import PAIRS, make_pairs, split_documents
-from gerund.adaptation.hyperparameters import Base, Machine, settings_for
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval import questions
 from gerund.retrieval.documents import Chunking, Document

@@ -10,7 +10,7 @@ from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import hidden_states
 from gerund.settings.plan import AttentionPlan
-from gerund.training.lower_states import LowerStates
+from gerund.training.losses.vectors import LowerStates
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
 from tests.tiny import tiny

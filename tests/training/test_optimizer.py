@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gerund.training.optimizer import MuonWithAdamW, build_optimizer, learning_rate_factor, split_parameters
 from gerund.training.recipe import OptimizerConfig, ScheduleConfig
+from gerund.training.step import MuonWithAdamW, build_optimizer, learning_rate_factor, split_parameters
 
 
 class Small(nn.Module):

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from gerund.adaptation.config import MINUTES, AdaptConfig
+from gerund.adaptation.config import MINUTES, AdaptConfig, Choice, recipe_of
 from gerund.adaptation.data import Collected, Pairs, Query, Split, chunking_for
-from gerund.adaptation.hyperparameters import Choice, recipe_of
 from gerund.errors import MissingDependencyError
 from gerund.evaluation.statistics import Difference, Interval, difference_of, interval_of
 from gerund.evaluation.task import Examples

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gerund.adaptation.config import AdaptConfig
+from gerund.adaptation.config import AdaptConfig, Base, Choice, Machine, choose, reranker_settings, settings_for
 from gerund.adaptation.data import Collected, Pairs, Split, make_pairs, name_of, read_documents, split_documents
 from gerund.adaptation.evaluation import (
     SECOND_STAGES,
@@ -37,7 +37,6 @@ from gerund.adaptation.evaluation import (
     require_statistics,
     write_report,
 )
-from gerund.adaptation.hyperparameters import Base, Choice, Machine, choose, reranker_settings, settings_for
 from gerund.checks import demand_unicode, place, read_json
 from gerund.entry import load
 from gerund.errors import ConfigError, InputError, ModelError, OutputExistsError

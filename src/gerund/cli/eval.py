@@ -16,8 +16,7 @@ from gerund.settings.model_spec import parse_encoder_spec
 
 if TYPE_CHECKING:
     from gerund.evaluation.run import Cost, Evaluation, Result
-    from gerund.evaluation.systems.base import System
-    from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
+    from gerund.evaluation.systems.base import SentenceTransformersSystem, System
     from gerund.evaluation.task import EvaluationConfig, Task
     from gerund.settings.model_spec import ModelSpec
 
@@ -186,7 +185,7 @@ def _config(*, seed: int, limit: int | None, validation: bool) -> "EvaluationCon
 
 
 def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str) -> "EvaluationConfig":
-    from gerund.evaluation.prompts import document_prompts, prompt_set
+    from gerund.evaluation.registry import document_prompts, prompt_set
 
     names = [task.name for task in tasks]
     return replace(config, prompts=prompt_set(prompts, names), document_prompts=document_prompts(prompts, names))
@@ -230,8 +229,8 @@ def _check_names(names: list[str]) -> None:
 
 def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceTransformersSystem | str"]:
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
+    from gerund.evaluation.systems.base import SentenceTransformersSystem
     from gerund.evaluation.systems.search import BM25, parse_fusion, parse_index
-    from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
     from gerund.models.sources import SENTENCE_TRANSFORMERS
 
     def system_of(name: str) -> "ModelSpec | SentenceTransformersSystem | str":

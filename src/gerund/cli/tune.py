@@ -193,8 +193,7 @@ def _chosen(
     prompts: str,
 ) -> tuple[list["Task"], "EvaluationConfig"]:
     """Return what is chosen on: validation splits, or what there is where no task has one."""
-    from gerund.evaluation.prompts import prompt_set
-    from gerund.evaluation.registry import select, tasks_in, with_options
+    from gerund.evaluation.registry import prompt_set, select, tasks_in, with_options
     from gerund.evaluation.task import EvaluationConfig
 
     if names is None:

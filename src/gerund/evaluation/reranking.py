@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gerund.errors import DataError
-from gerund.evaluation.beir import Collection
+from gerund.evaluation.data_files import Collection
 from gerund.evaluation.run import data_digest
 from gerund.evaluation.systems.search import BM25, BM25Index
 from gerund.evaluation.task import EvaluationConfig, Task

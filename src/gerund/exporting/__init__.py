@@ -1,4 +1,4 @@
-"""Export formats, one file per format.
+"""Export formats: what writes each, what they share, model cards, and uploads to the hub.
 
 Another package adds a format by an entry point in the group ``gerund.exporters``. It names a function of the model and
 an empty folder, which fills the folder and returns the line that loads it.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gerund.checks import one_of, place
 from gerund.errors import ConfigError
-from gerund.exporting import added_formats, gguf, merged, multi_vector, onnx, openvino, sentence_transformers
+from gerund.exporting import added_formats, gguf, merged, onnx, sentence_transformers
 from gerund.exporting.model_card import add_origin, origin_of_spec, write_card
 from gerund.exporting.shared import Export, with_weights
 from gerund.inference.encode.runtime import EncoderRuntime
@@ -25,11 +25,11 @@ from gerund.settings.plan import Direction
 # Each fills the first folder, which is then moved to the second.
 _FORMATS: dict[ExportFormat, Callable[..., Export]] = {
     "sentence-transformers": sentence_transformers.write,
-    "multi-vector": multi_vector.write,
+    "multi-vector": sentence_transformers.write_multi_vector,
     "merged": merged.write,
     "onnx": onnx.write,
     "onnx-int8": partial(onnx.write, eight_bits=True),
-    "openvino": openvino.write,
+    "openvino": onnx.write_openvino,
     "gguf": gguf.write,
     "gguf-embedding": partial(gguf.write, embeds=True),
 }

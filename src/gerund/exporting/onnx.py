@@ -1,12 +1,17 @@
-"""Export an encoder to ONNX: one graph from token ids to vectors, verified with onnxruntime.
+"""Export an encoder to ONNX or OpenVINO: one graph from token ids to vectors, verified with the other runtime.
 
 The graph contains the attention plan and reads ``input_ids`` and ``attention_mask`` of texts that are padded on the
 right. For an encoder with prompts that it does not pool, it also reads ``pooled_from``: how many tokens of each text
-come before the pooled ones.
+come before the pooled ones. For OpenVINO the same graph is translated into its own form.
+
+Importing ``openvino`` reports itself over the network where ``openvino_telemetry`` is installed, which pip installs
+with it; here it is imported without.
 
 Shapes: B texts, T tokens, D dimensions.
 """
 
+import importlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -362,3 +367,78 @@ def check(prepared: Prepared, path: Path, near: float = NEAR) -> float:
         return np.asarray(vectors_BD)
 
     return compare(prepared, run, "onnxruntime", near)
+
+
+# The name that optimum gives such a graph; the weights are in the file of the same name that ends in .bin.
+OPENVINO_FILE = "openvino_model.xml"
+OPENVINO_SETTINGS = "openvino.json"
+_OPENVINO_NEEDS = ("openvino", "onnx", "onnxscript")
+_REPORTER = "openvino_telemetry"
+# Without it the runtime computes in bfloat16 or float16 wherever the processor has them.
+_EXACTLY = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def write_openvino(runtime: EncoderRuntime, work: Path, folder: Path) -> Export:
+    """Fill ``work`` with the graph, its tokenizer, ``openvino.json`` and a README, and verify the graph."""
+    require_installed(_OPENVINO_NEEDS, "OpenVINO", "openvino")
+    check_exportable(runtime, "OpenVINO")
+    if runtime.head is not None and runtime.head.words is not None:
+        raise ConfigError(
+            "this encoder adds vectors of words, found by integers of 64 bits, which OpenVINO cuts to 32; "
+            "export as onnx"
+        )
+    prepared = prepare(runtime, work)
+    with TemporaryDirectory(dir=work) as temporary:
+        graph = Path(temporary) / MODEL_FILE
+        write_graph(prepared, graph)
+        attempt(prepared.kind, "OpenVINO", lambda: translate(graph, work / OPENVINO_FILE))
+    check_openvino(prepared, work / OPENVINO_FILE)
+    prepared.tokenizer.save_pretrained(work)
+    write_json(work / OPENVINO_SETTINGS, settings(prepared))
+    text = readme(
+        prepared,
+        "A text encoder for OpenVINO, exported by gerund",
+        "import openvino",
+        f'model = openvino.Core().compile_model("{OPENVINO_FILE}", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})',
+        "vectors, states = model(...).values()",
+        OPENVINO_SETTINGS,
+    )
+    note = (
+        "\nWithout the hint, OpenVINO computes in bfloat16 or float16 where the processor has them: faster, and not "
+        "quite the same vectors.\n"
+    )
+    (work / "README.md").write_text(text + note, encoding="utf-8")
+    return Export(folder, f"openvino.Core().compile_model({str(folder / OPENVINO_FILE)!r}, 'CPU')")
+
+
+def check_openvino(prepared: Prepared, path: Path) -> None:
+    """Compare OpenVINO's vectors with gerund's."""
+    model = attempt(prepared.kind, "OpenVINO", lambda: compiled(path))
+
+    def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(model(dict(given))[VECTORS])
+
+    compare(prepared, run, "OpenVINO")
+
+
+def translate(source: Path, target: Path) -> None:
+    """Convert an ONNX graph to OpenVINO's form, in float32."""
+    openvino = _openvino()
+    openvino.save_model(openvino.Core().read_model(str(source)), str(target), compress_to_fp16=False)
+
+
+def compiled(path: Path) -> Any:
+    """Return a compiled graph, which is called with its inputs by name and computes in float32."""
+    return _openvino().Core().compile_model(str(path), "CPU", _EXACTLY)
+
+
+def _openvino() -> Any:
+    """Import OpenVINO without its telemetry."""
+    if "openvino" in sys.modules or _REPORTER in sys.modules:
+        return importlib.import_module("openvino")
+    # None makes the import fail, and OpenVINO then does without.
+    sys.modules[_REPORTER] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        del sys.modules[_REPORTER]

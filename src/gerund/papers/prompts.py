@@ -1,6 +1,6 @@
 """Instructions that Look Both Ways and MAGNET put before texts: `--prompts lbw` and `--prompts magnet`."""
 
-from gerund.evaluation.prompts import STS, PromptSet
+from gerund.evaluation.registry import STS, PromptSet
 
 _TWENTY = "TwentyNewsgroupsClustering"
 

@@ -17,9 +17,8 @@ from gerund.training.corpus.texts import existing
 from gerund.training.machine import check_machine, peak_memory_mib, preserve_random_states, uses_bf16
 from gerund.training.objectives.base import Objective, prepare_objectives, tokens_in
 from gerund.training.objectives.sections import TextConfig
-from gerund.training.optimizer import build_optimizer
 from gerund.training.recipe import Recipe
-from gerund.training.step import StepData, TrainingModule, run_step
+from gerund.training.step import StepData, TrainingModule, build_optimizer, run_step
 from gerund.training.trainable_model import prepare_model
 
 _MIB = 2**20

@@ -19,7 +19,6 @@ from transformers.integrations import TensorBoardCallback
 
 from gerund.errors import GerundError
 from gerund.training.objectives.base import Objective
-from gerund.training.optimizer import build_optimizer, learning_rate_factor
 from gerund.training.processes import process_count
 from gerund.training.run_folder import write_manifest
 from gerund.training.sharding import (
@@ -35,7 +34,14 @@ from gerund.training.sharding import (
     whole,
     write_shard,
 )
-from gerund.training.step import TrainingModule, evaluate_batches, run_step, unwrapped
+from gerund.training.step import (
+    TrainingModule,
+    build_optimizer,
+    evaluate_batches,
+    learning_rate_factor,
+    run_step,
+    unwrapped,
+)
 
 if TYPE_CHECKING:
     from gerund.training.recipe import Recipe

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from gerund.data.mining.matching import SHORT_WEIGHT, Rule
+from gerund.data.mining.candidates import SHORT_WEIGHT, Rule
 from gerund.data.mining.substrings import SymbolWeights
 
 Row = tuple[int, int, str, int]

@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from gerund.data.mining import Match, matching, matching_pairs, substrings
-from gerund.data.mining.matching import Rule, find_pairs
+from gerund.data.mining import Match, candidates, matching_pairs, substrings
+from gerund.data.mining.candidates import Rule, find_pairs
 from gerund.data.mining.substrings import LAST_LIGHT_LETTER, SymbolWeights, Texts, code_points, normalised
 from gerund.errors import ConfigError, TextError
 from tests.data.mining import reference
@@ -154,7 +154,7 @@ def test_the_search_over_weights_finds_the_same_spans(monkeypatch, alphabet, bit
 
 
 def test_small_chunks_change_nothing(monkeypatch):
-    for module in (substrings, matching):
+    for module in (substrings, candidates):
         monkeypatch.setattr(module, "CHUNK", 8)
     draw = random.Random(4)
     for alphabet in ALPHABETS.values():

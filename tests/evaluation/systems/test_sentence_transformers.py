@@ -10,9 +10,8 @@ import gerund
 from gerund.errors import ConfigError, ModelError
 from gerund.evaluation.registry import select
 from gerund.evaluation.run import cache_in, evaluate
-from gerund.evaluation.systems.base import Encodes, Ranks, capabilities
+from gerund.evaluation.systems.base import Encodes, Ranks, SentenceTransformersSystem, capabilities
 from gerund.evaluation.systems.selection import systems_of
-from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.evaluation.task import EvaluationConfig
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data

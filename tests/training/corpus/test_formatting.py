@@ -9,8 +9,7 @@ from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
-from gerund.training.corpus.formatting import InputFormatter
-from gerund.training.corpus.tokenizer import train_tokenizer
+from gerund.training.corpus.tokenizer import InputFormatter, train_tokenizer
 from tests.tiny import byte_tokenizer
 from tests.training.conftest import sentences
 from tests.training.corpus import tokenizers

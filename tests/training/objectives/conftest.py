@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.tokenizer import InputFormatter
 from tests.training.conftest import sentences
 
 

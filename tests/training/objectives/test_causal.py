@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gerund.errors import ConfigError
-from gerund.training.objectives.causal import BlockBatches, CausalLosses
+from gerund.training.objectives.language_modelling import BlockBatches, CausalLosses
 from tests.training.objectives import slow
 from tests.training.objectives.conftest import assert_equal_losses
 

@@ -13,8 +13,8 @@ from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.estimate import RandomTexts
 from gerund.training.losses import vectors as by_length
 from gerund.training.objectives.base import prepare_objectives, split_rows

@@ -12,7 +12,7 @@ from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
 from gerund.settings.answers import AnswerConfig
-from gerund.training.corpus.answers import Answer, model_answers, read_texts
+from gerund.training.corpus.teachers import Answer, model_answers, read_texts
 from gerund.training.objectives.gen import GenLosses, begin
 from gerund.training.objectives.settings import GenConfig
 from gerund.training.recipe import Recipe, load_recipe
@@ -254,7 +254,7 @@ def test_the_model_answers_once(base, tmp_path, monkeypatch):
     file.with_name(f".{file.name}.part").mkdir()
     assert model_answers(lm.model, lm.tokenizer, texts, 6, tmp_path) == written
     assert [answer.text for answer in written] == [one.text.strip() for one in lm.generate(texts, 6)]
-    monkeypatch.setattr("gerund.training.corpus.answers.generate", None)
+    monkeypatch.setattr("gerund.training.corpus.teachers.generate", None)
     assert model_answers(lm.model, lm.tokenizer, texts, 6, tmp_path) == written
     with pytest.raises(TypeError):
         model_answers(lm.model, lm.tokenizer, texts, 7, tmp_path)

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.settings.plan import AttentionPlan
-from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
 from gerund.training.objectives.base import Objective, split_rows
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.hybrid import HybridBatches
 from gerund.training.objectives.settings import MntpConfig, MsgConfig
 from tests.tiny import byte_tokenizer

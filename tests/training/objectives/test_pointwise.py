@@ -10,7 +10,7 @@ import torch
 import gerund
 from gerund.errors import ConfigError, DataError
 from gerund.training.corpus.ranked_lists import read_lists
-from gerund.training.objectives.pointwise import PointwiseLosses
+from gerund.training.objectives.ranking import PointwiseLosses
 from gerund.training.objectives.settings import PointwiseConfig
 from gerund.training.recipe import Recipe
 from gerund.training.run import train

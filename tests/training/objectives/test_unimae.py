@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gerund.errors import ConfigError
-from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
 from gerund.training.objectives.base import split_rows
 from gerund.training.objectives.settings import UnimaeConfig

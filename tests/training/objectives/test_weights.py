@@ -7,8 +7,8 @@ import torch
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Example, Examples
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.base import Batches, Objective
 from gerund.training.objectives.contrastive import ContrastiveLosses, ExampleBatches, TextGroup
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gerund.entry import load
 from gerund.errors import ConfigError, GerundError, UnsupportedModelError
-from gerund.evaluation.systems.base import EmbeddingCache, Encoder, System
+from gerund.evaluation.systems.base import EmbeddingCache, Encoder, SentenceTransformersSystem, System
 from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
 from gerund.evaluation.systems.search import (
     BM25,
@@ -20,7 +20,6 @@ from gerund.evaluation.systems.search import (
     parse_fusion,
     parse_index,
 )
-from gerund.evaluation.systems.sentence_transformers import SentenceTransformersSystem
 from gerund.language_model import LanguageModel
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import EncoderSpec, ModelSpec

@@ -10,8 +10,15 @@ from typing import ClassVar
 from gerund.data.corpus import Document, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.beir import Collection, collection_files, collections_in, read_candidates, read_collection
-from gerund.evaluation.data_files import read_titled, test_files
+from gerund.evaluation.data_files import (
+    Collection,
+    collection_files,
+    collections_in,
+    read_candidates,
+    read_collection,
+    read_titled,
+    test_files,
+)
 from gerund.evaluation.mteb import LocalTask, run_search, score_of
 from gerund.evaluation.systems.base import Ranks
 from gerund.evaluation.systems.search import bm25_candidates

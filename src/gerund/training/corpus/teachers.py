@@ -1,22 +1,32 @@
-"""Teachers for distillation: encode training texts with another model, and store their vectors in shards.
+"""Teachers: encode training texts with another model, or let a model answer them, and store what they gave.
 
 A teacher is a sentence-transformers model (folder or hub id), another model that gerund reads, or a Parquet file that
 ``gerund embed --keep-text`` wrote. Each shard is named by a hash of the teacher and of its texts: an interrupted job
 continues with the next shard, no teacher reads the same texts twice, and shards are mapped into memory.
+Answers are kept in the same way.
 """
 
 import hashlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gerund.data.files import checked_text, field_of
+from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, ModelError
-from gerund.jobs.files import atomic_file
+from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.generation import generate
+from gerund.jobs.files import atomic_file, write_atomic
+from gerund.models.fingerprint import weights_hash
+from gerund.progress import progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SHARD_TEXTS = 4096
 _NAME = "vectors"
@@ -316,3 +326,67 @@ def read_known(path: Path) -> KnownVectors:
         None if ranges is None else np.asarray(ranges, np.float32),
     )
     return KnownVectors([texts[row] for row in rows_with_text], vectors, str(space))
+
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answers to a text."""
+
+    text: str
+    is_whole: bool = True  # whether it came to its end
+
+
+def read_texts(paths: Sequence[Path]) -> list[tuple[str, Answer | None]]:
+    """Read .jsonl files, whose lines have ``text``, and ``answer`` where it is given."""
+    rows: list[tuple[str, Answer | None]] = []
+    for path in paths:
+        for where, row in json_lines(path):
+            field_of(row, "text", where)
+            fields = [checked_text(row[name], where, name) for name in ("text", "answer") if name in row]
+            if not all(text.strip() for text in fields):
+                raise DataError(f"{where}: text and answer may not be empty; leave answer out for the model's own")
+            rows.append((fields[0], Answer(fields[1]) if len(fields) > 1 else None))
+    if not rows:
+        raise DataError(f"{', '.join(map(str, paths))}: no texts in there")
+    return rows
+
+
+def model_answers(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    texts: Sequence[str],
+    most_tokens: int,
+    folder: Path,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Answer]:
+    """Return the greedy answers of a model: as a chat where it has a template for one, else what continues a text."""
+    stretches = [texts[first : first + _AT_ONCE] for first in range(0, len(texts), _AT_ONCE)]
+    identity = f"{weights_hash(model.state_dict())} {most_tokens} {tokenizer.chat_template}"
+    paths = [folder / f"{key_of(identity, stretch)}.jsonl" for stretch in stretches]
+    missing = {path: stretch for path, stretch in zip(paths, stretches, strict=True) if not path.is_file()}
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        count = sum(map(len, missing.values()))
+        report(f"the model answers {count:,} texts, in at most {most_tokens} tokens each")
+        with progress(count, "answering", show=None) as advance:
+            for path, stretch in missing.items():
+                lines = map(_line, _written(model, tokenizer, stretch, most_tokens))
+                write_atomic(path, "".join(lines), apart=True)
+                advance(len(stretch))
+    texts_of_paths = "".join(path.read_text("utf-8") for path in paths)
+    return [Answer(**json.loads(line)) for line in texts_of_paths.split("\n") if line]
+
+
+def _line(answer: Answer) -> str:
+    return json.dumps(asdict(answer), ensure_ascii=False) + "\n"
+
+
+def _written(model: Any, tokenizer: Any, texts: Sequence[str], most_tokens: int) -> list[Answer]:
+    prompts: list[Any] = list(texts)
+    if tokenizer.chat_template is not None:
+        prompts = [[{"role": "user", "content": text}] for text in texts]
+    results = generate(model, tokenizer, prompts, GenerationConfig.of(most_tokens, None, {}))
+    return [Answer(result.text.strip(), result.finished) for result in results]

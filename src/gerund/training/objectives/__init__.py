@@ -1,1 +1,1 @@
-"""Training objectives: their settings, and one module each with their batches and losses."""
+"""Training objectives: their settings, and modules with their batches and losses."""

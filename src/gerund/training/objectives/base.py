@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.texts import existing
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.sections import ObjectiveConfig, TextConfig
 from gerund.training.recipe import Recipe
 

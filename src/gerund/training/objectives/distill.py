@@ -21,7 +21,6 @@ from gerund.inference.tokens import Tokens
 from gerund.jobs.files import atomic_folder
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, read_head
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.teachers import (
     KnownVectors,
     RandomVectors,
@@ -32,6 +31,7 @@ from gerund.training.corpus.teachers import (
     teacher_vectors,
 )
 from gerund.training.corpus.texts import Mixture, existing
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.distillation import (
     cosine_loss,
     fit_head,

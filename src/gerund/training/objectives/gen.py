@@ -20,10 +20,18 @@ from gerund.models.answer_tokens import AnswerTokens, embedding_width
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
 from gerund.settings.answers import AnswerConfig
-from gerund.training.corpus.answers import Answer, model_answers, read_texts
-from gerund.training.corpus.formatting import InputFormatter
-from gerund.training.corpus.teachers import RandomVectors, Teacher, TeacherVectors, open_teacher, teacher_vectors
+from gerund.training.corpus.teachers import (
+    Answer,
+    RandomVectors,
+    Teacher,
+    TeacherVectors,
+    model_answers,
+    open_teacher,
+    read_texts,
+    teacher_vectors,
+)
 from gerund.training.corpus.texts import Mixture
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.distillation import cosine_loss, fit_projection, squared_loss
 from gerund.training.losses.vocabulary import head_of, token_loss
 from gerund.training.objectives.base import (

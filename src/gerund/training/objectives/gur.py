@@ -15,15 +15,15 @@ from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Bucket, Buckets, Example, Examples, MinedPair, heavy_pairs, read_pairs
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.contrastive import symmetric_batch_info_nce
 from gerund.training.losses.vocabulary import decoder_loss
 from gerund.training.objectives.base import Batch, Batches, Context, JointLosses, Objective, row_generator
 from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
+from gerund.training.objectives.language_modelling import Corruption, with_targets, written_tokens
 from gerund.training.objectives.sections import ObjectiveConfig
 from gerund.training.objectives.settings import GurConfig
-from gerund.training.objectives.span_corruption import Corruption, with_targets, written_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,9 +19,8 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.data.masking import mask_tokens, sample_spans
 from gerund.inference.tokens import Tokens
 from gerund.settings.plan import AttentionPlan
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.texts import Texts
-from gerund.training.corpus.tokenizer import pick_mask_token
+from gerund.training.corpus.tokenizer import InputFormatter, pick_mask_token
 from gerund.training.losses.vocabulary import head_of, token_loss
 from gerund.training.objectives.base import (
     Batch,

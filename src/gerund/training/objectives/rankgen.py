@@ -21,7 +21,7 @@ from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError
 from gerund.inference.tokens import Tokens, keep_end
 from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
-from gerund.training.corpus.formatting import InputFormatter
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.base import VALIDATION_SEED, Batch, Batches, Context, Objective
 from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
 from gerund.training.objectives.settings import RankgenConfig

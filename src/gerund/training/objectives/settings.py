@@ -69,7 +69,7 @@ class ContrastiveConfig(VectorConfig):
 class CausalConfig(ObjectiveConfig):
     """Plain language modelling on packed blocks: documents follow each other without padding."""
 
-    work: ClassVar[str] = f"{_WORK}.causal.prepare"
+    work: ClassVar[str] = f"{_WORK}.language_modelling.prepare_causal"
     purpose: ClassVar[Purpose] = Purpose.WRITE
     kind: Literal["causal"]
     sources: list[str] = Field(default_factory=list)
@@ -285,7 +285,7 @@ class SupervisedConfig(ContrastiveConfig):
 class CosentConfig(VectorConfig):
     """Cosines in the order of the scores that pairs of texts have (CoSENT)."""
 
-    work: ClassVar[str] = f"{_WORK}.cosent.prepare"
+    work: ClassVar[str] = f"{_WORK}.contrastive.prepare_cosent"
     purpose: ClassVar[Purpose] = Purpose.EMBED_BY_PAIRS
     reads_pairs: ClassVar[bool] = True
     seed_offset: ClassVar[int | None] = 45
@@ -342,7 +342,7 @@ class SsclConfig(TextConfig, ContrastiveConfig):
 class SpanConfig(TextConfig):
     """A decoder writes the spans of a text that the encoder does not see (T5). For encoder-decoder models."""
 
-    work: ClassVar[str] = f"{_WORK}.span_corruption.prepare"
+    work: ClassVar[str] = f"{_WORK}.language_modelling.prepare_spans"
     models: ClassVar[tuple[str, ...]] = (ENCODER_DECODER,)
     purpose: ClassVar[Purpose] = Purpose.WRITE
     seed_offset: ClassVar[int | None] = 70
@@ -625,7 +625,7 @@ class RankedListsConfig(TextConfig):
 class LateObjectiveConfig(RankedListsConfig, VectorConfig):
     """Token vectors whose MaxSim ranks documents as a teacher's scores do (late interaction, ColBERTv2)."""
 
-    work: ClassVar[str] = f"{_WORK}.late.prepare"
+    work: ClassVar[str] = f"{_WORK}.ranking.prepare_late"
 
     kind: Literal["late"]
     dimensions: int = Field(default=96, ge=1)
@@ -645,7 +645,7 @@ class LateObjectiveConfig(RankedListsConfig, VectorConfig):
 class PointwiseConfig(RankedListsConfig):
     """A reranker: a linear layer scores a query and a document that are read together, as a teacher scores them."""
 
-    work: ClassVar[str] = f"{_WORK}.pointwise.prepare"
+    work: ClassVar[str] = f"{_WORK}.ranking.prepare_pointwise"
     trains_reranker: ClassVar[bool] = True
     seed_offset: ClassVar[int | None] = 120
 

@@ -19,9 +19,9 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.infill.blanks import BLANK
 from gerund.inference.tokens import Tokens
 from gerund.settings.sampling import Sampling
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.pairs import Examples
 from gerund.training.corpus.texts import Texts
+from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.base import Batches, Context, Objective, row_generator
 from gerund.training.objectives.contrastive import ContrastiveLosses, ExampleBatches, TextGroup, read_pair_files
 from gerund.training.objectives.settings import SsclConfig

@@ -15,9 +15,8 @@ from torch.nn import functional
 from gerund.data.masking import corrupt
 from gerund.errors import ConfigError
 from gerund.poolings import pool
-from gerund.training.corpus.formatting import InputFormatter
 from gerund.training.corpus.texts import Texts
-from gerund.training.corpus.tokenizer import pick_mask_token
+from gerund.training.corpus.tokenizer import InputFormatter, pick_mask_token
 from gerund.training.losses.vocabulary import head_of, token_loss
 from gerund.training.objectives.base import (
     Batch,
