@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gerund.adaptation.config import AdaptConfig, Base, Machine, choose, settings_for, shape_of
+from gerund.adaptation.config import PAIRS, AdaptConfig, Base, Machine, choose, settings_for, shape_of
 from gerund.adaptation.data import (
-    PAIRS,
     Pairs,
     Query,
     Split,

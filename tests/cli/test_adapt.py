@@ -10,7 +10,7 @@ import torch
 
 import gerund
 from gerund.adaptation import config, running
-from gerund.adaptation.data import PAIRS, TEXTS
+from gerund.adaptation.config import PAIRS, TEXTS
 from gerund.errors import ConfigError, DataError, OutputExistsError
 from tests.adaptation.made_up import documents, write
 from tests.cli.helpers import no_loading, run_cli

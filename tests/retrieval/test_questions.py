@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gerund.adaptation.config import AdaptConfig, Base, Machine, settings_for
-from gerund.adaptation.data import PAIRS, make_pairs, split_documents
+from gerund.adaptation.config import PAIRS, AdaptConfig, Base, Machine, settings_for
+from gerund.adaptation.data import make_pairs, split_documents
 from gerund.errors import ConfigError, DataError
 from gerund.retrieval import questions
 from gerund.retrieval.documents import Chunking, Document

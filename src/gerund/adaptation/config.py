@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from gerund.adaptation.data import PAIRS, TEXTS
 from gerund.checks import demand_number, flag, one_of, place, whole_number
 from gerund.errors import ConfigError, ResourceError
 from gerund.jobs.files import write_atomic
@@ -26,6 +25,9 @@ LEAST_QUERIES, MOST_QUERIES = 30, 500
 
 MOST_SEARCHED = 5000
 """How many documents are searched at most when it is measured, which is done twice."""
+
+PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
+"""The files, in a folder, of what is trained on."""
 
 LEAST_DOCUMENTS = 30
 """How many documents there have to be to train on."""

@@ -27,6 +27,8 @@ from gerund.adaptation.config import (
     LEAST_QUERIES,
     MOST_QUERIES,
     MOST_SEARCHED,
+    PAIRS,
+    TEXTS,
     AdaptConfig,
 )
 from gerund.data.files import checked_text, field_of, opened
@@ -373,8 +375,6 @@ def _checked(split: Split) -> Split:
         )
     return split
 
-
-PAIRS, TEXTS = "pairs.jsonl", "texts.jsonl"
 
 # Chunks of a document that are paired with what it is asked by.
 _CHUNKS = 4
