@@ -17,7 +17,7 @@ from gerund.attention.layouts import decoder_layers
 from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
 from gerund.poolings import pool
 from gerund.training.losses.contrastive import info_nce
-from gerund.training.machine import compile_layers, uses_bf16
+from gerund.training.processes import compile_layers, uses_bf16
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
 from results import Column, Table

@@ -18,8 +18,8 @@ from gerund.data.mining.candidates import MiningConfig
 from gerund.data.mining.job import mine
 from gerund.training.corpus.texts import Sources
 from gerund.training.losses import vectors
-from gerund.training.machine import compile_layers, uses_bf16
 from gerund.training.objectives.base import prepare_objectives
+from gerund.training.processes import compile_layers, uses_bf16
 from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model

@@ -24,11 +24,10 @@ import numpy as np
 import gerund
 import harness
 from gerund.evaluation.data_files import collection_files, read_collection
-from gerund.evaluation.reranking import Candidates, Offers, ScoreFile
 from gerund.evaluation.statistics import difference_of, interval_of
 from gerund.evaluation.systems.search import BM25
 from gerund.evaluation.task import Examples
-from gerund.evaluation.tuning import WEIGHTS
+from gerund.evaluation.tuning import WEIGHTS, Candidates, Offers, ScoreFile
 from gerund.inference.likelihood import continuation_logprobs
 from gerund.scoring import query_likelihood
 from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, QUERY_MEASURES, RELEVANCE_MEASURES

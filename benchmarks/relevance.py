@@ -20,10 +20,10 @@ import gerund
 import harness
 from gerund.evaluation.data_files import Collection, collection_files, read_collection
 from gerund.evaluation.mteb import run_search
-from gerund.evaluation.reranking import measures_of
 from gerund.evaluation.systems.search import BM25, BM25System, bm25_candidates
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import search_task
+from gerund.evaluation.tuning import measures_of
 from gerund.settings.ranking import PROMPT_MEASURES
 from results import Column, Row, Table
 

@@ -24,7 +24,7 @@ import render  # noqa: E402
 import results  # noqa: E402
 from results import BY_SCRIPT, CARRIED, Column, Result, Run, Table  # noqa: E402
 
-LIBRARY = {"harness", "headlines", "inputs", "mixed_requests", "render", "results", "servers", "study"}
+LIBRARY = {"harness", "inputs", "render", "results", "servers", "study"}
 LIBRARY |= {"real_models_data", "real_models_picture"}
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in LIBRARY)
 FILES = sorted(results.RESULTS.glob("*.json"))

@@ -804,7 +804,7 @@ class LanguageModel(Writes, Embeds, Ranks):
 def save_into(lm: LanguageModel, folder: Path, *, source: Source | None = None) -> None:
     """Write the files of ``LanguageModel.save`` into a folder; ``source`` is what it was made from, None its spec's."""
     # Loaded on use: exporters are not needed to load a model.
-    from gerund.exporting.model_card import origin_of_spec, write_card
+    from gerund.exporting.hub import origin_of_spec, write_card
     from gerund.exporting.shared import with_weights
 
     lm = with_weights(lm)

@@ -84,7 +84,7 @@ def test_long_texts_are_counted_or_refused(tiny_folder, tmp_path):
 LONG_LINE = """
 import sys
 from gerund.cli.main import main
-from gerund.training.machine import peak_memory_mib
+from gerund.training.processes import peak_memory_mib
 
 model = sys.argv[1]
 

@@ -8,7 +8,7 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
-from gerund.evaluation.reranking import Candidates
+from gerund.evaluation.tuning import Candidates
 from gerund.models.saved_settings import read_saved
 from gerund.settings.templates import NAMED
 from tests.cli.helpers import run_cli

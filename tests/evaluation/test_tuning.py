@@ -7,13 +7,12 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation import reranking
-from gerund.evaluation.reranking import tune_rerank
+from gerund.evaluation import tuning
 from gerund.evaluation.search_space import METHODS, ONE_K, PLANS, spread, windows
 from gerund.evaluation.systems.selection import label_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks.retrieval import Retrieval
-from gerund.evaluation.tuning import Trial, Tuned, _rungs, _Search, most_k, tune
+from gerund.evaluation.tuning import Trial, Tuned, _rungs, _Search, most_k, tune, tune_rerank
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import NAMED
@@ -57,7 +56,7 @@ def test_scores_of_other_judgements_are_not_reused(lm, tmp_path, monkeypatch):
         config = EvaluationConfig(show_progress=False)
         return tune_rerank(lm, Retrieval.find(tmp_path), config, folder=tmp_path).baseline.mean
 
-    monkeypatch.setattr(reranking, "measures_of", lambda _lm: ["vectors"])
+    monkeypatch.setattr(tuning, "measures_of", lambda _lm: ["vectors"])
     means = [measured([("q", document, 1)]) for document in "aba"]
     assert means == pytest.approx([1, 1 / np.log2(3), 1])  # "b" comes second
     scores = tmp_path / "scores" / "rerank.jsonl"

@@ -13,8 +13,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.exporting.hub import prepare
-from gerund.exporting.model_card import PLACE
+from gerund.exporting.hub import PLACE, prepare
 from tests.adapters import make_adapter
 from tests.cli.helpers import run_cli
 from tests.exporting.hub_stand_in import TOKEN, Hub, stand_in

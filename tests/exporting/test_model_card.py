@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 import gerund
 from gerund.errors import DataError
-from gerund.exporting.model_card import PLACE, _shown, with_scores
+from gerund.exporting.hub import PLACE, _shown, with_scores
 from gerund.models.origin import origin_of
 from gerund.models.sources import Source, find
 from tests.adapters import make_adapter

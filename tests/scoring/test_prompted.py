@@ -8,7 +8,7 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
-from gerund.evaluation.reranking import measures_of
+from gerund.evaluation.tuning import measures_of
 from gerund.inference.inspection import unplanned_maps
 from gerund.language_model import LanguageModel
 from gerund.scoring.prompted import Listwise, QueryAttention

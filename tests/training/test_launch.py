@@ -8,8 +8,7 @@ import yaml
 
 from gerund.errors import ConfigError
 from gerund.training.estimate import estimate
-from gerund.training.machine import check_machine
-from gerund.training.processes import check_processes
+from gerund.training.processes import check_machine, check_processes
 from gerund.training.recipe import load_recipe
 from tests.cli.helpers import run_cli
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
 from gerund.training import estimate as estimates
 from gerund.training.estimate import estimate
-from gerund.training.machine import has_bf16
 from gerund.training.objectives.language_modelling import CausalLosses
+from gerund.training.processes import has_bf16
 from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule
 from tests.training.outcomes import losses, read_log

@@ -287,7 +287,7 @@ def choose(
     if not by_minutes and not measured:
         return Choice(_with_steps(settings, steps, file), None, None, bound, _epochs(recipe, steps, pairs))
     from gerund.training.estimate import estimate
-    from gerund.training.machine import peak_memory_mib
+    from gerund.training.processes import peak_memory_mib
 
     before = peak_memory_mib()
     result = estimate(_with_steps(settings, max(steps, 3), file))

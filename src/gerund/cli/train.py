@@ -127,8 +127,7 @@ def _launch(
     as_json: bool,
 ) -> None:
     """Carry the same command out in several processes; what can be refused at once is refused once."""
-    from gerund.training.machine import check_machine
-    from gerund.training.processes import check_processes, launch
+    from gerund.training.processes import check_machine, check_processes, launch
     from gerund.training.run_folder import check_output
 
     check_processes(processes)

@@ -270,8 +270,7 @@ def _tune_rerank(
 ) -> Choice:
     """Choose the measure by which the model re-ranks, and its weight, and write them down."""
     from gerund.entry import load
-    from gerund.evaluation.reranking import CANDIDATES, tune_rerank
-    from gerund.evaluation.tuning import require_retrieval_tasks
+    from gerund.evaluation.tuning import CANDIDATES, require_retrieval_tasks, tune_rerank
     from gerund.reporting.tuning import write_weight
 
     require_retrieval_tasks(tasks)

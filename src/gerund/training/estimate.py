@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gerund.progress import progress
 from gerund.training.corpus.texts import existing
-from gerund.training.machine import check_machine, peak_memory_mib, preserve_random_states, uses_bf16
 from gerund.training.objectives.base import Objective, prepare_objectives, tokens_in
 from gerund.training.objectives.sections import TextConfig
+from gerund.training.processes import check_machine, peak_memory_mib, preserve_random_states, uses_bf16
 from gerund.training.recipe import Recipe
 from gerund.training.step import StepData, TrainingModule, build_optimizer, run_step
 from gerund.training.trainable_model import prepare_model

@@ -39,14 +39,18 @@ from gerund.models.sources import Source
 from gerund.models.training_record import RECORD
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
-from gerund.training.machine import check_machine, compile_layers, has_bf16, preserve_random_states, uses_bf16
 from gerund.training.objectives.base import Objective, prepare_objectives
 from gerund.training.processes import (
+    check_machine,
     check_shared_folder,
+    compile_layers,
+    has_bf16,
     on_first_process,
     once_per_node,
+    preserve_random_states,
     process_count,
     process_index,
+    uses_bf16,
     wait,
 )
 from gerund.training.recipe import Recipe

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import write_atomic
 from gerund.training.corpus.texts import FILES
-from gerund.training.machine import peak_memory_mib
+from gerund.training.processes import peak_memory_mib
 
 if TYPE_CHECKING:
     from gerund.training.recipe import Recipe

@@ -34,9 +34,9 @@ from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.plan import ResolvedPlan
 from gerund.training.corpus.tokenizer import load_tokenizer, prepare_tokenizer, sentinels_of, train_tokenizer
 from gerund.training.losses.vectors import LowerStates
-from gerund.training.machine import has_bf16, uses_bf16
 from gerund.training.objectives.sections import DECODER_ONLY, ENCODER_DECODER
 from gerund.training.objectives.settings import OBJECTIVES
+from gerund.training.processes import has_bf16, uses_bf16
 from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 
 if TYPE_CHECKING:

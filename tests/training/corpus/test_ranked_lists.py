@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gerund.errors import DataError
-from gerund.training.corpus import ranked_lists
-from gerund.training.corpus.ranked_lists import LISTS, _Lines, read_lists
+from gerund.training.objectives import ranking
+from gerund.training.objectives.ranking import LISTS, _Lines, read_lists
 from gerund.training.objectives.settings import LateObjectiveConfig
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
@@ -30,7 +30,7 @@ def asking(monkeypatch, made):
         made.append((len(texts), seed))
         return [[f"{' '.join(text.split()[:9])}?", "never reached?"] for text in texts]
 
-    monkeypatch.setattr(ranked_lists, "questions_to", questions_to)
+    monkeypatch.setattr(ranking, "questions_to", questions_to)
 
 
 def test_questions_are_written_once(run, settings, monkeypatch):
@@ -41,7 +41,7 @@ def test_questions_are_written_once(run, settings, monkeypatch):
     assert all(ranked.documents[0].startswith(ranked.query[:-1]) for ranked in lists)
     assert made
     written = list(made)
-    monkeypatch.setattr(ranked_lists, "_lift", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr(ranking, "_lift", lambda *_: pytest.fail("scored again"))
     again = read_lists([run("again", "steps=1").parent / LISTS])
     assert (again, made) == (lists, written)
 
@@ -53,7 +53,7 @@ def test_half_of_the_questions_are_sentences(run, settings, monkeypatch):
 
 
 def test_a_model_that_cannot_ask_is_told(run, settings, monkeypatch):
-    monkeypatch.setattr(ranked_lists, "questions_to", lambda _, texts, seed: [["zebra?"] for _ in texts])
+    monkeypatch.setattr(ranking, "questions_to", lambda _, texts, seed: [["zebra?"] for _ in texts])
     with pytest.raises(DataError, match="late: the model wrote no question that finds its text"):
         run("out", "steps=1")
 
@@ -80,14 +80,14 @@ def test_an_adapter_that_is_trained_further_does_not_score(settings, write_recip
     model = prepare_model(load_recipe(write_recipe(settings)))
     documents = ["the cat runs under the house", "a stone and a river", "red and blue dog"]
     model.model.eval()
-    expected = ranked_lists._lift(model.model, model.tokenizer, "the cat", documents)  # the adapter is new
+    expected = ranking._lift(model.model, model.tokenizer, "the cat", documents)  # the adapter is new
     torch.manual_seed(0)
     for name, weight in model.adapter.named_parameters():
         if "lora_B" in name:
             weight.data.normal_()
-    assert ranked_lists._lift(model.model, model.tokenizer, "the cat", documents) != pytest.approx(expected, rel=0.1)
+    assert ranking._lift(model.model, model.tokenizer, "the cat", documents) != pytest.approx(expected, rel=0.1)
     config = LateObjectiveConfig(kind="late", lists=1, candidates=3)
-    maker = ranked_lists._Maker(SimpleNamespace(model=model, seed=lambda _: 0), config, documents, tmp_path)
+    maker = ranking._Maker(SimpleNamespace(model=model, seed=lambda _: 0), config, documents, tmp_path)
     monkeypatch.setattr(maker, "_taken", lambda _, count: [("the cat", documents)] * count)
     [ranked] = maker.lists()
     assert ranked.scores == pytest.approx(expected, rel=1e-5)

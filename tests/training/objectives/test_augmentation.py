@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gerund.errors import ConfigError, TextError
-from gerund.training.objectives.sscl import augment
+from gerund.training.objectives.contrastive import augment
 
 WORDS = [f"w{i}" for i in range(100)]
 OFF = {"deletion": 0.0, "swap": 0.0, "crop": 1.0}

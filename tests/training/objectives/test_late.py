@@ -9,8 +9,7 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.training.corpus.ranked_lists import LISTS, read_lists
-from gerund.training.objectives.ranking import LateLosses, maxsim_all
+from gerund.training.objectives.ranking import LISTS, LateLosses, maxsim_all, read_lists
 from gerund.training.objectives.settings import LateObjectiveConfig
 from tests.training.conftest import WORDS
 

@@ -9,8 +9,7 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.training.corpus.ranked_lists import read_lists
-from gerund.training.objectives.ranking import PointwiseLosses
+from gerund.training.objectives.ranking import PointwiseLosses, read_lists
 from gerund.training.objectives.settings import PointwiseConfig
 from gerund.training.recipe import Recipe
 from gerund.training.run import train

@@ -9,9 +9,8 @@ import torch
 from gerund import LanguageModel
 from gerund.errors import ConfigError
 from gerund.training.estimate import estimate
-from gerund.training.objectives.contrastive import TextGroup
+from gerund.training.objectives.contrastive import AlteredBatches, Rewriter, TextGroup
 from gerund.training.objectives.settings import SsclConfig
-from gerund.training.objectives.sscl import AlteredBatches, Rewriter
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.training.objectives import slow

@@ -43,11 +43,10 @@ from gerund.training.losses.distillation import (
     top1_count,
 )
 from gerund.training.losses.vectors import DistillEncoder, VectorEncoder
-from gerund.training.machine import uses_bf16
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses
 from gerund.training.objectives.contrastive import TextGroup
 from gerund.training.objectives.settings import DistillConfig
-from gerund.training.processes import process_index
+from gerund.training.processes import process_index, uses_bf16
 from gerund.training.recipe import Recipe
 from gerund.training.run_folder import announce
 

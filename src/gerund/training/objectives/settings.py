@@ -301,7 +301,7 @@ class CosentConfig(VectorConfig):
 class SsclConfig(TextConfig, ContrastiveConfig):
     """Self-supervised contrastive learning with an altered text as positive (MAGNET, section 3.2.2)."""
 
-    work: ClassVar[str] = f"{_WORK}.sscl.prepare"
+    work: ClassVar[str] = f"{_WORK}.contrastive.prepare_sscl"
     files_field: ClassVar[str | None] = "pairs"
     settings_of_sources: ClassVar[tuple[str, ...]] = (*TextConfig.settings_of_sources, "deletion", "swap", "crop")
     purpose: ClassVar[Purpose] = Purpose.EMBED_BY_TEXTS
