@@ -26,7 +26,7 @@ import harness
 from gerund import Chunking, Document
 from gerund.evaluation.data_files import collection_files, read_collection
 from gerund.evaluation.tuning import measures_of
-from gerund.retrieval.chunking import cut
+from gerund.retrieval.documents import cut
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.hybrid_search import DEPTH, convex, hybrid_rankings, rrf, to_hits
 from gerund.retrieval.lance_store import LanceStore

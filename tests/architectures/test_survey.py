@@ -11,7 +11,7 @@ import transformers
 from gerund.attention import masked
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.doctor.diagnostics import support
+from gerund.doctor import support
 from gerund.inference.infill.span_search import SpanPass
 from tests.architectures.configs import KINDS, small_config
 from tests.architectures.page import PAGE, page, sections, without_gaps

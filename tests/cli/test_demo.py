@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gerund.cli.main import app
-from gerund.demo.steps import SAMPLES, Demo, read_beginnings, read_documents, read_gaps, read_searches
+from gerund.demo import SAMPLES, Demo, read_beginnings, read_documents, read_gaps, read_searches
 from gerund.entry import load
 from gerund.errors import ModelError, OutputExistsError, TextError
 from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction

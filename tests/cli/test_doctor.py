@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.doctor.diagnostics import diagnose
-from gerund.doctor.results import advise, spans
+from gerund.doctor import advise, diagnose, spans
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.cli.helpers import run_cli

@@ -109,7 +109,7 @@ def test_hits_are_shown_with_the_place_where_they_stand(made):
 
 
 def test_words_are_highlighted_where_most_of_them_stand():
-    from gerund.cli.index_view import highlighted
+    from gerund.cli.search import highlighted
 
     text = "x " * 300 + "the old railways were opened " + "y " * 300
     shown = highlighted(text, "When did the railway open?")

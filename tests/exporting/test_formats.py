@@ -33,7 +33,7 @@ def load(folder: Path, **options) -> gerund.LanguageModel:
 
 def converted(source: Path, target: Path, **options) -> gerund.LanguageModel:
     lm = gerund.load(source, **{"dtype": loading.own_dtype(find(source)), **options})
-    convert(find(source), lm.runtime, target, lm.fingerprint(), adapters=lm.adapters, scorer=lm.scorer)
+    convert(find(source), lm, target)
     return lm
 
 

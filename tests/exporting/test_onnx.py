@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, LanguageModel
@@ -117,6 +117,22 @@ def test_what_torch_cannot_export(tiny_folder: Path, tmp_path: Path, monkeypatch
     with pytest.raises(ModelError, match=r"cannot export this llama model to ONNX \(RuntimeError: no such operator\)"):
         gerund.load(tiny_folder).export(tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+def test_a_normalization_that_transformers_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, architecture: str
+) -> None:
+    for step in ("require_installed", "write_graph", "check", "translate", "check_openvino"):
+        monkeypatch.setattr(exporting, step, lambda *_: None)
+    # transformers adds a token to Qwen2's, which needs a row.
+    lm = gerund.load(save_tiny(tmp_path / "base", architecture, vocab_size=512))
+    lm.export(tmp_path / "out", name)
+    # transformers makes Qwen2's tokenizer anew, from the vocabulary alone.
+    loses = AutoTokenizer.from_pretrained(tmp_path / "out")("e\ufb01x").input_ids != lm.tokenizer("efix").input_ids
+    says = "`AutoTokenizer` reads it without that" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert (loses, says) == (architecture == "qwen2",) * 2
 
 
 @needs_onnx

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import gerund
-from gerund.demo.steps import read_beginnings, read_documents, read_searches
+from gerund.demo import read_beginnings, read_documents, read_searches
 from gerund.models.saved_settings import read_adapters
 from gerund.settings.encoder import JOBS
 from gerund.training.recipe import find_recipe

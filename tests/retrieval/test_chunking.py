@@ -8,8 +8,7 @@ import pytest
 import gerund
 from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
-from gerund.retrieval.chunking import cut
-from gerund.retrieval.documents import Chunking, Document, rebuilt
+from gerund.retrieval.documents import Chunking, Document, cut, rebuilt
 from gerund.retrieval.embedding import Embedder
 from gerund.retrieval.formats import Section, markdown
 

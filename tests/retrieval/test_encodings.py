@@ -6,7 +6,7 @@ import pytest
 
 from gerund.data.files import decode
 from gerund.errors import DataError
-from gerund.retrieval.encodings import decoded
+from gerund.retrieval.formats import decoded
 
 GERMAN = "Grüße aus Köln: das Wetter ist schön, und die Bäume blühen."
 

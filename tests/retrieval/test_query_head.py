@@ -156,7 +156,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_each_line_is_a_turn(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gerund.cli.index_view.open_existing", lambda *_: index)
+    monkeypatch.setattr("gerund.cli.ask.open_existing", lambda *_: index)
     monkeypatch.setattr("gerund.cli.ask._demand_there", lambda *_: None)
     said = run_cli("ask", "my.index", "--chat", "--extractive", stdin=f"{FIRST}\n\n{SECOND}\n")
     assert said.code == 0

@@ -15,9 +15,16 @@ from gerund.data.passages import sentence_bounds
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.language_model import LanguageModel
 from gerund.retrieval import question_answering
-from gerund.retrieval.answer_checking import AnswerChecker
 from gerund.retrieval.answer_generation import INSTRUCTIONS, AnswerPrompt, Prompter
-from gerund.retrieval.question_answering import NOTHING, SILENT, Citations, PendingAnswer, Question, best_sentence
+from gerund.retrieval.question_answering import (
+    NOTHING,
+    SILENT,
+    AnswerChecker,
+    Citations,
+    PendingAnswer,
+    Question,
+    best_sentence,
+)
 from gerund.retrieval.store import IndexMetadata
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer
@@ -337,6 +344,8 @@ def test_the_instructions_are_read_once(index, lm, monkeypatch):
         ({"method": "guess"}, ConfigError, "extractive"), ({"context": "book"}, ConfigError, "sentence"),
         ({"context": "sentence", "approximate_cache": "x"}, ConfigError, "is for chunks"),
         ({"context": "sentence", "method": "extractive"}, ConfigError, "context is for generated answers"),
+        ({"max_new_tokens": 8, "method": "extractive"}, ConfigError, "max_new_tokens is for generated answers"),
+        ({"fallback": False, "method": "extractive"}, ConfigError, "fallback is for generated answers"),
         ({"rerank_by": "lift"}, ConfigError, "rerank_by is for re-ranking"),
         ({"max_new_tokens": 0}, ConfigError, "must be at least 1"),
         ({"history": "x"}, TextError, "list of messages"), ({"history": [{}]}, TextError, "is not a text of the user"),

@@ -12,7 +12,7 @@ from gerund.inference.encode.multi import TokenReader
 from gerund.jobs.engine import LocalEngine
 from gerund.models.late_head import LateHead
 from gerund.progress import counted_by
-from gerund.retrieval.chunking import cut
+from gerund.retrieval.documents import cut
 from gerund.retrieval.embedding import Embedder, embedded_by
 from gerund.retrieval.store import from_bytes
 from gerund.scoring.late_interaction import LateInteraction, TokenRarity

@@ -12,7 +12,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.retrieval.watching import Watcher, watch
+from gerund.retrieval.indexing import Watcher, watch
 
 OLD = 1_000_000_000
 

@@ -5,7 +5,7 @@ import pytest
 import gerund
 from gerund import ConfigError, Document
 from gerund.errors import DataError
-from gerund.retrieval.weight_choice import QUESTIONS, WeightChoice, _questions
+from gerund.retrieval.questions import QUESTIONS, WeightChoice, _questions
 from gerund.types import Generation
 from tests.cli.helpers import run_cli
 from tests.retrieval.helpers import NOTES, notes_index

@@ -30,11 +30,10 @@ from gerund.errors import (
 )
 from gerund.inference.generate.detokenizing import decoded
 from gerund.server import connections
-from gerund.server.app import make_app
+from gerund.server.app import GuardMiddleware, make_app
+from gerund.server.bodies import worst
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
-from gerund.server.middleware import GuardMiddleware
-from gerund.server.schemas.base import worst
 from gerund.server.service import Service
 from tests.server.conftest import Running
 from tests.tiny import byte_tokenizer, save_tiny

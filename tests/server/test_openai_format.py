@@ -10,8 +10,8 @@ import torch
 from gerund.entry import load
 from gerund.scoring.names import MODEL_NAMES, SCORER_NAMES
 from gerund.server.config import ServerConfig
+from gerund.server.generation_bodies import ScorerName
 from gerund.server.openai_format import Echo, Form
-from gerund.server.schemas.generation import ScorerName
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob
 from tests.server.conftest import Running

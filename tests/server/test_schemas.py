@@ -12,19 +12,18 @@ from starlette.testclient import TestClient
 
 from gerund.entry import load
 from gerund.server.app import make_app
+from gerund.server.bodies import ANY, EVERYWHERE, Body, is_accepted, worst
 from gerund.server.config import ServerConfig
-from gerund.server.schemas.base import ANY, EVERYWHERE, Body, is_accepted, worst
-from gerund.server.schemas.embeddings import (
+from gerund.server.generation_bodies import ChatRequest, CompletionRequest
+from gerund.server.routes.embeddings import (
     AttentionRequest,
-    DetokenizeRequest,
     EmbeddingRequest,
     RerankRequest,
     ScoreRequest,
     SearchRequest,
     TeiRerankRequest,
-    TokenizeRequest,
 )
-from gerund.server.schemas.generation import ChatRequest, CompletionRequest, InfillRequest
+from gerund.server.routes.generation import DetokenizeRequest, InfillRequest, TokenizeRequest
 from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running, save_served
 from tests.server.test_routes import events

@@ -498,7 +498,7 @@ def chunk_pairs(
     documents: Sequence[Document], lm: "LanguageModel", options: AdaptConfig
 ) -> Iterator[tuple[str, Chunk]]:
     """Yield what a document is asked by with some of its chunks: titles and first sentences are made as for queries."""
-    from gerund.retrieval.chunking import cut  # with transformers; files are looked at before that
+    from gerund.retrieval.documents import cut  # with transformers; files are looked at before that
 
     common, chunking = common_titles(documents), chunking_for(lm, options.language)
     for document in documents:

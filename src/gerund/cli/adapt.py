@@ -134,16 +134,13 @@ def command(
     _demand_files(texts, output, config)
     from gerund.adaptation.running import adapt, plan
 
-    def say(sentence: str) -> None:
-        tell(f"{sentence}")
-
     if dry_run:
-        choice = plan(spec, texts, config, say=say, limits=limits)
+        choice = plan(spec, texts, config, say=tell, limits=limits)
         if as_json:
             typer.echo(choice.to_json())
         return
     assert output is not None
-    done = adapt(spec, texts, output, config, resume=resume, say=say, limits=limits)
+    done = adapt(spec, texts, output, config, resume=resume, say=tell, limits=limits)
     _tell(done, texts, as_json=as_json)
 
 

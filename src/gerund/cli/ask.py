@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import index_view, options, text_io
+from gerund.cli import options, text_io
+from gerund.cli.search import highlighted, open_existing
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, TextError
 
@@ -161,6 +162,8 @@ def command(
         gerund ask --document contract.pdf "When does it end?" -m ./chat-model
     """
     from gerund.jobs.disk_cache import parse_size
+    from gerund.retrieval.open_document import open_document, usual_cache
+    from gerund.retrieval.question_answering import Question
 
     where, question = _divided(words or [], document, as_json=as_json, chat=chat)
     settings: dict[str, Any] = {
@@ -185,12 +188,14 @@ def command(
         settings["approximate_cache"] = _chunk_cache(document, cache, most_bytes)
     elif cache is not None and document is None:
         raise ConfigError("--cache is for a --document, or for an index with --approximate-cache")
-    _checked(question, k, settings)
-    reader = (
-        index_view.open_existing(where, spec, answer_with)
-        if document is None
-        else _document(document, spec, cache, most_bytes, language, limits)
-    )  # fmt: skip
+    # What cannot be asked is refused before any model is loaded.
+    Question.of("a question" if question is None else question, k, settings)  # type: ignore[arg-type]
+    reader: QuestionAnswering
+    if document is None:
+        reader = open_existing(where, spec, answer_with)
+    else:
+        kept = usual_cache(cache, most_bytes) if most_bytes else None
+        reader = open_document(document, spec, cache=kept, language=language or "en", limits=limits)
     _warn(reader, settings["method"])
     if question is None:
         _talk(reader, k, settings, every=sources, verify=verify)
@@ -229,7 +234,6 @@ def _divided(words: list[str], document: Path | None, *, as_json: bool, chat: bo
 
 
 def _demand_there(where: str, document: Path | None) -> None:
-    """Refuse what is not there at once."""
     if document is not None:
         from gerund.retrieval.open_document import demand_file
 
@@ -240,24 +244,7 @@ def _demand_there(where: str, document: Path | None) -> None:
     demand_index(where, opened=False)
 
 
-def _checked(question: str | None, k: int, asked: dict[str, Any]) -> None:
-    """Refuse what cannot be asked, before any model is loaded."""
-    from gerund.retrieval.question_answering import Question
-
-    Question.of("a question" if question is None else question, k, asked)  # type: ignore[arg-type]
-
-
-def _document(
-    path: Path, spec: "ModelSpec", cache: Path | None, most_bytes: int, language: str | None, limits: "ReadLimits"
-) -> "QuestionAnswering":
-    from gerund.retrieval.open_document import open_document, usual_cache
-
-    kept = usual_cache(cache, most_bytes) if most_bytes else None
-    return open_document(path, spec, cache=kept, language=language or "en", limits=limits)
-
-
 def _chunk_cache(document: Path | None, cache: Path | None, most_bytes: int) -> Any:
-    """Return where chunks are kept."""
     if document is not None:
         raise ConfigError("--approximate-cache is for an index; what is read of a --document is kept as it is")
     if not most_bytes:
@@ -343,7 +330,7 @@ def _print_sources(shown: "list[Source]", question: str, language: str, *, numbe
         )
         console.print(line.append(f"  {source.heading or source.title}", style="dim"))
         if every:
-            console.print(Text("    ").append_text(index_view.highlighted(source.text, question, language)))
+            console.print(Text("    ").append_text(highlighted(source.text, question, language)))
 
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool, verify: bool) -> None:

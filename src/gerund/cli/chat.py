@@ -141,7 +141,6 @@ def _functions(named: list[str]) -> dict[str, "Callable[..., Any]"]:
 
 
 def _start(file: Path | None, system: str | None, *, reads: bool) -> list[dict[str, Any]]:
-    """Return the conversation so far."""
     conversation: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     if file is not None:
         read = read_json(file)

@@ -82,22 +82,8 @@ def command(
         warn_of_merging(lm)
     else:
         identity = lm.fingerprint()
-        kept: dict[str, Any] = {
-            "adapters": lm.adapters,
-            "scorer": lm.scorer,
-            "late": lm.late,
-            "reranker": lm.reranker,
-            "without": _outdated(source, lm),
-        }
-        convert(
-            source,
-            lm.runtime,
-            output,
-            identity,
-            **kept,
-            more=_reports(spec.infill_adapter, spec.scorer),
-            overwrite=force,
-        )
+        reports = _reports(spec.infill_adapter, spec.scorer)
+        convert(source, lm, output, more=reports, without=_outdated(source, lm), overwrite=force)
     _tell(lm, output, identity, as_json)
 
 

@@ -14,7 +14,7 @@ from gerund.errors import TextError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gerund.demo.steps import Demo, DemoResults, SearchResults, Verification
+    from gerund.demo import Demo, DemoResults, SearchResults, Verification
     from gerund.settings.model_spec import ModelSpec
 
 
@@ -56,23 +56,22 @@ def command(
 def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None) -> dict[str, Any]:
     with _waiting(console, "loading"):
         start = time.perf_counter()
-        from gerund.demo import page
-        from gerund.demo.steps import Demo
+        from gerund.demo import Demo, gallery, make_folder, report_of, write_page, write_report
 
         demo = Demo(spec)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
-    page.make_folder(output)
+    make_folder(output)
     console.print(f"Loaded {lm.name} ({demo.kind})", style="bold")
     console.print(f"Encoding plan {demo.reads_as}, verified layer by layer; vectors of {lm.dimensions}\n")
     results = _find(console, demo, prompt)
     with _waiting(console, "drawing"):
         inspected = demo.inspect_attention()
         with demo.timed("draw the pictures"):
-            pictures = page.gallery(demo.vectors, demo.topics, inspected, lm.encoder.attention)
-    html = page.write_page(output, demo, results, pictures)
-    report = page.report(demo, results)
-    path = page.write_report(output, report)
+            pictures = gallery(demo.vectors, demo.topics, inspected, lm.encoder.attention)
+    html = write_page(output, demo, results, pictures)
+    report = report_of(demo, results)
+    path = write_report(output, report)
     for sentence in (*demo.missing, *pictures.missing):
         console.print(sentence)
     _print_times(console, demo)
@@ -82,8 +81,7 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
 
 
 def _find(console: "Console", demo: "Demo", prompt: str | None) -> "DemoResults":
-    """Go through the steps, and print what each finds."""
-    from gerund.demo.steps import LIKELIHOOD, DemoResults
+    from gerund.demo import LIKELIHOOD, DemoResults
 
     with _waiting(console, "embedding"):
         searches = demo.search()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from gerund.doctor.results import Check, Diagnosis, LayerResult
+    from gerund.doctor import Check, Diagnosis, LayerResult
     from gerund.settings.model_spec import ModelSpec
 
 _BAR = 24
@@ -40,7 +40,7 @@ def command(*, spec: "ModelSpec", as_json: options.Json = False) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     waiting: Any = console.status("examining ...") if console.is_terminal and not as_json else nullcontext()
     with waiting:
-        from gerund.doctor.diagnostics import diagnose
+        from gerund.doctor import diagnose
 
         diagnosis = diagnose(spec)
     if as_json:
@@ -91,6 +91,7 @@ def _print_model(console: "Console", diagnosis: "Diagnosis") -> None:
 
 def _print_plan(console: "Console", diagnosis: "Diagnosis") -> None:
     from rich.columns import Columns
+    from rich.padding import Padding
     from rich.text import Text
 
     numbers = [
@@ -108,7 +109,7 @@ def _print_plan(console: "Console", diagnosis: "Diagnosis") -> None:
         title = Text(_name(layers), style="bold" if first.obeys else "bold red")
         window = f", window {first.window}" if first.window else ""
         pictures.append(Text("\n").join([title, Text(first.view + window), *_picture(console, first)]))
-    console.print(Columns([_indented(picture) for picture in pictures], padding=(1, 4)))
+    console.print(Columns([Padding(picture, (0, 0, 0, 2)) for picture in pictures], padding=(1, 4)))
     legend = "row: the token that looks; column: what it was measured to see"
     if any(mark in row for layer in diagnosis.layers for row in layer.seen for mark in "xo"):
         legend += "; x: sees what it must not; o: does not see what it should"
@@ -116,7 +117,7 @@ def _print_plan(console: "Console", diagnosis: "Diagnosis") -> None:
     obeyed = [name for name, obeys in diagnosis.plans.items() if obeys]
     both = diagnosis.only_both_ways
     others = [name for name, obeys in diagnosis.plans.items() if not obeys and name not in both]
-    from gerund.doctor.results import MEANINGS
+    from gerund.doctor import MEANINGS
 
     console.print(f"  {diagnosis.architecture}: {MEANINGS[diagnosis.support]}")
     if both:
@@ -139,7 +140,7 @@ def _alike(diagnosis: "Diagnosis") -> "list[list[LayerResult]]":
 
 
 def _name(layers: "list[LayerResult]") -> str:
-    from gerund.doctor.results import spans
+    from gerund.doctor import spans
 
     name = spans([layer.layer for layer in layers])
     return name if len(name) <= 40 else f"{len(layers)} layers, {layers[0].layer} to {layers[-1].layer}"
@@ -156,12 +157,6 @@ def _picture(console: "Console", layer: "LayerResult") -> "list[Text]":
 def _draws(console: "Console") -> bool:
     """Whether characters beyond ASCII arrive."""
     return "utf" in (console.encoding or "").lower()
-
-
-def _indented(text: "Text") -> Any:
-    from rich.padding import Padding
-
-    return Padding(text, (0, 0, 0, 2))
 
 
 def _print_sinks(console: "Console", diagnosis: "Diagnosis") -> None:
@@ -203,7 +198,7 @@ def _print_checks(console: "Console", diagnosis: "Diagnosis") -> None:
 
 
 def _measured(check: "Check") -> str:
-    from gerund.doctor.results import COARSE
+    from gerund.doctor import COARSE
 
     if check.value is None:
         return ""

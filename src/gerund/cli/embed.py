@@ -265,11 +265,7 @@ def _tell(
     report = {
         "output": files[-1],
         "files": files,
-        "rows": summary.rows,
-        "resumed_rows": summary.resumed_rows,
-        "truncated": summary.truncated,
-        "empty": summary.empty,
-        "bad": summary.bad,
+        **{name: getattr(summary, name) for name in ("rows", "resumed_rows", "truncated", "empty", "bad")},
         "errors_file": errors_file,
         "dimensions": summary.dimensions,
         "seconds": round(summary.seconds, 3),

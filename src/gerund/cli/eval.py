@@ -1,7 +1,6 @@
 """``gerund eval``: evaluate models, attention plans and BM25 on tasks, and write a report."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from gerund.settings.model_spec import parse_encoder_spec
 if TYPE_CHECKING:
     from gerund.evaluation.run import Cost, Evaluation, Result
     from gerund.evaluation.systems.base import SentenceTransformersSystem, System
-    from gerund.evaluation.task import EvaluationConfig, Task
+    from gerund.evaluation.task import Task
     from gerund.settings.model_spec import ModelSpec
 
 Data = Annotated[
@@ -120,16 +119,24 @@ def command(
     texts = [] if sample is None else read_sample(sample)
     demand_data(data)
     lock = report_folder(output)
-    config = _config(seed=seed, limit=limit, validation=validation)
     models = models or [options.DEFAULT_MODEL]
     machines = where.start(usual=1)
     _check_names(models)
     chosen = _tasks(",".join(tasks), data, set_ or [], validation=validation)
-    config = _with_prompts(config, chosen, prompts)
+    from gerund.evaluation.registry import document_prompts, prompt_set
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.language_model import encoded_by
     from gerund.evaluation.systems.selection import systems_of
+    from gerund.evaluation.task import EvaluationConfig
 
+    names = [task.name for task in chosen]
+    config = EvaluationConfig(
+        seed=seed,
+        limit=limit,
+        split="validation" if validation else "test",
+        prompts=prompt_set(prompts, names),
+        document_prompts=document_prompts(prompts, names),
+    )
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
     with lock, nullcontext() if runs_in_process(machines) else encoded_by(machines, systems, threads=where.threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
@@ -178,19 +185,6 @@ def _tasks(names: str, data: Path | None, changes: list[str], *, validation: boo
     return chosen
 
 
-def _config(*, seed: int, limit: int | None, validation: bool) -> "EvaluationConfig":
-    from gerund.evaluation.task import EvaluationConfig
-
-    return EvaluationConfig(seed=seed, limit=limit, split="validation" if validation else "test")
-
-
-def _with_prompts(config: "EvaluationConfig", tasks: list["Task"], prompts: str) -> "EvaluationConfig":
-    from gerund.evaluation.registry import document_prompts, prompt_set
-
-    names = [task.name for task in tasks]
-    return replace(config, prompts=prompt_set(prompts, names), document_prompts=document_prompts(prompts, names))
-
-
 def demand_data(data: Path | None) -> None:
     """Refuse a folder of data that is not there, before what is in it is looked at."""
     if data is not None and not data.is_dir():
@@ -214,27 +208,27 @@ def report_folder(output: Path) -> Any:
 
 def _check_names(names: list[str]) -> None:
     """Find a slip in any of the names before the first model is loaded."""
-    from gerund.evaluation.systems.search import BM25, parse_fusion, parse_index
     from gerund.models.sources import SENTENCE_TRANSFORMERS, find
 
     for name in names:
-        if (
-            name != BM25
-            and not name.startswith(SENTENCE_TRANSFORMERS)
-            and parse_fusion(name) is None
-            and parse_index(name) is None
-        ):
+        if not _is_search(name) and not name.startswith(SENTENCE_TRANSFORMERS):
             find(name)
+
+
+def _is_search(name: str) -> bool:
+    """Whether a name is no model's, but a way to search."""
+    from gerund.evaluation.systems.search import BM25, parse_fusion, parse_index
+
+    return name == BM25 or parse_fusion(name) is not None or parse_index(name) is not None
 
 
 def _systems(names: list[str], spec: "ModelSpec") -> list["ModelSpec | SentenceTransformersSystem | str"]:
     """Return what the names stand for: for each language model the spec that says which one, and how it is read."""
     from gerund.evaluation.systems.base import SentenceTransformersSystem
-    from gerund.evaluation.systems.search import BM25, parse_fusion, parse_index
     from gerund.models.sources import SENTENCE_TRANSFORMERS
 
     def system_of(name: str) -> "ModelSpec | SentenceTransformersSystem | str":
-        if name == BM25 or parse_fusion(name) is not None or parse_index(name) is not None:
+        if _is_search(name):
             return name
         if name.startswith(SENTENCE_TRANSFORMERS):
             longest = spec.max_length if isinstance(spec.max_length, int) else None

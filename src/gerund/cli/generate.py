@@ -307,10 +307,6 @@ def _lines(
                     for candidate in result.candidates
                 ]
             if with_usage:
-                usage = result.usage
-                record["usage"] = {
-                    "prompt_tokens": usage.prompt_tokens,
-                    "completion_tokens": usage.completion_tokens,
-                    "total_tokens": usage.total_tokens,
-                }
+                counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+                record["usage"] = {name: getattr(result.usage, name) for name in counts}
             yield json.dumps(record, ensure_ascii=False)

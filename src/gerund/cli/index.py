@@ -4,11 +4,12 @@ import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gerund.cli import index_view, options
+from gerund.cli import options
+from gerund.cli.search import COMPLETED, own_model
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError, InputError
 
@@ -27,7 +28,7 @@ _REASONS = 5
 
 _HELPS = {
     "model": "The encoder: a folder, GGUF file, short name (see gerund models) or hub id; st: before it runs it with "
-    "sentence-transformers. [default: the index's own; for a new index the bundled model]",
+    "sentence-transformers. [default: the index's own; for a new index the bundled model]"
 }
 
 
@@ -97,8 +98,7 @@ def command(
     migrate: Annotated[
         bool,
         typer.Option(
-            "--migrate",
-            help="First re-embed everything, with another model or in other chunks, and swap in one step.",
+            "--migrate", help="First re-embed everything, with another model or in other chunks, and swap in one step."
         ),
     ] = False,
     choose_weight: Annotated[
@@ -157,6 +157,7 @@ def command(
         gerund index -o my.index --choose-weight 30
     """
     from gerund.retrieval.document_reader import unknown_files
+    from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import open_index, store_at
 
     _refuse_nothing_to_do(paths, prune=prune, watch=watch, other=migrate or choose_weight > 0 or query_head)
@@ -168,8 +169,10 @@ def command(
     about = store.about()
     requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
     requested["multi"] = _multi(multi, pool_factor)
-    chunking = _chunking(None if about is None else about.chunking, requested)
-    encoder_spec = spec if about is None or _says_something(spec) else index_view.own_model(about, output, spec)
+    given = {name: value for name, value in requested.items() if value is not None}
+    chunking = replace(Chunking() if about is None else about.chunking, **given)  # type: ignore[arg-type]
+    names_model = bool(spec.model_fields_set - set(options.MACHINE))  # or says how it is read
+    encoder_spec = spec if about is None or names_model else own_model(about, output, spec)
     machines = _Machines(where.start(usual=1), where.threads)
     if migrate:
         if about is None:
@@ -253,7 +256,7 @@ def _watch(
     index: "Index", paths: list[Path], output: str, limits: "ReadLimits", *, prune: bool, interval: float, as_json: bool
 ) -> None:
     """Follow files until the user ends it, which is no mistake."""
-    from gerund.retrieval.watching import watch
+    from gerund.retrieval.indexing import watch
 
     def report(summary: "IndexSummary") -> None:
         _print_summary(summary, output, len(index), as_json=as_json)
@@ -263,18 +266,6 @@ def _watch(
         watch(index, paths, prune=prune, interval=interval, report=report, limits=limits)
     except KeyboardInterrupt:
         tell(f"stopped; everything that was stored is kept in {output}")
-
-
-def _says_something(spec: "ModelSpec") -> bool:
-    """Whether a model, or a way to read it, was named."""
-    return bool(spec.model_fields_set - set(options.MACHINE))
-
-
-def _chunking(stored: "Chunking | None", given: dict[str, Any]) -> "Chunking":
-    """Return how documents are to be cut: what is left out is the index's own."""
-    from gerund.retrieval.documents import Chunking
-
-    return replace(stored or Chunking(), **{name: value for name, value in given.items() if value is not None})
 
 
 def _tell(summary: "IndexSummary | None", output: str, chunks: int, *, as_json: bool) -> None:
@@ -310,6 +301,6 @@ def _print_summary(summary: "IndexSummary", output: str, chunks: int, *, as_json
         parts.append(f"{_counted(len(summary.failed), 'file')} skipped, entirely or in part")
     tell(f"{', '.join(parts)}, {summary.seconds:.1f} s: {output} has {_counted(chunks, 'chunk')}")
     if summary.completed:
-        tell(f"{output}: {index_view.COMPLETED}")
+        tell(f"{output}: {COMPLETED}")
     if as_json:
         typer.echo(json.dumps({"index": output, "chunks_in_all": chunks, **asdict(summary)}, ensure_ascii=False))

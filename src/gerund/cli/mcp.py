@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gerund.cli import index_view, options
+from gerund.cli import options
+from gerund.cli.search import open_existing
 from gerund.cli.text_io import tell
 from gerund.errors import ConfigError
 
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 @options.takes(
     spec=options.model(
-        "model",
-        *options.MACHINE,
-        helps={"model": "Another name of the index's model. [default: the index's own]"},
-    ),
+        "model", *options.MACHINE, helps={"model": "Another name of the index's model. [default: the index's own]"}
+    )
 )
 def command(
     where: Annotated[str, typer.Argument(metavar="INDEX", help="An index; gerund index PATHS -o INDEX makes one.")],
@@ -84,7 +83,7 @@ def command(
         raise ConfigError(f"--{next(iter(server_settings)).replace('_', '-')} is for --http, which is missing")
     from gerund.integrations.mcp import serve_stdio
 
-    index = index_view.open_existing(where, spec, answer_with)
+    index = open_existing(where, spec, answer_with)
     if sys.stdin.isatty():
         tell("waiting for a program that speaks the Model Context Protocol on standard input; Ctrl-C ends it")
     serve_stdio(index, PurePath(Path(where).absolute()).name, allow_add=allow_add)

@@ -104,7 +104,6 @@ def _described(path: Path) -> tuple[int | None, str]:
 
 
 def _use_of(file: GgufFile) -> str:
-    """Return what gerund can do with a file."""
     from gerund.models.gguf_architectures import LAYOUTS
     from gerund.models.saved_settings import encoder_settings
 

@@ -293,7 +293,7 @@ def search() -> Group:
             ),
             *_options_of(SecondStage, "rerank", "rerank_by", "rerank_weight", "rerank_deadline"),
         ],
-        lambda values: {name: value for name, value in values.items() if value is not None},
+        _given,
     )
 
 

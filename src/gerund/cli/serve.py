@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gerund.cli import options
+from gerund.cli.search import own_model
 from gerund.errors import MissingDependencyError
 from gerund.server.config import ServerConfig, read_config, read_keys, settings_of
 from gerund.settings.model_spec import ModelSpec
@@ -39,8 +40,7 @@ def _server_options() -> options.Group:
 
 @options.takes(
     spec=options.model(
-        *("MODEL", *options.ENCODER, "infill_adapter", "scorer", "reranker", *options.MACHINE),
-        **_UNSAID,
+        *("MODEL", *options.ENCODER, "infill_adapter", "scorer", "reranker", *options.MACHINE), **_UNSAID
     ),
     typed=_server_options(),
 )
@@ -105,7 +105,6 @@ def _with_index(spec: "ModelSpec", where: str, settings: "ServerConfig") -> "Mod
     An index of another model is refused before the model is loaded, where files tell, except with several workers, each
     of which opens it by itself.
     """
-    from gerund.cli.index_view import own_model
     from gerund.retrieval.index import demand_index
     from gerund.retrieval.model_check import refuse_other_dimensions
 

@@ -291,17 +291,7 @@ def _save(chosen: "LanguageModel", model: str, folder: Path | None) -> None:
     from gerund.exporting.formats import convert
     from gerund.models.sources import find
 
-    convert(
-        find(model),
-        chosen.runtime,
-        folder,
-        chosen.fingerprint(),
-        adapters=chosen.adapters,
-        scorer=chosen.scorer,
-        late=chosen.late,
-        reranker=chosen.reranker,
-        overwrite=False,
-    )
+    convert(find(model), chosen, folder)
 
 
 def _print_choice(done: "Tuned", spec: "ModelSpec", page: Path) -> None:

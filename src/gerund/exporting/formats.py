@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
-from gerund.models.adapters import Adapters, active_adapter, base_state
+from gerund.models.adapters import active_adapter, base_state
 from gerund.models.architectures import NoHead
 from gerund.models.encoder_settings import write_settings
 from gerund.models.origin import CARD, card_fields, is_generated, origin_of
@@ -95,19 +95,13 @@ _FORMATS: dict[ExportFormat, Callable[..., Export]] = {
 _ENCODERS_ALONE = ("sentence-transformers", "multi-vector", "onnx", "onnx-int8", "openvino")
 
 
-class _Part(Protocol):
-    """A part of a model that is saved into its folder, such as a scorer."""
-
-    def save(self, folder: Path) -> None: ...
-
-
 def export(
     lm: Any,
     folder: str | Path,
     format: str,
     *,
     type: GgufType | None = None,
-    scorer: _Part | None = None,
+    scorer: Any = None,
     overwrite: bool = False,
 ) -> Export:
     """Write an encoder for other tools; see ``LanguageModel.export``. ``merged`` saves the scorer as well."""
@@ -152,22 +146,18 @@ def check_type(format: str, type: str | None) -> None:
 
 def convert(
     source: Source,
-    runtime: EncoderRuntime,
+    lm: Any,
     folder: str | Path,
-    identity: str,
     *,
-    adapters: Adapters | None = None,
-    scorer: _Part | None = None,
-    late: _Part | None = None,
-    reranker: _Part | None = None,
     more: Mapping[str, Path] | None = None,
     without: Collection[str] = (),
     overwrite: bool = False,
 ) -> None:
-    """Copy a checkpoint byte for byte, and add ``gerund.json`` and the parts of the loaded model.
+    """Copy a checkpoint byte for byte, and add ``gerund.json`` and the parts of ``lm``, the loaded ``LanguageModel``.
 
     ``more`` are further files to copy, by their new names, and ``without`` names files that are not copied.
     """
+    runtime: EncoderRuntime = lm.runtime
     _refuse_hybrid(runtime)
     runtime.refuse_answers("a conversion")
     with atomic_folder(folder, overwrite=overwrite) as work:
@@ -179,10 +169,10 @@ def convert(
                     shutil.copyfile(path, work / path.name)
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
-        write_settings(work, runtime.config, runtime.n_layers, identity, adapters=adapters)
+        write_settings(work, runtime.config, runtime.n_layers, lm.fingerprint(), adapters=lm.adapters)
         _keep_card_of_base(work)
-        write_card(work, runtime, origin_of(source), adapters=list(adapters.folders) if adapters else ())
-        for part in (runtime.head, runtime.transform, scorer, late, reranker):
+        write_card(work, runtime, origin_of(source), adapters=list(lm.adapters.folders))
+        for part in (runtime.head, runtime.transform, lm.scorer, lm.late, lm.reranker):
             if part is not None:
                 part.save(work)
 

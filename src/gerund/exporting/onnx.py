@@ -32,6 +32,7 @@ from gerund.exporting.shared import (
     Export,
     doubled_start,
     is_fused,
+    keeps_normalization,
     plain_tokenizer,
     read_written,
     require_installed,
@@ -226,6 +227,7 @@ def settings(prepared: Prepared) -> dict[str, Any]:
 
 def readme(
     prepared: Prepared,
+    folder: Path,
     title: str,
     imports: str,
     opened: str,
@@ -235,7 +237,7 @@ def readme(
 ) -> str:
     """Return a README with a program that needs only tokenizers, numpy and the other runtime.
 
-    ``asked`` is the line that runs the graph, with ``...`` for its inputs.
+    ``folder`` has the tokenizer already, and ``asked`` is the line that runs the graph, with ``...`` for its inputs.
     """
     runtime = prepared.runtime
     plan = runtime.config.plan_label(runtime.n_layers)
@@ -250,6 +252,11 @@ def readme(
         note = (
             f"A prompt is put before each text and not pooled. `{settings_file}` names the prompts, and says for each "
             "how many tokens come before the pooled ones; under the name `` that is for a text without a prompt."
+        )
+    if not keeps_normalization(runtime, folder):
+        note += (
+            "\n\n`tokenizer.json` normalizes texts to NFKC without invisible characters, as gerund does. transformers' "
+            "`AutoTokenizer` reads it without that: normalize texts first where you use it."
         )
     before, after = asked.split("...")
     return (
@@ -292,6 +299,7 @@ def write(runtime: EncoderRuntime, work: Path, folder: Path, *, eight_bits: bool
     write_json(work / SETTINGS_FILE, {**settings(prepared), **quality})
     text = readme(
         prepared,
+        work,
         "A text encoder in ONNX, exported by gerund",
         "import onnxruntime",
         f'session = onnxruntime.InferenceSession("{MODEL_FILE}")',
@@ -397,6 +405,7 @@ def write_openvino(runtime: EncoderRuntime, work: Path, folder: Path) -> Export:
     write_json(work / OPENVINO_SETTINGS, settings(prepared))
     text = readme(
         prepared,
+        work,
         "A text encoder for OpenVINO, exported by gerund",
         "import openvino",
         f'model = openvino.Core().compile_model("{OPENVINO_FILE}", "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})',

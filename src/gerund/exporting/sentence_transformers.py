@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
 from gerund.attention.recurrent import recurrent_modules
 from gerund.errors import ConfigError, ModelError
@@ -25,6 +24,7 @@ from gerund.exporting.shared import (
     change_json,
     doubled_start,
     is_fused,
+    keeps_normalization,
     plain_tokenizer,
     sample_texts,
     sample_tokens,
@@ -69,7 +69,7 @@ def write(runtime: EncoderRuntime, work: Path, folder: Path) -> Export:
         for path in sorted(work.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         write_merged(runtime, work)
-    keeps = bool(why_custom) or _keeps_normalization(runtime, work)
+    keeps = bool(why_custom) or keeps_normalization(runtime, work)
     (work / "README.md").write_text(_readme(runtime, why_custom, keeps_normalization=keeps), encoding="utf-8")
     loader = "gerund.integrations.sentence_transformers.load"
     if not why_custom:
@@ -239,7 +239,7 @@ def _distance(runtime: EncoderRuntime, folder: Path) -> float:
 
 def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     """Compare the mean of each text's states, which needs no sentence-transformers."""
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoTokenizer
 
     body = AutoModel.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -251,18 +251,6 @@ def _distance_of_bodies(runtime: EncoderRuntime, folder: Path) -> float:
     actual_ND = ((hidden_BTD * real_BT).sum(1) / real_BT.sum(1)).numpy()
     states = encode_tokens(runtime.in_own_type(), sample_tokens(runtime, TEXTS, ""), show=False)
     return 1 - smallest_cosine(np.stack([item.mean(axis=0) for item in states]), actual_ND)
-
-
-def _keeps_normalization(runtime: EncoderRuntime, folder: Path) -> bool:
-    """Return whether transformers reads the written tokenizer with gerund's normalization of texts.
-
-    It makes the tokenizers of some model types (Qwen2's) anew from their vocabulary, and slow ones have none.
-    """
-    if not runtime.config.normalizes_texts:
-        return True
-    with loading.quiet():
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return bool(tokenizer("e\ufb01x").input_ids == tokenizer("efix").input_ids)
 
 
 def _readme(runtime: EncoderRuntime, why_custom: str, *, keeps_normalization: bool) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, is_one_graph
@@ -121,6 +121,18 @@ def _normalize(core: Any) -> None:
     invisible = Regex(rf"[\p{{Default_Ignorable_Code_Point}}&&[^{JOINERS}{SHOWN}]]")
     steps = [normalizers.Replace(invisible, ""), normalizers.NFKC()]
     core.normalizer = normalizers.Sequence([*steps, *([] if core.normalizer is None else [core.normalizer])])
+
+
+def keeps_normalization(runtime: EncoderRuntime, folder: Path) -> bool:
+    """Return whether transformers reads the written tokenizer with gerund's normalization of texts.
+
+    It makes the tokenizers of some model types (Qwen2's) anew from their vocabulary, and slow ones have none.
+    """
+    if not runtime.config.normalizes_texts:
+        return True
+    with loading.quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return bool(tokenizer("e\ufb01x").input_ids == tokenizer("efix").input_ids)
 
 
 def doubled_start(runtime: EncoderRuntime, prompt: str) -> str:

@@ -144,7 +144,6 @@ class _Generating(BaseModel):
             yield chunk
 
     def _prompt(self, prompt: Any) -> Any:
-        """Return a prompt as gerund takes it."""
         return prompt
 
     def _chunk(self, piece: str) -> Any:

@@ -381,7 +381,6 @@ def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _call(block: ToolCallBlock) -> dict[str, Any]:
-    """Return a call as gerund takes it."""
     given = block.tool_kwargs
     arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return ToolCall(block.tool_name, arguments, block.tool_call_id or "").message

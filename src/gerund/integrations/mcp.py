@@ -118,14 +118,11 @@ class _Add(_Arguments):
 
 
 async def _search(host: Host, asked: _Search) -> types.CallToolResult:
-    work = partial(_found, query=asked.query, k=asked.k, filter=asked.filter)
-    hits = await host.call(work, tokens=_tokens(asked.query))
+    hits: list[Hit] = await host.call(
+        lambda index: index.search(asked.query, asked.k, filter=asked.filter), tokens=_tokens(asked.query)
+    )
     lines = [_quotation(hit.rank, hit) for hit in hits] or ["Nothing was found."]
     return _result("\n\n".join(lines), {"results": [hit.to_dict() for hit in hits]})
-
-
-def _found(index: Index, **how: Any) -> list[Hit]:
-    return index.search(**how)
 
 
 async def _ask(host: Host, asked: _Ask) -> types.CallToolResult:

@@ -187,7 +187,6 @@ def load(folder: str | Path, **options: Any) -> SentenceTransformer:
 
 
 def _read(path: Path, kind: type) -> Any:
-    """Return what a JSON file holds."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import metadata
@@ -26,8 +27,7 @@ from typing import Any, Self
 from gerund.checks import demand_number, whole_number
 from gerund.data.files import COMPRESSED, checked_text
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, is_panic
-from gerund.retrieval.encodings import utf8_or_none
-from gerund.retrieval.formats import PARSERS, PLAIN, TABLES, ParsedText, Section, markdown, parse_table
+from gerund.retrieval.formats import PARSERS, PLAIN, TABLES, ParsedText, Section, markdown, parse_table, utf8_or_none
 from gerund.retrieval.store import POINTER_FOLDER
 
 ENTRY_POINTS = "gerund.readers"
@@ -95,7 +95,8 @@ class DocumentReader:
         process.kill()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                _close_quietly(pipe)
+                with suppress(OSError):  # unsent data
+                    pipe.close()
         process.wait()
 
     def read(self, path: Path, bad: Callable[[DataError], None] | None = None) -> Iterator[ParsedText]:
@@ -194,8 +195,10 @@ class DocumentReader:
                 f"{path}: reading it took longer than {seconds:g} seconds; it may be damaged, or needs a higher limit "
                 "(--read-seconds)"
             )
+        code = process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
         raise DataError(
-            f"{path}: its reader process ended ({_how(process.wait())}); the file may be damaged, or need more memory "
+            f"{path}: its reader process ended ({how}); the file may be damaged, or need more memory "
             f"than {_mb(self.limits.memory)} (--read-memory)"
         )
 
@@ -217,17 +220,6 @@ def _start_process() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         env={**os.environ, **environment},
     )
-
-
-def _close_quietly(pipe: Any) -> None:
-    try:
-        pipe.close()
-    except OSError:  # unsent data
-        return
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def _mb(size: int) -> str:

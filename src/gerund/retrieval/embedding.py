@@ -150,9 +150,7 @@ class Window:
     """A part of a document that is encoded in one pass."""
 
     text: str
-
     spans: list[tuple[int, int]]  # where its chunks are in the text
-
     repeated: int  # how many of the first chunks have a vector already, and are only context
 
     @classmethod
@@ -262,8 +260,5 @@ def _embedded(pool: WorkerPool[ChunkShard, Embedded], documents: Sequence[Sequen
 
 
 def _opened(model: WorkerModel, chunking: Chunking) -> Callable[[ChunkShard], Embedded]:
-    return partial(_embed, Embedder(model.load(), chunking))
-
-
-def _embed(embedder: Embedder, shard: ChunkShard) -> Embedded:
-    return embedder.embedded(shard.documents)
+    embedder = Embedder(model.load(), chunking)
+    return lambda shard: embedder.embedded(shard.documents)

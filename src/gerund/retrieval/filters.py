@@ -80,7 +80,6 @@ class _Reader:
         return self._written(self._parsed(), "condition")
 
     def _parsed(self) -> Any:
-        """Return the syntax tree of the full text."""
         from sqlglot import Dialect, TokenType, exp
         from sqlglot.errors import ParseError, TokenError
 

@@ -1,10 +1,11 @@
 """Parse each file format into text with headings: Markdown, HTML, PDF, Word, EPUB and tables.
 
 Markdown stays unchanged, so that offsets are those of the file; only its headings are extracted. HTML is converted to
-Markdown by html-to-markdown, and its offsets are those of the Markdown. Any error of a library on a malformed file is
-raised as a ``DataError``.
+Markdown by html-to-markdown, and its offsets are those of the Markdown. Bytes are decoded by their byte order mark, the
+declared encoding, as UTF-8, or by detection. Any error of a library on a malformed file is raised as a ``DataError``.
 """
 
+import codecs
 import io
 import logging
 import posixpath
@@ -22,7 +23,6 @@ from typing import Any
 from gerund.data.files import COMPRESSED, as_utf8, checked_text, opened
 from gerund.data.tables import Table, no_column, read_records, value_or_error
 from gerund.errors import DataError, GerundError, MissingDependencyError, is_panic
-from gerund.retrieval.encodings import decoded
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Section:
     """A section of a document."""
 
     start: int  # its first character, that of its heading
-
     path: tuple[str, ...]  # the headings above its text, outermost first, ending with its own
 
 
@@ -41,9 +40,7 @@ class ParsedText:
     text: str
     title: str = ""
     sections: tuple[Section, ...] = ()
-
     key: str = ""  # identifies one of several documents in a file; empty where the file is a single document
-
     encoding: str = ""  # the encoding where it is not UTF-8: ``windows-1252 (declared)`` or ``utf-16-le (detected)``
 
 
@@ -70,10 +67,8 @@ def parse(path: Path, ending: str, most_bytes: int) -> Iterator[ParsedText | Dat
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:
-        raise DataError(f"{path}: not a readable {name} ({_reason(error)})") from error
     except BaseException as error:
-        if not is_panic(error):
+        if not (isinstance(error, Exception) or is_panic(error)):
             raise
         raise DataError(f"{path}: not a readable {name} ({_reason(error)})") from error
 
@@ -412,7 +407,7 @@ def _library() -> Any:
     try:
         import html_to_markdown
     except ImportError as error:
-        raise MissingDependencyError("needs html-to-markdown to be read: pip install 'gerund[documents]'") from error
+        raise _needs("html-to-markdown") from error
     return html_to_markdown
 
 
@@ -480,3 +475,157 @@ class _Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Add an element, without the prefix of its namespace."""
         self.elements.append((tag.rpartition(":")[2], dict(attrs)))
+
+
+# UTF-32 first: its mark begins with that of UTF-16.
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# Browsers look this far for a declaration.
+_HEAD = 1024
+_XML = re.compile(rb"""\s*<\?xml\b[^>]{0,200}?\bencoding\s{0,20}=\s{0,20}["']([\w.:-]{1,40})["']""", re.IGNORECASE)
+_META = re.compile(rb"""<meta\b[^>]{0,400}?\bcharset\s{0,20}=\s{0,20}["']?\s{0,20}([\w.:-]{1,40})""", re.IGNORECASE)
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+# As in browsers (WHATWG Encoding): a declared name stands for this larger set, which editors write.
+_MEANT = {
+    "iso8859-1": "windows-1252",
+    "ascii": "windows-1252",
+    "cp1252": "windows-1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "tis-620": "cp874",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+}
+# Names that Python does not know, and affixes of names that it knows: x-sjis, iso-8859-8-i.
+_LABELS = {
+    "windows-31j": "cp932", "windows-949": "cp949", "windows-874": "cp874", "ksc_5601": "cp949",
+    "cn-big5": "big5hkscs", "gb_2312-80": "gb18030",
+}  # fmt: skip
+_ADDED = re.compile(r"^(?:x-)+|-[ie]$")
+# Encodings of text files in practice. Detection among all of Python's would mistake common ones for rare ones.
+_WESTERN = "cp1252"
+_ONE_BYTE_UNITS = (
+    _WESTERN, "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "koi8_r",
+    "koi8_u", "iso8859_2", "mac_roman", "gb18030", "big5", "cp932", "euc_jp", "iso2022_jp", "cp949",
+)  # fmt: skip
+_WIDE_UNITS = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
+
+
+def utf8_or_none(raw: bytes) -> str | None:
+    """Return bytes as text if they are valid UTF-8 without the zero bytes that UTF-16 is full of."""
+    if b"\0" in raw:
+        return None
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return None
+
+
+def decoded(raw: bytes, where: str, *, markup: bool = False) -> tuple[str, str]:
+    r"""Return bytes as text, and their encoding; "" for UTF-8. ``markup`` (HTML, XML) can declare its encoding.
+
+    A byte order mark counts first, then the declaration, then UTF-8; otherwise the encoding is detected.
+
+    >>> decoded("caf\u00e9".encode("utf-16"), "a.txt")
+    ('café', 'utf-16-le (byte order mark)')
+    >>> decoded(b'<meta charset="iso-8859-1">caf\xe9', "a.html", markup=True)[1]
+    'windows-1252 (declared)'
+    """
+    for mark, name in _BYTE_ORDER_MARKS:
+        if raw.startswith(mark):
+            return _marked(raw[len(mark) :], name, where)
+    name = _declared(raw[:_HEAD]) if markup else ""
+    if name and name != "utf-8":
+        text = _strictly(raw, name)
+        if text is not None:
+            return text, f"{name} (declared)"
+    plain = utf8_or_none(raw)
+    if plain is not None:
+        return plain, ""
+    return _detected(raw, where)
+
+
+def _marked(raw: bytes, name: str, where: str) -> tuple[str, str]:
+    """Return bytes after a byte order mark as text, which may be slightly damaged, or cut in a character."""
+    try:
+        return raw.decode(name), "" if name == "utf-8" else f"{name} (byte order mark)"
+    except UnicodeDecodeError as error:
+        text = raw.decode(name, "replace")
+        if text.count("\ufffd") * 2 > len(text):
+            raise DataError(
+                f"{where}: it begins with the mark of {name}, and is not valid {name}; save it as UTF-8"
+            ) from error
+        return text, f"{name} with errors (detected)"
+
+
+def _declared(head: bytes) -> str:
+    """Return the encoding of an XML declaration or a meta element; "" for none, or an unknown one."""
+    match = _XML.match(head) or _META.search(_COMMENT.sub(b"", head))
+    if match is None:
+        return ""
+    label = _ADDED.sub("", match[1].decode("ascii", "replace").lower())
+    try:
+        name = codecs.lookup(_LABELS.get(label, label)).name
+    except LookupError:
+        return ""
+    # A declaration that is readable byte by byte is not in UTF-16.
+    return "utf-8" if name.startswith(("utf-16", "utf-32")) else _MEANT.get(name, name)
+
+
+def _strictly(raw: bytes, name: str) -> str | None:
+    try:
+        text = raw.decode(name)
+    except (UnicodeError, LookupError):
+        if name != "windows-1252":
+            return None
+        # Five bytes are undefined there, and browsers pass them through.
+        text = "".join(_western(piece) for piece in re.split(rb"([\x81\x8d\x8f\x90\x9d]+)", raw))
+    return text if isinstance(text, str) else None  # rot13 is a codec too
+
+
+def _western(piece: bytes) -> str:
+    try:
+        return piece.decode("windows-1252")
+    except UnicodeDecodeError:
+        return piece.decode("latin-1")
+
+
+def _detected(raw: bytes, where: str) -> tuple[str, str]:
+    if b"\0" not in raw:
+        # A damaged UTF-8 file has more valid characters than errors; in other encodings they are valid by chance.
+        text = raw.decode("utf-8", "replace")
+        damaged = text.count("\ufffd")
+        if sum(1 for character in text if character > "\x7f") > 2 * damaged:
+            return text, "utf-8 with errors (detected)"
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{where}: not valid UTF-8, and needs charset-normalizer to detect what it is: "
+            "pip install 'gerund[documents]'"
+        ) from error
+    wide = b"\0" in raw
+    matches = list(from_bytes(raw, cp_isolation=list(_WIDE_UNITS if wide else _ONE_BYTE_UNITS)))
+    if not matches:
+        try:
+            return raw.decode("utf-8"), ""  # UTF-8 with some zero bytes
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{where}: not valid UTF-8 at byte {error.start}, and its encoding cannot be detected; save it as UTF-8"
+            ) from error
+    best = matches[0]
+    name = best.encoding
+    # For short texts many encodings fit equally well; then the most common one is most likely.
+    if any(_WESTERN in match.could_be_from_charset for match in matches if match.chaos <= best.chaos):
+        name = _WESTERN
+    name = {"cp1252": "windows-1252"}.get(name, name.replace("_", "-"))
+    strict = _strictly(raw, name)
+    return str(best) if strict is None else strict, f"{name} (detected)"

@@ -84,12 +84,7 @@ def _best_first(scores: Mapping[Document, float]) -> dict[Document, float]:
 
 
 def rankings(
-    store: VectorStore,
-    queries: Sequence[str],
-    query_ND: np.ndarray | None,
-    mode: Mode,
-    limit: int,
-    where: str | None,
+    store: VectorStore, queries: Sequence[str], query_ND: np.ndarray | None, mode: Mode, limit: int, where: str | None
 ) -> tuple[list[Match], list[Match]]:
     """Return the matches of BM25 and of the vectors, as a mode needs them.
 

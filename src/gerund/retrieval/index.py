@@ -18,15 +18,7 @@ from gerund.retrieval.document_reader import ReadLimits
 from gerund.retrieval.documents import Chunk, Chunking, Document, check_document, chunk_id, is_source, rebuilt
 from gerund.retrieval.filters import check_filter
 from gerund.retrieval.hybrid_search import MODES, Mode, check_query, rankings, reranked, to_hits
-from gerund.retrieval.indexing import (
-    Embed,
-    IndexSummary,
-    Writer,
-    all_failed,
-    difference,
-    metadata_for,
-    migrate_index,
-)
+from gerund.retrieval.indexing import Embed, IndexSummary, Writer, all_failed, difference, metadata_for, migrate_index
 from gerund.retrieval.lance_store import LanceStore, is_remote
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.model_check import refuse_other_dimensions
@@ -55,7 +47,7 @@ if TYPE_CHECKING:
     from gerund.retrieval.answer_generation import AnswerGenerator
     from gerund.retrieval.embedding import Embedder
     from gerund.retrieval.query_head import ConversationReader, QueryHead
-    from gerund.retrieval.weight_choice import WeightChoice
+    from gerund.retrieval.questions import WeightChoice
     from gerund.scoring.late_interaction import TokenRarity
 
 
@@ -287,7 +279,7 @@ class Index(QuestionAnswering):
             DataError: the index has fewer than two documents, or the model writes no question.
             ConfigError: the model does not generate, or ``questions`` is not a number from 1 to 10000.
         """
-        from gerund.retrieval.weight_choice import choose_weight
+        from gerund.retrieval.questions import choose_weight
 
         if not 1 <= whole_number("questions", questions) <= MOST_HITS:
             raise ConfigError(f"questions={questions} is not a number from 1 to {MOST_HITS}")
@@ -643,7 +635,7 @@ class Index(QuestionAnswering):
         )
 
     def _cut(self, document: Document) -> list[Chunk]:
-        from gerund.retrieval.chunking import cut
+        from gerund.retrieval.documents import cut
 
         return cut(document, self.encoder.tokenizer, self.chunking)
 

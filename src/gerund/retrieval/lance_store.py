@@ -120,8 +120,7 @@ class LanceStore:
         return self._folder is None or (self._folder / POINTER_FOLDER).is_dir()
 
     def about(self) -> IndexMetadata | None:
-        generation = self._current()
-        if generation is None:
+        if (generation := self._current()) is None:
             return None
         with self._errors():
             schema = self._table(generation).schema
@@ -262,16 +261,14 @@ class LanceStore:
         return [(chunks[place], score) for place, score in zip(places, scores, strict=True)]
 
     def count(self) -> int:
-        generation = self._current()
-        if generation is None:
+        if (generation := self._current()) is None:
             return 0
         with self._errors():
             return int(self._table(generation).count_rows())
 
     def is_tidy(self) -> bool:
         """Whether every row is in every index."""
-        generation = self._current()
-        if generation is None:
+        if (generation := self._current()) is None:
             return True
         with self._errors():
             table = self._table(generation)
@@ -354,8 +351,7 @@ class LanceStore:
         return self._generation
 
     def _require_current(self) -> str:
-        generation = self._current()
-        if generation is None:
+        if (generation := self._current()) is None:
             raise DataError(f"{self.name}: there is no index yet; gerund index makes one")
         return generation
 
@@ -481,7 +477,6 @@ def _vector_type(dimensions: int, precision: str) -> "pa.DataType":
 
 
 def _precision(schema: "pa.Schema") -> str:
-    """Return how a table's vectors are stored."""
     return {"uint8": BINARY, "halffloat": "float16"}.get(str(schema.field("vector").type.value_type), "float32")
 
 

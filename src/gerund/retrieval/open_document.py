@@ -92,11 +92,7 @@ class OpenDocument(QuestionAnswering):
     """A document to ask questions about; see ``open_document``."""
 
     def __init__(
-        self,
-        document: Document,
-        lm: "LanguageModel",
-        cache: DiskCache | None = None,
-        chunking: Chunking | None = None,
+        self, document: Document, lm: "LanguageModel", cache: DiskCache | None = None, chunking: Chunking | None = None
     ) -> None:
         self.document, self._lm, self._chunking = document, lm, chunking or Chunking()
         self._cache = cache

@@ -1,4 +1,4 @@
-"""Answer questions from search hits: settings, streams, extractive answers and citations.
+"""Answer questions from search hits: settings, streams, extractive answers, citations, and checks of what is generated.
 
 ``answer_generation`` has the part that needs a model to generate the answer.
 """
@@ -19,7 +19,6 @@ from gerund.data.passages import sentence_bounds
 from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.generate.config import GenerationConfig, require_new_tokens
 from gerund.jobs.disk_cache import DiskCache
-from gerund.retrieval.answer_checking import SUPPORTED, AnswerChecker
 from gerund.retrieval.documents import PATH_SIGN, Chunk, Chunking
 from gerund.retrieval.hybrid_search import check_query, convex
 from gerund.retrieval.memory_store import MemoryStore
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from gerund.language_model import LanguageModel
     from gerund.retrieval.answer_generation import AnswerPrompt
     from gerund.types import Generation
+
 
 Method = Literal["extractive", "generate"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -150,16 +150,21 @@ class Question:
         return replace(asked, history=check_history(asked.history))
 
     def _check(self) -> None:
-        """Refuse settings that cannot be."""
         if self.method is not None:
             one_of("method", self.method, METHODS)
         if self.context is not None:
             one_of("context", self.context, CONTEXTS)
         if self.context == SENTENCE and self.approximate_cache is not None:
             raise ConfigError("approximate_cache is for chunks; leave context=sentence out")
-        given = {"context": self.context, "sampling": self.sampling not in (None, GREEDY)}
-        for name, value in {**given, "instructions": self.instructions}.items():
-            if self.method == EXTRACTIVE and value:
+        for_generated = {
+            "context": self.context is not None,
+            "sampling": self.sampling not in (None, GREEDY),
+            "instructions": bool(self.instructions),
+            "max_new_tokens": self.max_new_tokens != MAX_NEW_TOKENS,
+            "fallback": not self.fallback,
+        }
+        for name, is_given in for_generated.items():
+            if self.method == EXTRACTIVE and is_given:
                 raise ConfigError(f"{name} is for generated answers; leave it, or method=extractive, out")
         require_new_tokens(self.max_new_tokens)
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
@@ -242,9 +247,82 @@ class Citations:
 
 
 def _numbers(item: str) -> list[int]:
-    """Return the numbers of an item: a number or a range."""
     ends = [int(part) for part in re.split(r"[-\u2013]", item)]
     return list(range(ends[0], ends[-1] + 1)) or ends
+
+
+# Checks of generated sentences
+#
+# A sentence is compared by its words, not by a second opinion of the model: models that are small enough to invent an
+# answer are also small enough to confirm it. Words of the question count for nothing, since any answer may repeat them,
+# and a number or a name that no source has makes a sentence unsupported whatever its other words are. If it is one of
+# the question, the sentence is weak at most: it may say of the captain what was asked of the ship.
+
+SUPPORTED, WEAK, UNSUPPORTED = "supported", "weak", "unsupported"
+
+# Fractions of a sentence's words that one source has, from which it counts as supported, and as weakly so.
+_SUPPORTED, _WEAK = 0.7, 0.4
+_FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
+# A word after another in the same sentence that begins as names do.
+_NAME = re.compile(r"(?<=\s)[\"'(\u201c\u201e\u00ab]?([^\W\d_][\w-]*)")
+_NOUNS_ARE_CAPITALIZED = ("de", "lb")
+_BRACKETS = re.compile(r"\[[\d\s,;\u2013-]*\]")
+
+
+class AnswerChecker:
+    """Checks the sentences of an answer against its sources, and attributes those that cite none.
+
+    >>> source = Source(1, "rail.txt", 0, 57, "The railway opened in 1825, from Stockton to Darlington.")
+    >>> checker = AnswerChecker("When did it open?", [source])
+    >>> checks = checker.check("It opened in 1825. It ran to London in 1830.")
+    >>> [(check.support, check.sources) for check in checks]
+    [('supported', [1]), ('unsupported', [])]
+    >>> [check.support for check in checker.check("The railway opened from Stockton to Darlington in Wales.")]
+    ['unsupported']
+    >>> AnswerChecker("What opened in Wales?", [source]).check("In Wales the railway opened.")[0].support
+    'weak'
+    """
+
+    def __init__(self, question: str, sources: Sequence[Source], language: str = "en") -> None:
+        self._language, self._analyzer = language, Analyzer(language)
+        self._asked, self._asked_numbers = self._analyzer.content(question), set(_FIGURE.findall(question))
+        self._asked_names = self._names(question)
+        self._sources = sources
+        texts = [f"{source.title}\n{source.heading}\n{source.text}" for source in sources]
+        self._terms = [frozenset(self._analyzer.document(text)) for text in texts]
+        self._numbers = [set(_FIGURE.findall(text)) for text in texts]
+
+    def check(self, text: str) -> list[SentenceCheck]:
+        """Return for each sentence of a text how well the sources support it, and which of them does."""
+        return [self._check(text[start:end]) for start, end in sentence_bounds(text, self._language)]
+
+    def _check(self, sentence: str) -> SentenceCheck:
+        bare = _BRACKETS.sub("", sentence)
+        words = self._analyzer.content(bare)
+        new_words = words - self._asked
+        # A sentence without a word of its own says yes or no, or repeats the question.
+        compared = new_words or words
+        numbers, names = set(_FIGURE.findall(bare)), (self._names(bare) | self._asked_names) & words
+        new_numbers, new_names = numbers - self._asked_numbers, names - self._asked
+        shares = [
+            len(compared & terms) / len(compared) if compared and new_numbers <= known and new_names <= terms else 0.0
+            for terms, known in zip(self._terms, self._numbers, strict=True)
+        ]
+        best = max(shares, default=0.0)
+        if best < _WEAK:
+            return SentenceCheck(sentence, UNSUPPORTED, round(best, 3), [])
+        # The first of the best, since sources are in the order of their relevance.
+        place = shares.index(best)
+        has_all = numbers <= self._numbers[place] and names <= self._terms[place]
+        support = SUPPORTED if best >= _SUPPORTED and new_words and has_all else WEAK
+        return SentenceCheck(sentence, support, round(best, 3), [self._sources[place].number])
+
+    def _names(self, sentence: str) -> frozenset[str]:
+        """Return the words that are capitalized inside a sentence; none where every noun is."""
+        if self._language in _NOUNS_ARE_CAPITALIZED:
+            return frozenset()
+        names = (word for word in _NAME.findall(sentence) if word[0].isupper())
+        return frozenset().union(*map(self._analyzer.content, names))
 
 
 # Answers and streams
@@ -257,17 +335,11 @@ class PendingAnswer:
     question: Question
     lm: "LanguageModel"
     prompt: "AnswerPrompt"
-
     session: "Session | None" = None  # has the beginning of the prompt; None for nothing
-
     cites: bool = True  # whether the answer cites sources by numbers; otherwise it is based on all of them
-
     language: str = "en"
-
     quote: Callable[[], Answer] | None = None  # gives the best sentence, where the sources don't support the answer
-
     strict: bool = False  # whether they have to support every sentence of it fully
-
     rerank: RerankCost | None = None
 
     @cached_property
@@ -279,9 +351,7 @@ class PendingAnswer:
     def settings(self) -> GenerationConfig:
         """How the text is generated."""
         return GenerationConfig(
-            max_new_tokens=self.prompt.max_new_tokens,
-            sampling=self.question.sampling or GREEDY,
-            stop=self.prompt.stop,
+            max_new_tokens=self.prompt.max_new_tokens, sampling=self.question.sampling or GREEDY, stop=self.prompt.stop
         )
 
     def stream(self) -> Any:

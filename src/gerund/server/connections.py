@@ -145,16 +145,13 @@ def listen(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise ConfigError(f"there is no address {host}: {error.strerror}") from error
     except (OSError, OverflowError, UnicodeError) as error:
-        number = getattr(error, "errno", None)
-        if number == errno.EADDRINUSE:
-            message = f"port {port} of {host} is in use; take another by --port, or 0 for a free one"
-        elif number == errno.EACCES:
-            message = f"port {port} is not allowed to you; take one from 1024 on by --port"
-        elif number == errno.EADDRNOTAVAIL:
-            message = f"{host} is no address of this machine; 127.0.0.1 is this machine alone"
-        else:
-            message = f"{host}, port {port}: cannot be listened on: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(message) from error
+        messages = {
+            errno.EADDRINUSE: f"port {port} of {host} is in use; take another by --port, or 0 for a free one",
+            errno.EACCES: f"port {port} is not allowed to you; take one from 1024 on by --port",
+            errno.EADDRNOTAVAIL: f"{host} is no address of this machine; 127.0.0.1 is this machine alone",
+        }
+        other = f"{host}, port {port}: cannot be listened on: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(messages.get(getattr(error, "errno", None) or 0, other)) from error
     # create_server makes sockets of protocol 0, and asyncio sets TCP_NODELAY only on those that name TCP. Without it,
     # the second packet of every answer waits for the client's delayed acknowledgement, some 40 ms.
     listening = socket.socket(made.family, made.type, socket.IPPROTO_TCP, fileno=made.detach())

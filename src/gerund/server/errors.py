@@ -161,28 +161,15 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
 
 
 # The error answers that the OpenAPI description declares for every route.
-_ERROR = {
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["error"],
-                "properties": {
-                    "error": {
-                        "type": "object",
-                        "required": ["message", "type", "param", "code"],
-                        "properties": {
-                            "message": {"type": "string"},
-                            "type": {"type": "string"},
-                            "param": {"type": ["string", "null"]},
-                            "code": {"type": ["string", "null"]},
-                        },
-                    }
-                },
-            }
-        }
-    }
-}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_TEXT, _PERHAPS = {"type": "string"}, {"type": ["string", "null"]}
+_SCHEMA = _object(error=_object(message=_TEXT, type=_TEXT, param=_PERHAPS, code=_PERHAPS))
+_ERROR = {"content": {"application/json": {"schema": _SCHEMA}}}
 _STATUSES = {
     400: "The request cannot be answered as it is.",
     401: "There is no key, or a wrong one.",

@@ -95,7 +95,6 @@ class Form(AnswerForm):
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer with all completions."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
         return {**self._head, "object": kind, "choices": choices, "usage": usage}
@@ -122,7 +121,6 @@ class Form(AnswerForm):
         return self.echoes[index // self._choices] if self.echoes else Echo("")
 
     def first(self, count: int) -> list[dict[str, Any]]:
-        """Return the chunks that start a stream of ``count`` completions."""
         if self.is_chat:
             return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in range(count)]
         echoes = [(index, self._echo(index)) for index in range(count)]
@@ -135,7 +133,6 @@ class Form(AnswerForm):
         ]
 
     def parts(self, index: int, parts: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
-        """Yield the chunks with the next characters of a completion, and of a chat's tool calls."""
         listed = self._logprobs(index, logprobs) if logprobs else None
         for part in parts or [""]:
             if not self.is_chat:
@@ -153,12 +150,10 @@ class Form(AnswerForm):
             listed = None
 
     def last(self, index: int, completion: Generation) -> list[dict[str, Any]]:
-        """Return the chunk that ends a completion."""
         content: dict[str, Any] = {"delta": {**self.details}} if self.is_chat else {"text": ""}
         return [self._chunk(index, content, completion.finish_reason, completion.stop)]
 
     def end(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chunk with the usage, if it was asked for."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         return [{**self._head, "object": kind, "choices": [], "usage": usage}] if self._sends_usage else []
 

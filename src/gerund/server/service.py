@@ -1,6 +1,7 @@
-"""The served model with its engine and index, and the request context that cancels a request's work."""
+"""The served model with its engine, index and metrics, and the request context that cancels a request's work."""
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -10,6 +11,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from gerund.engine.config import EngineFuture, EngineState, RequestTimes
 from gerund.engine.engine import Engine
@@ -23,13 +26,89 @@ from gerund.retrieval.question_answering import PendingAnswer, Question
 from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, ClientGoneError, unknown_model
 from gerund.server.logs import note
-from gerund.server.metrics import Metrics
 from gerund.settings.model_spec import ModelSpec
 from gerund.types import Answer, EncodeResult, Generation
 
 if TYPE_CHECKING:
     from gerund.engine.batching import ServedModel
     from gerund.retrieval.index import Index
+
+
+_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_GAPS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_COUNTED = {
+    "tokens_read": "Tokens of prompts that were read.",
+    "tokens_reused": "Tokens of prompts that did not have to be read.",
+    "tokens_written": "Tokens that were written.",
+    "texts_encoded": "Texts that became vectors.",
+    "tokens_encoded": "Tokens of these texts.",
+    "calls": "Other pieces of work.",
+    "cancelled": "Requests that were given up by their clients.",
+    "late": "Requests that were not done in time.",
+    "failed": "Requests that ended with another error.",
+    "refused": "Requests that were not taken.",
+}
+_MEASURED = {
+    "live_rows": "Texts that are being written.",
+    "queued": "Requests that are not done.",
+    "queued_tokens": "Their tokens.",
+}
+
+
+class Metrics:
+    """Prometheus counters, gauges and histograms of one process; no text and no name of a client is ever a label.
+
+    With several workers, each writes its counts into files of a shared folder (``PROMETHEUS_MULTIPROC_DIR``), and the
+    worker that is queried adds them up.
+
+    >>> metrics = Metrics()
+    >>> metrics.done("/v1/embeddings", 200, 0.1)
+    >>> b'gerund_requests_total{route="/v1/embeddings",status="200"} 1.0' in metrics.text()
+    True
+    """
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter("gerund_requests", "Requests.", ["route", "status"], registry=registry)
+        self._seconds = Histogram(
+            "gerund_request_seconds", "From first to last byte.", ["route"], registry=registry, buckets=_SECONDS
+        )
+
+        def histogram(name: str, help_: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(name, help_, registry=registry, buckets=buckets)
+
+        self.waits = histogram("gerund_wait_seconds", "Until the engine began with what it was given.")
+        self.first = histogram("gerund_first_piece_seconds", "Until a stream's first text.")
+        self.gaps = histogram("gerund_piece_gap_seconds", "Between two pieces of a stream.", _GAPS)
+        self._counts = {name: Counter(f"gerund_{name}", text_, registry=registry) for name, text_ in _COUNTED.items()}
+        self._gauges = {
+            name: Gauge(f"gerund_{name}", text_, registry=registry, multiprocess_mode="livesum")
+            for name, text_ in _MEASURED.items()
+        }
+        self._before: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+
+    def done(self, route: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def observe(self, state: EngineState) -> None:
+        """Add what the engine has counted since the last call."""
+        for name, counter in self._counts.items():
+            now = getattr(state, name)
+            counter.inc(max(0, now - self._before[name]))
+            self._before[name] = now
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(state, name))
+
+    def text(self) -> bytes:
+        """Return the metrics of all workers in Prometheus' format."""
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return generate_latest(self._registry)
+        combined = CollectorRegistry()
+        MultiProcessCollector(combined)
+        return generate_latest(combined)
+
 
 T = TypeVar("T")
 
@@ -443,7 +522,6 @@ class Service:
 
 
 def _guarantee(state: EngineState) -> dict[str, str]:
-    """Return what the engine guarantees."""
     return {"guarantee": state.guarantee, "why": state.why}
 
 

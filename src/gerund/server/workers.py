@@ -140,7 +140,7 @@ class _Supervisor:
 
     def _failed(self, worker: _Worker, error: str, status: int = ResourceError.exit_code) -> None:
         """Schedule the replacement of a worker that ended."""
-        from gerund.server.metrics import forget_worker
+        from prometheus_client.multiprocess import mark_process_dead
 
         process, pipe = worker.process, worker.pipe
         assert process is not None
@@ -161,7 +161,8 @@ class _Supervisor:
             again_in=f"{pause:g}s", error=error,
         )  # fmt: skip
         self._last_error = error
-        forget_worker(int(process.pid or 0))
+        if folder := os.environ.get(_METRICS):
+            mark_process_dead(process.pid, folder)  # its gauges
         worker.process = worker.pipe = worker.ready_since = worker.known = None
         worker.failures = min(worker.failures + 1, 10)
         worker.starts_at = time.monotonic() + pause
@@ -211,7 +212,6 @@ def _work(
     listens_at_once: bool,
     has_notes: bool,
 ) -> None:
-    """Serve in a worker process."""
     from gerund.server.running import Server, end_while_loading, serve
 
     logs.set_up(settings.log)

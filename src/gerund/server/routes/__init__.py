@@ -1,1 +1,1 @@
-"""Routes, one file per family: generation, embeddings (with ranking and search), and information."""
+"""Routes with the bodies of their requests, one file per family: generation, embeddings, Ollama and others."""

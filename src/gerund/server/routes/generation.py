@@ -1,36 +1,97 @@
-"""Chats, completions, infilling and tokenization."""
+"""Chats, completions, infilling and tokenization: the routes, and the bodies of the latter two."""
 
 import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.inference.infill.blanks import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
-from gerund.server.answer_work import any_chat_work
+from gerund.server.bodies import Accepted, RequestBody, Text, TokenId
 from gerund.server.errors import STREAMS, ApiError, blamed, errors_about
-from gerund.server.generation_work import text_work
-from gerund.server.openai_format import AnswerForm, EventStream, Form, usage_of
-from gerund.server.schemas.embeddings import DetokenizeRequest, TokenizeRequest
-from gerund.server.schemas.generation import (
+from gerund.server.generation_bodies import (
+    LLAMA_CPP,
+    MOST_FILLED,
     USUAL_COMPLETION,
     ChatRequest,
     CompletionRequest,
-    InfillRequest,
+    Message,
+    Sampled,
+    refuse_first,
     template_options,
 )
+from gerund.server.openai_format import AnswerForm, EventStream, Form, usage_of
 from gerund.server.service import Served, Service
+from gerund.server.work import any_chat_work, text_work
 from gerund.types import Generation, Infill, Usage
 
 router = APIRouter()
 
 # Completion tokens of an infilling request that does not say.
 _USUAL_INFILL = 32
+Length = Annotated[int, Field(ge=1, le=MOST_FILLED)]
+
+
+class TokenizeRequest(RequestBody):
+    """A text or a conversation to tokenize."""
+
+    without_effect: ClassVar[Accepted | None] = {
+        **dict.fromkeys(("return_token_strs", "with_pieces", "parse_special"), (False,)),
+        "tools": ([],),
+        "mm_processor_kwargs": ({},),
+    }
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(RequestBody):
+    """Token ids to decode."""
+
+    tokens: Annotated[list[TokenId], Field(max_length=65536, fail_fast=True)]
+
+
+class InfillRequest(Sampled):
+    """A text with gaps: ``text`` with blanks, ``pieces`` around the gaps, or prefix and suffix."""
+
+    without_effect: ClassVar[Accepted | None] = {**LLAMA_CPP, "input_extra": ([],), "prompt": ("",), "stop": ([],)}
+    text: Text | None = None
+    blank: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    pieces: Annotated[list[str], Field(min_length=2, max_length=65, fail_fast=True)] | None = None
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_FILLED)] | None = None
+    n_predict: Annotated[int, Field(ge=-1, le=MOST_FILLED)] | None = None
+    lengths: Length | Annotated[list[Length], Field(min_length=1, max_length=32, fail_fast=True)] | None = None
+    samples: Annotated[int, Field(ge=1, le=64)] | None = None
+    beams: Annotated[int, Field(ge=1, le=64)] | None = None
+    method: Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"] | None = None
+    stream: bool | None = None
+
+    def refuse_unsupported(self) -> None:
+        """Raise an error for streams, since all tokens of a blank are there at once, and for two lengths."""
+        refuse_first({"stream": bool(self.stream)})
+        for name in ("max_tokens", "n_predict"):  # llama.cpp's n_predict of -1 leaves it to the server
+            if self.lengths is not None and (getattr(self, name) or 0) > 0:
+                raise ApiError(f"lengths say how many tokens to generate; leave {name} out", param=name)
+        if self.blank is not None and self.text is None:
+            raise ApiError("blank is the sign for a gap in text, which is not given; leave blank out", param="blank")
+        lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
+        if len(lengths) > 1:
+            raise ApiError(
+                "max_tokens and n_predict both say how many tokens to generate; leave one out", param="n_predict"
+            )
 
 
 @router.post("/v1/chat/completions", tags=["writing"], responses=STREAMS, response_model=None)

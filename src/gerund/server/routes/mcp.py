@@ -14,9 +14,9 @@ from gerund.errors import ResourceError
 from gerund.integrations.mcp import make_server
 from gerund.retrieval.index import Index
 from gerund.retrieval.question_answering import Question
+from gerund.server.app import replayed
 from gerund.server.errors import ApiError, ClientGoneError
 from gerund.server.logs import note_defect
-from gerund.server.middleware import replayed
 from gerund.server.service import RequestContext, Service
 from gerund.types import Answer
 

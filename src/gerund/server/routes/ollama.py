@@ -1,34 +1,342 @@
-"""Ollama's routes: chat, generate, embeddings, and descriptions of the model."""
+"""Ollama's API: chat, generate, embeddings, and descriptions of the model.
 
+Bodies become chats, completions and texts to encode; an answer is one JSON object, or a line of JSON per piece of text.
+"""
+
+import json
 import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from gerund.errors import GerundError
 from gerund.gguf_file import parts_of, read_file
 from gerund.inference.generate.prompts import has_tools_in_template
+from gerund.inference.generate.tool_reading import Event
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.sources import find_spec
-from gerund.server.answer_work import AnswerWork, answer_work
-from gerund.server.errors import ERRORS
-from gerund.server.generation_work import GenerationWork, chat_work, text_work
-from gerund.server.ollama_format import OllamaForm, moment
+from gerund.server.bodies import ANY, MOST_TEXTS, Accepted, Body, Count, RequestBody, Text
+from gerund.server.errors import ERRORS, ApiError
+from gerund.server.generation_bodies import (
+    CalledFunction,
+    ChatRequest,
+    CompletionRequest,
+    Tools,
+    plain,
+    refuse_first,
+    translated,
+)
+from gerund.server.openai_format import AnswerForm, Wire
 from gerund.server.routes.embeddings import encode_inputs
 from gerund.server.routes.generation import complete_before_suffix
-from gerund.server.schemas.base import RequestBody
-from gerund.server.schemas.generation import refuse_first
-from gerund.server.schemas.ollama import (
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
-    ShowRequest,
-)
 from gerund.server.service import Served, Service
-from gerund.types import Generation
+from gerund.server.work import AnswerWork, GenerationWork, answer_work, chat_work, text_work
+from gerund.types import Generation, TokenLogprob, ToolCall
+
+# Ollama's defaults.
+TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
+
+Think = bool | Literal["low", "medium", "high"]
+Format = Literal["", "json"] | dict[str, Any]
+
+
+class Options(Body):
+    """Options of Ollama: those of sampling and length."""
+
+    without_effect: ClassVar[Accepted | None] = {
+        # Where and how fast it is computed; the context is the server's.
+        **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa"), ANY),
+        **dict.fromkeys(("low_vram", "use_mmap", "use_mlock", "vocab_only", "f16_kv", "logits_all"), ANY),
+        # Samplers that are off, and the settings that only matter when they are on.
+        **dict.fromkeys(("mirostat",), (0,)),
+        **dict.fromkeys(("mirostat_tau", "mirostat_eta", "repeat_last_n", "penalize_newline"), ANY),
+        "tfs_z": (1,),
+        "embedding_only": (False,),
+    }
+    num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
+    """Most tokens to generate; -1 and -2: as many as the server allows."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.1, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+    def fields(self, usual_temperature: float = TEMPERATURE) -> dict[str, Any]:
+        """Return the options by OpenAI's names."""
+        temperature = usual_temperature if self.temperature is None else self.temperature
+        filters: dict[str, Any] = {}
+        if temperature:
+            filters = {
+                "top_k": (TOP_K if self.top_k is None else self.top_k) or None,
+                "top_p": (TOP_P if self.top_p is None else self.top_p) or None,
+                "min_p": self.min_p,
+                "typical_p": self.typical_p,
+            }
+        return {
+            **filters,
+            "temperature": temperature,
+            "max_tokens": self.num_predict if (self.num_predict or 0) > 0 else None,
+            "seed": self.seed,
+            "stop": self.stop or None,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
+
+
+class OllamaBody(RequestBody):
+    """Fields of all routes that generate."""
+
+    options: Options | None = None
+    stream: bool | None = None
+    format: Format | None = None
+    think: Think | None = None
+    logprobs: bool | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream, as it is by default."""
+        return self.stream is not False
+
+    def fields(self, usual_temperature: float = TEMPERATURE) -> dict[str, Any]:
+        """Return what a chat and a completion have alike, by OpenAI's names."""
+        refuse_first({"think": bool(self.think), "logprobs": bool(self.logprobs)})
+        form: dict[str, Any] | None = {"type": "json_object"} if self.format == "json" else None
+        if isinstance(self.format, dict):
+            form = {"type": "json_schema", "json_schema": {"schema": self.format}}
+        options = (self.options or Options()).fields(usual_temperature)
+        return {"stream": self.streams, "response_format": form, **options}
+
+
+class OllamaCall(Body):
+    """An earlier call of the model."""
+
+    without_effect: ClassVar[Accepted | None] = {"id": ANY, "type": ANY}
+    function: "OllamaFunction"
+
+
+class OllamaFunction(CalledFunction):
+    """The name and arguments of a call."""
+
+    without_effect: ClassVar[Accepted | None] = {"index": ANY}
+
+
+class OllamaMessage(Body):
+    """One turn of a conversation."""
+
+    without_effect: ClassVar[Accepted | None] = {"thinking": ("",)}
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | None = None
+    images: list[Any] | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=1024, fail_fast=True)] | None = None
+    tool_name: str | None = None
+    tool_call_id: Annotated[str, Field(max_length=200)] | None = None
+
+
+class OllamaChatRequest(OllamaBody):
+    """A conversation to be answered."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=4096, fail_fast=True)] | None = None
+    tools: Tools | None = None
+
+    def chat(self, usual_temperature: float = TEMPERATURE) -> ChatRequest:
+        """Return the request as a chat of OpenAI's API."""
+        messages = []
+        for number, message in enumerate(self.messages or []):
+            refuse_first({f"messages.{number}.images": bool(message.images)})
+            messages.append({
+                "role": message.role,
+                "content": message.content or "",
+                "tool_calls": [
+                    {"type": "function", "function": call["function"]} for call in plain(message.tool_calls) or ()
+                ] or None,
+                "name": message.tool_name,
+                "tool_call_id": message.tool_call_id,
+            })  # fmt: skip
+        tools = plain(self.tools) or None
+        return translated(ChatRequest, {**self.fields(usual_temperature), "messages": messages, "tools": tools})
+
+
+class OllamaGenerateRequest(OllamaBody):
+    """A prompt to be continued or, in the form of the model's chat template, answered."""
+
+    without_effect: ClassVar[Accepted | None] = {"context": ([],), "template": ("",)}
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked, but that the model be loaded."""
+        return not self.prompt and not self.suffix
+
+    def chat(self, usual_temperature: float = TEMPERATURE) -> ChatRequest:
+        """Return the prompt as a chat of one message."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        return translated(ChatRequest, {**self.fields(usual_temperature), "messages": messages})
+
+    def completion(self) -> CompletionRequest:
+        """Return the prompt as one to be continued."""
+        refuse_first({"images": bool(self.images)})
+        if self.system:
+            raise ApiError("system needs a chat template; leave it, or raw and suffix, out", param="system")
+        return translated(CompletionRequest, {**self.fields(), "prompt": self.prompt or "", "suffix": self.suffix})
+
+
+class OllamaEmbedRequest(RequestBody):
+    """Texts to encode."""
+
+    input: Text | Annotated[list[Text], Field(max_length=MOST_TEXTS, fail_fast=True)]
+    truncate: bool | None = None
+    dimensions: Count | None = None
+    options: Options | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class OllamaEmbeddingsRequest(RequestBody):
+    """One text to encode, in the older form."""
+
+    prompt: Text
+    options: Options | None = None
+
+
+class ShowRequest(RequestBody):
+    """A model to describe."""
+
+    without_effect: ClassVar[Accepted | None] = {"verbose": ANY, "system": ("",), "template": ("",), "options": ANY}
+    name: Annotated[str, Field(max_length=200)] | None = None
+    """The older name of ``model``."""
+
+
+OllamaCall.model_rebuild()
+
+
+def moment(seconds: float | None = None) -> str:
+    """Return a time as Ollama writes it; None for now."""
+    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def line(content: Any) -> bytes:
+    r"""Return one line of JSON.
+
+    >>> line({"done": True})
+    b'{"done": true}\n'
+    """
+    return f"{json.dumps(content, ensure_ascii=False)}\n".encode("utf-8", "replace")
+
+
+NDJSON = Wire("application/x-ndjson", line, lambda error: {"error": error.message})
+
+
+class OllamaForm(AnswerForm):
+    """Ollama's form of chats and of ``generate``; the tool calls of an answer come together."""
+
+    wire = NDJSON
+
+    def __init__(self, kind: Literal["chat", "generate"], model: str) -> None:
+        self._is_chat, self._model = kind == "chat", model
+        self._began = time.perf_counter_ns()
+        self._reason = "stop"
+
+    def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
+        [completion] = completions
+        calls, text = _calls(completion)
+        self._reason = _reason(completion)
+        return {**self._with_details(self._piece(text, calls)), **self._end(usage)}
+
+    def first(self, count: int) -> tuple[()]:
+        del count
+        return ()
+
+    def parts(self, index: int, parts: Sequence[Event], logprobs: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
+        del index, logprobs
+        for part in parts:
+            if isinstance(part, str):
+                yield {**self._piece(part), "done": False}
+
+    def last(self, index: int, completion: Generation) -> Iterator[dict[str, Any]]:
+        del index
+        calls, text = _calls(completion)
+        self._reason = _reason(completion)
+        unread = text[len(completion.text) :]
+        if calls or unread:
+            yield {**self._piece(unread, calls), "done": False}
+
+    def end(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**self._with_details(self._piece("")), **self._end(usage)}]
+
+    def _with_details(self, piece: dict[str, Any]) -> dict[str, Any]:
+        if self._is_chat:
+            return {**piece, "message": {**piece["message"], **self.details}}
+        return {**piece, **self.details}
+
+    def _piece(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        content: dict[str, Any] = {"response": text}
+        if self._is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if calls:
+                message["tool_calls"] = list(calls)
+            content = {"message": message}
+        return {"model": self._model, "created_at": moment(), **content}
+
+    def _end(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": time.perf_counter_ns() - self._began,
+            "load_duration": 0,  # the model was in memory
+            "prompt_eval_count": usage["prompt_tokens"],
+            "eval_count": usage["completion_tokens"],
+            **self._durations(),
+        }
+
+    def _durations(self) -> dict[str, int]:
+        """Return how long prompt and answer took, without the time in the queue; nothing where that isn't known."""
+        times = self.times
+        if times is None or times.began is None or times.first_token is None or times.ended is None:
+            return {}
+        return {
+            "prompt_eval_duration": times.first_token - times.began,
+            "eval_duration": times.ended - times.first_token,
+        }
+
+
+def _reason(completion: Generation) -> str:
+    return "stop" if completion.finished else "length"
+
+
+def _calls(completion: Generation) -> tuple[list[dict[str, Any]], str]:
+    """Return the tool calls, whose arguments are objects in Ollama's form, and the text with those that are none."""
+    text, calls = completion.text, []
+    for call in completion.tool_calls:
+        if call.is_valid:
+            calls.append({"function": {"name": call.name, "arguments": json.loads(call.arguments)}})
+        else:
+            text += _as_text(call)
+    return calls, text
+
+
+def _as_text(call: ToolCall) -> str:
+    return f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}'
+
 
 # The version of Ollama whose routes these are; some clients want a certain one.
 OLLAMA_VERSION = "0.9.0"

@@ -1,7 +1,12 @@
-"""Generate the completions of one request, whole or as a stream, in the form of any of the APIs."""
+"""Generate what a request asks for, whole or as a stream, in the form of any of the APIs.
+
+The last question of a chat is answered from the served index where the client puts ``+index`` behind the model's name,
+as that is what every client lets its user choose.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,12 +29,13 @@ from gerund.inference.generate.prompts import (
 from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.tool_reading import CallReader, Event
 from gerund.inference.generate.tools import ToolUse
+from gerund.retrieval.question_answering import ANSWER_HITS, NOTHING, AnswerPieces, AskKeywords, PendingAnswer, Question
 from gerund.server.errors import ApiError, api_error, blamed, errors_about
+from gerund.server.generation_bodies import ChatRequest, CompletionRequest, GenerationBody, Sampled
 from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
-from gerund.server.schemas.generation import ChatRequest, CompletionRequest, GenerationBody
 from gerund.server.service import RequestContext, Service
-from gerund.settings.sampling import Sampling
-from gerund.types import Generation, TokenLogprob, Usage
+from gerund.settings.sampling import GREEDY, Sampling
+from gerund.types import Answer, Generation, TokenLogprob, Usage
 
 
 def chat_work(service: Service, body: ChatRequest, param: str = "messages") -> "GenerationWork":
@@ -70,6 +76,18 @@ def text_work(service: Service, body: CompletionRequest, usual: int, *, is_expli
     )
 
 
+async def _streamed(
+    context: RequestContext, form: AnswerForm, begin: Callable[[RequestContext, AnswerForm], Awaitable[Any]]
+) -> EventStream:
+    """Return a stream; an error before its first piece still has a status of its own."""
+    try:
+        chunks = await begin(context, form)
+    except BaseException:
+        context.close()
+        raise
+    return EventStream(chunks, context.close, form.wire)
+
+
 @dataclass(frozen=True)
 class GenerationWork:
     """A request to generate: ``settings.n`` completions per prompt, of which the best ``body.choices`` are returned.
@@ -98,14 +116,11 @@ class GenerationWork:
         """How tokens are sampled."""
         return self.settings.sampling
 
-    @property
-    def given(self) -> Collection[str]:
-        """The fields that the request has."""
-        return self.body.model_fields_set
-
     async def answer(self, request: Request, form: AnswerForm) -> Any:
         """Return the completions: all together, or as a stream."""
-        return await (self._stream if self.body.stream else self._complete)(request, form)
+        if self.body.stream:
+            return await _streamed(self.service.context(request), form, self._begun)
+        return await self._complete(request, form)
 
     async def _complete(self, request: Request, form: AnswerForm) -> dict[str, Any]:
         async with self.service.context(request) as context:
@@ -114,7 +129,7 @@ class GenerationWork:
             try:
                 completions = [await context.result(future) for future in futures]
             except GerundError as error:  # contradictory settings may show only in the middle of a completion
-                raise api_error(error, blamed(error, self.given)) from error
+                raise api_error(error, blamed(error, self.body.model_fields_set)) from error
             form.times = futures[0].times if futures else None
             if self.tools is not None:
                 completions = [list(map(self.tools.read, items)) for items in completions]
@@ -137,22 +152,17 @@ class GenerationWork:
             choice["rank_score"] = None if score == float("-inf") else score
         return content
 
-    async def _stream(self, request: Request, form: AnswerForm) -> EventStream:
-        """Return a stream; an error before its first piece still has a status of its own."""
-        context, metrics, loop = self.service.context(request), self.service.metrics, asyncio.get_running_loop()
-        try:
-            began = loop.time()
-            ids, futures = await self._submit(context, streams=True)
-            form.echoes = await self._echoes(context, ids)
-            form.times = futures[0].times if futures else None
-            pieces = context.pieces(futures)
-            first = await anext(pieces, None)
-            metrics.first.observe(loop.time() - began)
-        except BaseException:
-            context.close()
-            raise
-        chunks = self._all_chunks(form, first, pieces, sum(map(len, ids)))
-        return EventStream(chunks, context.close, form.wire)
+    async def _begun(self, context: RequestContext, form: AnswerForm) -> AsyncIterator[Any]:
+        """Wait for the first piece of a stream, and return all of its chunks."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        ids, futures = await self._submit(context, streams=True)
+        form.echoes = await self._echoes(context, ids)
+        form.times = futures[0].times if futures else None
+        pieces = context.pieces(futures)
+        first = await anext(pieces, None)
+        self.service.metrics.first.observe(loop.time() - began)
+        return self._all_chunks(form, first, pieces, sum(map(len, ids)))
 
     async def _all_chunks(
         self, form: AnswerForm, first: Piece | None, pieces: AsyncIterator[Piece], prompt_tokens: int
@@ -218,7 +228,7 @@ class GenerationWork:
                 futures.append(context.hold(future))
             return ids, futures
 
-        with errors_about(lambda error: blamed(error, self.given) or self.param):
+        with errors_about(lambda error: blamed(error, self.body.model_fields_set) or self.param):
             return await context.run(work)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -285,3 +295,170 @@ class GenerationWork:
         with errors_about("best_of"):
             tokens = sum(item.usage.total_tokens for items in completions for item in items)
             return await context.call(score, tokens=tokens)
+
+
+_TURN = 2
+# The list of sources below an answer, as ``listed_sources`` writes it.
+_LIST = re.compile(r"\n\n\[\d+\] \S.*:\d+-\d+(?:\n\[\d+\] \S.*:\d+-\d+)*\s*\Z")
+
+
+def any_chat_work(service: Service, body: ChatRequest, param: str = "messages") -> "GenerationWork | AnswerWork":
+    """Return the work of a chat: from the index if the model's name says so, else by the model alone."""
+    return (answer_work if service.asks_index(body.model) else chat_work)(service, body, param)
+
+
+def answer_work(service: Service, body: ChatRequest, param: str = "messages") -> "AnswerWork":
+    """Return the work of answering the last question of a chat, whose conversation is in the field ``param``.
+
+    Raises an error for fields that belong to free text, such as tools.
+    """
+    body.refuse_with_index()
+    conversation = body.conversation()
+    turns = turns_of(conversation, param)
+    options: AskKeywords = {
+        "instructions": "\n\n".join(_content_of(message) for message in conversation if message["role"] == "system"),
+        "history": turns[:-1],
+        "chat": True,
+        "max_new_tokens": body.requested_tokens or service.settings.max_new_tokens,
+    }
+    with errors_about(param):
+        is_sampled = any(getattr(body, name) is not None for name in Sampled.model_fields if name != "model")
+        options["sampling"] = settings = body.sampling(1.0) if is_sampled else GREEDY
+        return AnswerWork(service, body, Question.of(turns[-1]["content"], ANSWER_HITS, options), settings)
+
+
+def turns_of(conversation: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, str]]:
+    r"""Return a chat as questions and answers in turn, ending with a question.
+
+    Messages of one role that follow each other are one turn; answers before the first question, questions that found
+    nothing, system messages and the lists of sources below answers are left out.
+
+    >>> chat = [("assistant", "Hello!"), ("user", "When?"), ("assistant", "In 1825. [1]\n\n[1] a.txt:0-9"),
+    ...         ("user", "And"), ("user", "where?")]
+    >>> [turn["content"] for turn in turns_of([{"role": role, "content": text} for role, text in chat], "messages")]
+    ['When?', 'In 1825. [1]', 'And\n\nwhere?']
+    """
+    turns: list[dict[str, str]] = []
+    for number, message in enumerate(conversation):
+        role, text = message["role"], _content_of(message)
+        if role == "system":
+            continue
+        if role not in ("user", "assistant") or message.get("tool_calls"):
+            kind = "a tool call" if message.get("tool_calls") else f"a message of the role {role!r}"
+            raise ApiError(
+                f"{param}.{number} is {kind}; answers from the index take the roles system, user and assistant",
+                param=f"{param}.{number}",
+                code="not_supported",
+            )
+        if role == "assistant":
+            text = _LIST.sub("", text)
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += f"\n\n{text}"
+        elif turns or role == "user":
+            turns.append({"role": role, "content": text})
+    if not turns or turns[-1]["role"] != "user":
+        raise ApiError("the last message must be the user's question", param=param)
+    pairs = zip(turns[:-1:_TURN], turns[1::_TURN], strict=True)
+    return [turn for pair in pairs if pair[1]["content"] != NOTHING for turn in pair] + turns[-1:]
+
+
+def _content_of(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def listed_sources(answer: Answer) -> str:
+    """Return the cited sources as they follow the text of an answer; empty without any.
+
+    A quoted answer gets its number too, which a generated one already has where the model cited it.
+    """
+    cited = [source for source in answer.sources if source.number in answer.cited]
+    missing = "".join(f" [{source.number}]" for source in cited if f"[{source.number}]" not in answer.text)
+    lines = "\n".join(f"[{source.number}] {source.source}:{source.start}-{source.end}" for source in cited)
+    return f"{missing}\n\n{lines}" if cited else ""
+
+
+def described_sources(answer: Answer) -> dict[str, Any]:
+    """Return what a message says of its sources, for programs."""
+    checks = {check.text: check.to_dict() for check in answer.checks}
+    return {
+        "found": answer.found,
+        "method": answer.method,
+        "sources": [source.to_dict() for source in answer.sources if source.number in answer.cited],
+        "checks": list(checks.values()),
+    }
+
+
+@dataclass(frozen=True)
+class AnswerWork:
+    """A question of a chat that the index answers, with the settings of a generated answer."""
+
+    service: Service
+    body: ChatRequest
+    question: Question
+    sampling: Sampling
+
+    async def answer(self, request: Request, form: AnswerForm) -> Any:
+        """Return the answer: all together, or as a stream."""
+        if self.body.stream:
+            return await _streamed(self.service.context(request), form, self._begun)
+        async with self.service.context(request) as context:
+            with errors_about("messages"):
+                answer = await context.ask(self.question)
+        form.times = context.times
+        form.details = described_sources(answer)
+        return form.whole([_completion(answer)], _usage(answer))
+
+    async def _begun(self, context: RequestContext, form: AnswerForm) -> AsyncIterator[Any]:
+        """Prepare the answer, and return the chunks of its stream."""
+        with errors_about("messages"):
+            prepared = await context.prepare(self.question)
+        return self._chunks(context, prepared, form)
+
+    async def _chunks(
+        self, context: RequestContext, prepared: Answer | PendingAnswer, form: AnswerForm
+    ) -> AsyncIterator[Any]:
+        for chunk in form.first(1):
+            yield chunk
+        sent = ""
+
+        def parts(text: str) -> Iterable[Any]:
+            nonlocal sent
+            sent += text
+            return form.parts(0, [text], ()) if text else ()
+
+        if isinstance(prepared, Answer):
+            answer = prepared
+        else:
+            pieces = AnswerPieces(prepared)
+            future = context.submit(prepared, on_text=context.on_text(0, 1))
+            async for piece in context.pieces([future]):
+                for chunk in parts(pieces.put(piece.text)):
+                    yield chunk
+            for chunk in parts(pieces.end()):
+                yield chunk
+            [generation] = await context.result(future)
+            form.times = future.times
+            answer = await context.call(partial(prepared.answer, generation), tokens=1)
+        # A quoted answer, or one that was held back, comes at once; every answer ends with its list of sources.
+        text = _text(answer)
+        for chunk in parts(text.removeprefix(sent) if text.startswith(sent) else ""):
+            yield chunk
+        form.details = described_sources(answer)
+        for chunk in form.last(0, _completion(answer)):
+            yield chunk
+        for chunk in form.end(_usage(answer)):
+            yield chunk
+
+
+def _text(answer: Answer) -> str:
+    return answer.text + listed_sources(answer)
+
+
+def _completion(answer: Answer) -> Generation:
+    return Generation(_text(answer), [], 0.0, answer.finished, usage=answer.usage)
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    usage = answer.usage
+    return usage_of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

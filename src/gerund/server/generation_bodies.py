@@ -1,28 +1,87 @@
-"""Bodies of chats, completions and infilling, and how they become ``GenerationConfig``."""
+"""Bodies of chats, completions and infilling, with their tools, and how they become ``GenerationConfig``."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.prompts import TemplateOptions
-from gerund.inference.generate.tools import ToolKeywords
+from gerund.inference.generate.tools import MOST_TOOLS, NAME_PATTERN, ToolKeywords
+from gerund.server.bodies import ANY, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId, worst
 from gerund.server.errors import ApiError
-from gerund.server.schemas.base import (
-    ANY,
-    Accepted,
-    Body,
-    Count,
-    Ids,
-    ManyIds,
-    RequestBody,
-    Text,
-    Texts,
-    TokenId,
-    worst,
-)
-from gerund.server.schemas.tools import Choice, ChosenTool, MessageCalls, Tools, plain
 from gerund.settings.sampling import Sampling
+
+MOST_CALLS = 1024
+
+ToolName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+
+
+class ToolFunction(Body):
+    """A function that may be called."""
+
+    # Where a call is required, its arguments match the schema in any case.
+    without_effect: ClassVar[Accepted | None] = {"strict": ANY, "cache_control": ANY}
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    """A tool in OpenAI's form."""
+
+    without_effect: ClassVar[Accepted | None] = {"cache_control": ANY}
+    misplaced: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ToolFunction.model_fields, '"function", as in {"type": "function", "function": {"name": ...}}'
+    )
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)]
+
+
+class ChosenFunction(Body):
+    """The name of a tool."""
+
+    name: ToolName
+
+
+class ChosenTool(Body):
+    """The tool that has to be called."""
+
+    type: Literal["function"] = "function"
+    function: ChosenFunction
+
+
+Choice = Literal["none", "auto", "required"]
+
+
+class CalledFunction(Body):
+    """The name and arguments of a call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageCall(Body):
+    """An earlier call of the model, in its message."""
+
+    without_effect: ClassVar[Accepted | None] = dict.fromkeys(
+        ("index", "extra_content", "provider_specific_fields", "cache_control"), ANY
+    )
+    id: Annotated[str, Field(max_length=200)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+MessageCalls = Annotated[list[MessageCall], Field(max_length=MOST_CALLS, fail_fast=True)]
+
+
+def plain(models: Sequence[Body] | None) -> list[dict[str, Any]] | None:
+    """Return models as dicts, without what was omitted."""
+    return None if models is None else [model.model_dump(exclude_none=True) for model in models]
+
 
 MOST_CHOICES = 128
 # Bad words, and stop tokens.
@@ -48,7 +107,6 @@ ScorerName = Literal[
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
 BadWord = Annotated[str, Field(min_length=1, max_length=100)]
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
-Length = Annotated[int, Field(ge=1, le=MOST_FILLED)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Above0 = Annotated[float, Field(gt=0, le=1)]
 
@@ -86,7 +144,7 @@ _VLLM_WRITING: Accepted = {
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), ({},)),
 }
 
-_LLAMA_CPP: Accepted = {
+LLAMA_CPP: Accepted = {
     # Where and how fast it is computed.
     **dict.fromkeys(("cache_prompt", "id_slot", "slot_id", "parse_tool_calls"), ANY),
     **dict.fromkeys(("speculative.n_max", "speculative.n_min", "speculative.p_min"), ANY),
@@ -105,7 +163,7 @@ _LLAMA_CPP: Accepted = {
     "reasoning_format": ("none", "auto"),
 }
 
-_WRITING: Accepted = {**_OPENAI_WRITING, **_VLLM_WRITING, **_LLAMA_CPP}
+_WRITING: Accepted = {**_OPENAI_WRITING, **_VLLM_WRITING, **LLAMA_CPP}
 
 
 def template_options(
@@ -546,35 +604,3 @@ def translated(kind: type[B], fields: dict[str, Any]) -> B:
         errors: list[Any] = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
         param, message, code = worst(errors, fields)
         raise ApiError(message, param=param or None, code=code) from error
-
-
-class InfillRequest(Sampled):
-    """A text with gaps: ``text`` with blanks, ``pieces`` around the gaps, or prefix and suffix."""
-
-    without_effect: ClassVar[Accepted | None] = {**_LLAMA_CPP, "input_extra": ([],), "prompt": ("",), "stop": ([],)}
-    text: Text | None = None
-    blank: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    pieces: Annotated[list[str], Field(min_length=2, max_length=65, fail_fast=True)] | None = None
-    input_prefix: str | None = None
-    input_suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_FILLED)] | None = None
-    n_predict: Annotated[int, Field(ge=-1, le=MOST_FILLED)] | None = None
-    lengths: Length | Annotated[list[Length], Field(min_length=1, max_length=32, fail_fast=True)] | None = None
-    samples: Annotated[int, Field(ge=1, le=64)] | None = None
-    beams: Annotated[int, Field(ge=1, le=64)] | None = None
-    method: Literal["infill", "left-only", "blank", "contextual", "prefix-suffix", "line-by-line"] | None = None
-    stream: bool | None = None
-
-    def refuse_unsupported(self) -> None:
-        """Raise an error for streams, since all tokens of a blank are there at once, and for two lengths."""
-        refuse_first({"stream": bool(self.stream)})
-        for name in ("max_tokens", "n_predict"):  # llama.cpp's n_predict of -1 leaves it to the server
-            if self.lengths is not None and (getattr(self, name) or 0) > 0:
-                raise ApiError(f"lengths say how many tokens to generate; leave {name} out", param=name)
-        if self.blank is not None and self.text is None:
-            raise ApiError("blank is the sign for a gap in text, which is not given; leave blank out", param="blank")
-        lengths = {length for length in (self.max_tokens, self.n_predict) if length is not None and length > 0}
-        if len(lengths) > 1:
-            raise ApiError(
-                "max_tokens and n_predict both say how many tokens to generate; leave one out", param="n_predict"
-            )

@@ -1,1 +1,0 @@
-"""``gerund demo``: one model searches, generates, ranks and infills, and a page shows the results."""

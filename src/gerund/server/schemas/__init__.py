@@ -1,1 +1,0 @@
-"""Request bodies as pydantic models, one file per family."""
