@@ -17,7 +17,7 @@ import torch
 import gerund
 import harness
 from gerund import Session
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.data.corpus import read_documents
 from gerund.inference.generate.session import load_cached_text
 from inputs import random_llama, save, size_of

@@ -19,8 +19,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 import gerund
 import harness
 from gerund.jobs.engine import peak_resident_mib
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from inputs import bundled_tokenizer, random_llama, save, size_of
 from results import Column, Table, median_of
 

@@ -28,9 +28,9 @@ import harness
 from gerund.evaluation.statistics import interval_of
 from gerund.evaluation.task import Examples
 from gerund.inference.encode.batches import in_batches, token_states
-from gerund.inference.encode.readings import encode_readings
 from gerund.inference.encode.runtime import EncoderRuntime, states_each
 from gerund.inference.encode.spans import word_vectors
+from gerund.inference.encode.sweep import encode_readings
 from gerund.inference.encode.texts import template_tokens, text_tokens
 from gerund.inference.tokens import Tokens
 from gerund.language_model import LanguageModel

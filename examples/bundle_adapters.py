@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from gerund.models.bundled import BASE, SAMPLE, numbers_of
+from gerund.models.bundled import BASE, SAMPLE, WeightSample, numbers_of
 from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.loading import read_config, read_skeleton, read_tokenizer
-from gerund.models.same_weights import WeightSample
 from gerund.models.sources import find
 from gerund.models.weights import weight_files
 

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "explanation" / "design.md"
 # From the ground up. A module may import what stands in an earlier row, and its own package. `data` is a side
 # wing: see below.
 ROWS = (
-    ("errors", "types", "progress", "version", "normalization"),
+    ("errors", "types", "progress", "version"),
     ("text_analysis", "checks"),
     ("arrays",),
     ("poolings",),
@@ -48,7 +48,6 @@ BASE = (
         "types",
         "progress",
         "version",
-        "normalization",
         "text_analysis",
         "checks",
         "quantization",

@@ -6,8 +6,7 @@ import unicodedata
 
 import pytest
 
-from gerund.normalization import Alignment, halves, joined_lines, normalized
-from gerund.text_analysis import Analyzer
+from gerund.text_analysis import Alignment, Analyzer, halves, joined_lines, normalized
 
 PHOTO = "photosynthesis"
 

@@ -13,8 +13,8 @@ import torch
 import gerund
 from gerund.engine.batching import Stepwise
 from gerund.engine.engine import Engine
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import prepare_objectives

@@ -15,8 +15,8 @@ from gerund.inference.infill import sentinels
 from gerund.inference.infill.infilling import BlankedText
 from gerund.inference.infill.sentinels import sentinel_ids, spans_of
 from gerund.language_model import LanguageModel
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.light_head import HeadConfig
 from gerund.types import Generation, TokenLogprob
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5

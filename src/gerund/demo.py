@@ -15,7 +15,7 @@ import torch
 
 from gerund.entry import load
 from gerund.errors import GerundError, OutputExistsError, ResourceError
-from gerund.inference.infill.blanks import BLANK
+from gerund.inference.infill import BLANK
 from gerund.inference.inspection import EXAMPLE_TEXTS, AttentionInspection, inspect_attention
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel

@@ -12,27 +12,22 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.language_model import LanguageModel
 from gerund.models import loading
 from gerund.models.adapters import Adapters
-from gerund.models.answer_tokens import embedding_width, read_answers
-from gerund.models.bundled import tell_bundled
+from gerund.models.bundled import same_weights, tell_bundled
 from gerund.models.encoder_settings import default_encoder_config
 from gerund.models.fingerprint import fingerprint
-from gerund.models.heads import read_head
-from gerund.models.late_head import read_late
+from gerund.models.heads import embedding_width, read_answers, read_head, read_late
 from gerund.models.loading import LoadedModel, open_model
-from gerund.models.peft_folders import ADAPTER_FILES
-from gerund.models.same_weights import same_weights
 from gerund.models.saved_settings import read_adapters, read_saved
 from gerund.models.sentence_transformers_folder import is_ready_made
-from gerund.models.sources import Source, find, find_spec
+from gerund.models.sources import ADAPTER_FILES, Source, find, find_spec
 from gerund.models.weights import weight_files
 from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
 from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
-from gerund.settings.answers import ANSWERS_FILE, answers_folder
-from gerund.settings.encoder import CONFIG_FILE, EncoderConfig, read_alike, read_settings
+from gerund.settings.encoder import ANSWERS_FILE, CONFIG_FILE, EncoderConfig, answers_folder, read_alike, read_settings
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import LoadKeywords, ModelSpec, takes
-from gerund.settings.rerankers import OWN_RERANKER
+from gerund.settings.ranking import OWN_RERANKER
 from gerund.settings.templates import NO_TRANSFORM
 
 

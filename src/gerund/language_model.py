@@ -41,20 +41,17 @@ from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt
 from gerund.inference.generate.vector_reading import is_one, sessions_of
 from gerund.inference.generate.writing import Writes
-from gerund.inference.infill import expansion, infilling
-from gerund.inference.infill.blanks import BLANK, untrained_to_fill
+from gerund.inference.infill import BLANK, expansion, infilling, untrained_to_fill
 from gerund.inference.infill.infilling import InfillKeywords, Method, each, infill_sampling
 from gerund.inference.likelihood import SpanMode, SpannedText, span_logprobs
 from gerund.jobs.files import atomic_folder
 from gerund.models import loading
 from gerund.models.adapters import Adapters, base_state, load_adapters
-from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.encoder_settings import write_settings
+from gerund.models.fingerprint import cache_passed_probe, probe_passed
 from gerund.models.hash_cache import CachedWeightsHash, probe_key
-from gerund.models.hash_files import cache_passed_probe, probe_passed
-from gerund.models.heads import ProjectionHead
+from gerund.models.heads import AnswerTokens, LateHead, ProjectionHead
 from gerund.models.kinds import is_encoder_decoder
-from gerund.models.late_head import LateHead
 from gerund.models.origin import origin_of
 from gerund.models.sources import Source
 from gerund.models.vectors import Transform, fit
@@ -68,7 +65,7 @@ from gerund.settings.aliases import takes_aliases
 from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, read_alike, vectors_alike
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
-from gerund.settings.rerankers import NO_RERANKER
+from gerund.settings.ranking import NO_RERANKER
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.settings.templates import NO_TRANSFORM, TRUNCATE
 from gerund.types import Generation, Infill, Scorer

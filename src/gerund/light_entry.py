@@ -12,18 +12,17 @@ from gerund.gguf_file import GgufFile, parts_of, read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.models.bundled import bundled_for, tell_bundled
 from gerund.models.light_runtime import light_source, not_packed, return_freed_memory, usual_threads
-from gerund.models.saved_settings import encoder_settings, read_adapters, read_saved
-from gerund.models.training_record import is_trained_to_infill
+from gerund.models.saved_settings import encoder_settings, is_trained_to_infill, read_adapters, read_saved
 from gerund.packed.shape import NetworkShape, read_shape
 from gerund.settings.encoder import EncoderConfig, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import LoadKeywords, ModelSpec, takes
 from gerund.settings.plan import Direction
-from gerund.settings.rerankers import NO_RERANKER, family_of
+from gerund.settings.ranking import NO_RERANKER, family_of
 from gerund.settings.templates import NO_TRANSFORM, TRUNCATE
 
 if TYPE_CHECKING:
-    from gerund.inference.generate.packed_writer import PackedWriter
+    from gerund.inference.generate.packed_decoder import PackedWriter
     from gerund.light_model import LightModel, Reading
 
 
@@ -81,7 +80,7 @@ def light_writer(spec: ModelSpec) -> "PackedWriter | None":
     source = light_source(spec)
     if source is None or source.gguf is None:
         return None
-    from gerund.inference.generate.packed_writer import PackedWriter
+    from gerund.inference.generate.packed_decoder import PackedWriter
 
     return_freed_memory()
     cache, threads = user_cache("packed"), usual_threads()

@@ -15,17 +15,18 @@ from gerund.gguf_file import parts_of, read_file
 from gerund.inference.encode.embeds import Embeds
 from gerund.inference.encode.packed_runtime import PackedRuntime, verify
 from gerund.inference.generate.config import GenerationConfig
-from gerund.inference.generate.packed_writer import PackedWriter
+from gerund.inference.generate.packed_decoder import PackedWriter
 from gerund.inference.generate.prompts import Prompt
 from gerund.inference.generate.sequence import Piece
 from gerund.models.bundled import BundledAdapters
-from gerund.models.fingerprint import adapter_hash, files_hash
-from gerund.models.hash_files import (
+from gerund.models.fingerprint import (
+    adapter_hash,
     cache_hash,
     cache_key,
     cache_passed_probe,
     cached_hash,
     describe_files,
+    files_hash,
     probe_passed,
     weights_key,
 )

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from gerund.checks import check_texts
 from gerund.errors import ConfigError, UnsupportedModelError
-from gerund.inference.encode.classifier import TextClassifier
+from gerund.inference.encode.runtime import TextClassifier
 from gerund.inference.generate.prompts import Prompt
 from gerund.inference.generate.reranking import Judge
 from gerund.inference.infill import sentinels

@@ -9,14 +9,13 @@ import torch
 from gerund.attention import masked
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import ADDITIVE, FUSED, attach
+from gerund.attention.layer_state import hands_on
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.masked import way_of
 from gerund.attention.preemption import pausing
 from gerund.attention.probe import verify
-from gerund.attention.shared_layer_state import hands_on
-from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError, UnsupportedModelError
-from gerund.inference.encode.sweep import encode_each
+from gerund.inference.encode.sweep import Sweep, encode_each
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.language_model import LanguageModel
 from gerund.settings.encoder import EncoderConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gerund.attention import interface, matmul_attention
+from gerund.attention import interface
 from gerund.attention.bound_plan import BoundPlan
 from gerund.settings.plan import AttentionPlan
 from tests.tiny import N_LAYERS, tiny
@@ -34,7 +34,7 @@ def kernel(query, key, value, seen=None, scale=None):
 
 @pytest.fixture(params=[2**20, 300], ids=["together", "in parts"])
 def cut(request, monkeypatch):
-    monkeypatch.setattr(matmul_attention, "_TOGETHER", request.param)
+    monkeypatch.setattr(interface, "_TOGETHER", request.param)
 
 
 @pytest.mark.usefixtures("cut")
@@ -44,27 +44,27 @@ class TestValues:
     def test_without_padding(self, heads, key_heads, scale):
         query = rounded(3, heads, 17, 16, seed=0)
         key, value = (rounded(3, key_heads, 17, 16, seed=seed) for seed in (1, 2))
-        found = matmul_attention.bidirectional_attention(query, key, value, scale=scale)
+        found = interface.bidirectional_attention(query, key, value, scale=scale)
         assert found.dtype == torch.bfloat16
         assert torch.allclose(found.float(), kernel(query, key, value, scale=scale), atol=NEAR, rtol=NEAR)
 
     @pytest.mark.parametrize("alone", [1, 1000], ids=["alone", "with padding"])
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_padding_is_never_seen(self, monkeypatch, alone, side):
-        monkeypatch.setattr(matmul_attention, "_ALONE", alone)
+        monkeypatch.setattr(interface, "_ALONE", alone)
         real_BT = padded([9, 4, 1], 9, side)
         query = rounded(3, 6, 9, 16, seed=0)
         key, value = (rounded(3, 2, 9, 16, seed=seed) for seed in (1, 2))
-        found = matmul_attention.bidirectional_attention(query, key, value, real_BT=real_BT)
+        found = interface.bidirectional_attention(query, key, value, real_BT=real_BT)
         wanted = kernel(query, key, value, real_BT[:, None, None])
         assert torch.allclose(found[real_BT].float(), wanted[real_BT], atol=NEAR, rtol=NEAR)
         assert found.isfinite().all()
 
     def test_tokens_with_padding_between_them(self, monkeypatch):
-        monkeypatch.setattr(matmul_attention, "_ALONE", 1)
+        monkeypatch.setattr(interface, "_ALONE", 1)
         real_BT = torch.tensor([[True, False, True, True], [False, True, True, False]])
         query, key, value = (rounded(2, 2, 4, 16, seed=seed) for seed in range(3))
-        found = matmul_attention.bidirectional_attention(query, key, value, real_BT=real_BT)
+        found = interface.bidirectional_attention(query, key, value, real_BT=real_BT)
         assert torch.allclose(found.float(), kernel(query, key, value, real_BT[:, None, None]), atol=NEAR, rtol=NEAR)
 
     @pytest.mark.parametrize("rows", [1, 3])
@@ -74,20 +74,20 @@ class TestValues:
         query = rounded(3, 6, 8, 16, seed=0)
         key, value = (rounded(3, 2, 8, 16, seed=seed) for seed in (1, 2))
         added = torch.where(seen, 0.0, torch.finfo(torch.bfloat16).min).bfloat16()
-        found = matmul_attention.bidirectional_attention(query, key, value, added=added)
+        found = interface.bidirectional_attention(query, key, value, added=added)
         assert torch.allclose(found.float(), kernel(query, key, value, seen), atol=NEAR, rtol=NEAR)
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Count the layers that are computed in matmul_attention, as on a processor with bfloat16."""
-    found = []
+    """Count the layers that are computed by matmuls, as on a processor with bfloat16."""
+    found, original = [], interface.bidirectional_attention
 
     def bidirectional_attention(*args, **kwargs):
         found.append(kwargs)
-        return matmul_attention.bidirectional_attention(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(interface, "cpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(interface, "bidirectional_attention", bidirectional_attention)
     return found
 
@@ -109,7 +109,7 @@ class TestInAModel:
         real_BT = padded([12, 7], 12, side)
         found = states(model, plan, real_BT)
         assert len(calls) == layers
-        monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)
+        monkeypatch.setattr(interface, "cpu_has_bfloat16", lambda: False)
         by_kernel = states(model, plan, real_BT)
         assert len(calls) == layers
         exact = states(model.float(), plan, real_BT)
@@ -123,6 +123,6 @@ class TestInAModel:
         model = model.bfloat16()
         bound = BoundPlan(AttentionPlan("bidir").resolve(model.config.num_hidden_layers), real_BT)
         model.model(torch.ones_like(real_BT).long(), attention_mask=real_BT.long(), attention_plan=bound)
-        monkeypatch.setattr(matmul_attention, "_LONGEST", 11)
+        monkeypatch.setattr(interface, "_LONGEST", 11)
         states(model, "bidir", real_BT)
         assert calls == []

@@ -13,9 +13,9 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.attention.probe import probe, verify
 from gerund.attention.recurrent import kind_of
-from gerund.attention.sweep import Sweep
 from gerund.entry import load
 from gerund.errors import ConfigError, UnsupportedModelError
+from gerund.inference.encode.sweep import Sweep
 from gerund.language_model import LanguageModel
 from gerund.models.fingerprint import fingerprint
 from gerund.settings.encoder import EncoderConfig

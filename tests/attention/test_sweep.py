@@ -6,8 +6,8 @@ import torch
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
-from gerund.attention.sweep import Sweep
 from gerund.errors import ConfigError
+from gerund.inference.encode.sweep import Sweep
 from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny
 

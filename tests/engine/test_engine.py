@@ -11,7 +11,7 @@ import torch
 
 import gerund
 from gerund import Engine, EngineConfig, Sampling, TextError
-from gerund.attention.matmul_attention import cpu_has_bfloat16
+from gerund.attention.interface import cpu_has_bfloat16
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.slots import DecodeLayer, Slots

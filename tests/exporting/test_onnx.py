@@ -19,8 +19,8 @@ from gerund.errors import ConfigError, MissingDependencyError, ModelError, Outpu
 from gerund.exporting import onnx as exporting
 from gerund.exporting.onnx import Prepared
 from gerund.exporting.shared import Export, plain_tokenizer
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, WordVectors
+from gerund.models.light_head import HeadConfig
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 

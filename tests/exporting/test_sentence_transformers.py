@@ -16,7 +16,7 @@ from gerund import PLAN_NAMES, AttentionPlan, EncoderConfig, LanguageModel
 from gerund.errors import ModelError
 from gerund.exporting import sentence_transformers as layout
 from gerund.models import sentence_transformers_folder as modules_json
-from gerund.normalization import normalized
+from gerund.text_analysis import normalized
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import CONFIGS, REFUSED, byte_tokenizer, save_tiny, tiny
 

@@ -14,8 +14,8 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError, MissingDependencyError
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny, save_tiny_t5
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 import gerund
 from gerund import progress
 from gerund.models import bundled
-from gerund.models.head_settings import HeadConfig
+from gerund.models.bundled import MOST_BEYOND
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from gerund.models.loading import read_config
-from gerund.models.same_weights import MOST_BEYOND
 from gerund.models.sources import find
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gerund
-from gerund.models import fast_lora
+from gerund.models import adapters
 from gerund.models.adapters import active_adapter, adapter_computation
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import save_tiny
@@ -43,7 +43,7 @@ def by_peft(lm, texts=TEXTS):
 
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
 def test_both_ways_are_what_peft_computes(folders, monkeypatch, largest):
-    monkeypatch.setattr(fast_lora, "LARGEST_COPIES", largest)
+    monkeypatch.setattr(adapters, "LARGEST_COPIES", largest)
     lm = load(folders)
     assert adapter_computation(lm.model).way == ("merged" if largest else "low-rank")
     np.testing.assert_allclose(lm.encode(TEXTS), by_peft(lm), atol=2e-6)
@@ -54,7 +54,7 @@ def test_both_ways_are_what_peft_computes(folders, monkeypatch, largest):
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
 def test_in_bfloat16_they_differ_from_float32_no_more_than_peft_does(folders, monkeypatch, largest):
-    monkeypatch.setattr(fast_lora, "LARGEST_COPIES", largest)
+    monkeypatch.setattr(adapters, "LARGEST_COPIES", largest)
     exact, rounded = load(folders).encode(TEXTS), load(folders, "bfloat16")
     own, peft = ((exact * vectors).sum(1) for vectors in (rounded.encode(TEXTS), by_peft(rounded)))
     assert (1 - own).max() < 2 * (1 - peft).max() + 1e-4
@@ -127,5 +127,5 @@ def test_the_bundled_model_s_are_merged_copies(bundled):
     found = adapter_computation(bundled.model)
     assert found.way == "merged"
     assert found.others == 0
-    assert found.copies <= fast_lora.LARGEST_COPIES
+    assert found.copies <= adapters.LARGEST_COPIES
     assert "as quickly as the model without" in found.summary()

@@ -9,14 +9,14 @@ import torch
 
 import gerund
 from gerund import language_model
-from gerund.models import hash_cache, hash_files
+from gerund.models import fingerprint, hash_cache
 from tests.tiny import save_tiny
 
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Caches of their own, for small files too."""
-    monkeypatch.setattr(hash_files, "LEAST_BYTES", 0)
+    monkeypatch.setattr(fingerprint, "LEAST_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return tmp_path / "caches"
 
@@ -103,11 +103,11 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, hashed: list[str], probe
     base = save_tiny(tmp_path / "base")
     assert gerund.load(base, attention="bidir").weights_hash == gerund.load(base, attention="bidir").weights_hash
     assert len(hashed) == len(probed) == 2
-    assert not hash_files.probe_passed("0" * 32)
+    assert not fingerprint.probe_passed("0" * 32)
 
 
 def test_small_files_are_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_files, "LEAST_BYTES", 1 << 22)
+    monkeypatch.setattr(fingerprint, "LEAST_BYTES", 1 << 22)
     assert gerund.load(save_tiny(tmp_path / "base")).weights_hash
     assert not (tmp_path / "caches").exists()
 
@@ -127,7 +127,7 @@ def test_it_is_probed_once(tmp_path: Path, probed: list[str], monkeypatch: pytes
     assert len(probed) == 4
     gerund.load(base, attention="bidir")
     assert len(probed) == 4
-    monkeypatch.setattr(hash_files, "__version__", "another")
+    monkeypatch.setattr(fingerprint, "__version__", "another")
     gerund.load(base, attention="bidir")
     assert len(probed) == 5
 

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.models.head_settings import WEIGHTS_FILE, HeadConfig
 from gerund.models.heads import ProjectionHead, WordVectors, read_head
-from gerund.models.light_head import read_light_head
+from gerund.models.light_head import WEIGHTS_FILE, HeadConfig, read_light_head
 from gerund.training.losses.distillation import StaticFit, fit_head, take_words
 
 TEXTS = [

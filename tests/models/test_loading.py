@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 import gerund
-from gerund.attention import matmul_attention
+from gerund.attention import interface
 from gerund.errors import ConfigError, DataError, ModelError, UnsupportedModelError
 from gerund.inference.tokens import context_length
 from gerund.models import loading
@@ -238,8 +238,8 @@ def test_the_type_that_is_changed_is_said_once(
     tiny("llama", vocab_size=266).to(torch.bfloat16).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     say_once.cache_clear()
-    assert gerund.load(folder).model.dtype == (torch.bfloat16 if matmul_attention.cpu_has_bfloat16() else torch.float32)
-    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)
+    assert gerund.load(folder).model.dtype == (torch.bfloat16 if interface.cpu_has_bfloat16() else torch.float32)
+    monkeypatch.setattr(interface, "cpu_has_bfloat16", lambda: False)
     assert gerund.load(folder).model.dtype == torch.float32
     ran = run_cli("generate", "a cat", "--max-new-tokens", 1, "-m", folder)
     assert (ran.code, ran.err) == (0, "")

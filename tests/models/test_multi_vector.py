@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 import gerund
 from gerund import ConfigError, ModelError
-from gerund.models.late_head import LateHead
-from gerund.settings.late import LateConfig
+from gerund.models.heads import LateHead
+from gerund.settings.encoder import LateConfig
 from tests.tiny import save_tiny
 
 QUERY = "the tin"

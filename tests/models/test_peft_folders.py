@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 import gerund
 from gerund.errors import DataError, ModelError
-from gerund.models.lora_stack import stacked
+from gerund.models.adapters import stacked
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
 from tests.ready_made import change, ready_made, write

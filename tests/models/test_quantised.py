@@ -11,7 +11,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 import gerund
 from gerund.errors import ModelError
-from gerund.models.packed_checkpoints import PACKINGS, _is_installed
+from gerund.models.weights import PACKINGS, _is_installed
 from tests.tiny import save_tiny
 
 TEXTS = ["a dog in the garden", "an owl"]

@@ -12,7 +12,7 @@ from tokenizers import processors
 
 import gerund
 from gerund.errors import ConfigError, DataError, GerundError, ModelError, TextError
-from gerund.settings.rerankers import FAMILIES
+from gerund.settings.ranking import FAMILIES
 from tests.cli.helpers import run_cli
 from tests.ready_made import PAIR_TEMPLATE, answering, change, closed, reranker, write
 from tests.tiny import save_tiny

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 import gerund
 from gerund.errors import ModelError
 from gerund.models import loading
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.light_head import HeadConfig
 from gerund.models.sources import find
 from gerund.models.weights import WEIGHTS, shards_of
 from tests.tiny import byte_tokenizer, save_tiny, save_tiny_t5

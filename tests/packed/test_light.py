@@ -15,7 +15,7 @@ import gerund
 from gerund import ModelSpec, Sampling
 from gerund.errors import ConfigError
 from gerund.gguf_file import read_file
-from gerund.inference.generate.packed_writer import PackedWriter
+from gerund.inference.generate.packed_decoder import PackedWriter
 from gerund.inference.generate.prompts import TemplateOptions, render
 from gerund.inference.text_ids import encode_texts
 from gerund.light_entry import light_writer, load_writer

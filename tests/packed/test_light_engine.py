@@ -16,7 +16,7 @@ from gerund import Engine, EngineConfig, ModelSpec, Sampling
 from gerund.inference.generate import packed_decoder
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.likelihood import sequence_logprobs
-from gerund.inference.splits import split_pairs
+from gerund.inference.tokens import split_pairs
 from gerund.light_entry import light_model
 from gerund.light_model import LightModel
 from gerund.scoring import query_likelihood

@@ -10,9 +10,9 @@ from gguf import GGMLQuantizationType as Type
 from gerund.errors import ConfigError, ModelError, ResourceError
 from gerund.packed import graph, graph_cache
 from gerund.packed import network as packed_network
-from gerund.packed.gguf_weights import GgufWeights
 from gerund.packed.network import MASKED, KeyValues, PackedNetwork, parts_of
 from gerund.packed.shape import read_shape
+from gerund.packed.weights import GgufWeights
 from tests.packed import reference
 
 IDS = np.array([[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 3]])

@@ -11,10 +11,10 @@ from gerund.errors import ConfigError, DataError, ModelError
 from gerund.evaluation.registry import select
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
-from gerund.inference.encode.classifier import TextClassifier
+from gerund.inference.encode.runtime import TextClassifier
 from gerund.inference.encode.texts import text_tokens
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from gerund.papers.fine_tuning import FineTuning, _inputs, copied, fine_tuned, predicted
 from gerund.papers.fine_tuning import FineTuningConfig as How
 from gerund.papers.linear_probes import FewShot

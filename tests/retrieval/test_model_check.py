@@ -10,7 +10,7 @@ import pytest
 import gerund
 from gerund import light_entry
 from gerund.errors import FingerprintError
-from gerund.models.head_settings import HeadConfig
+from gerund.models.light_head import HeadConfig
 from gerund.retrieval.model_check import refuse_other_dimensions
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny

@@ -8,8 +8,8 @@ import torch
 
 import gerund
 from gerund.errors import FingerprintError
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from gerund.retrieval.documents import Chunking
 from gerund.retrieval.store import IndexMetadata
 from tests.tiny import save_tiny

@@ -10,13 +10,13 @@ from gerund import Chunking, ConfigError
 from gerund.errors import FingerprintError
 from gerund.inference.encode.multi import TokenReader
 from gerund.jobs.engine import LocalEngine
-from gerund.models.late_head import LateHead
+from gerund.models.heads import LateHead
 from gerund.progress import counted_by
 from gerund.retrieval.documents import cut
 from gerund.retrieval.embedding import Embedder, embedded_by
 from gerund.retrieval.store import from_bytes
 from gerund.scoring.late_interaction import LateInteraction, TokenRarity
-from gerund.settings.late import LateConfig
+from gerund.settings.encoder import LateConfig
 from tests.cli.helpers import run_cli
 from tests.retrieval.helpers import NOTES
 

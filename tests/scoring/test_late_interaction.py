@@ -14,9 +14,9 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.errors import DataError
 from gerund.inference.encode.multi import TokenReader, rounded
 from gerund.language_model import LanguageModel
-from gerund.models.late_head import LateHead
+from gerund.models.heads import LateHead
 from gerund.scoring.late_interaction import LateInteraction, TokenRarity, maxsim
-from gerund.settings.late import LateConfig
+from gerund.settings.encoder import LateConfig
 from tests.cli.helpers import no_loading, run_cli
 from tests.tiny import byte_tokenizer, tiny
 

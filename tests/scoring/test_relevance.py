@@ -11,8 +11,8 @@ import torch
 
 import gerund
 from gerund import ConfigError, TextError, UnsupportedModelError
-from gerund.inference.splits import split_pairs
-from gerund.models import training_record
+from gerund.inference.tokens import split_pairs
+from gerund.models import saved_settings
 from gerund.scoring import document_reader, query_likelihood
 from gerund.scoring.query_likelihood import QueryLikelihood, QueryPrompt
 from gerund.training.objectives.settings import OBJECTIVES
@@ -213,7 +213,7 @@ def test_vectors_count_less_beside_words_where_they_were_not_trained(tiny_folder
         (tmp_path / "model" / "training.json").write_text(json.dumps(record))
         assert gerund.load(tmp_path / "model").fusion_weight == weight
     vectors = {one.name() for one in OBJECTIVES if one.trains_vectors} - {"rankgen"}
-    assert vectors <= training_record._EMBEDDING
+    assert vectors <= saved_settings._EMBEDDING
 
 
 def test_prompts_for_queries_and_documents(tiny_folder):

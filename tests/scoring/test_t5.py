@@ -180,9 +180,9 @@ class TestRefused:
 def test_bfloat16_is_chosen_where_it_is_quick_and_near_enough(folder, monkeypatch):
     exact = T5Scorer.load(folder, dtype="float32")
     assert exact.autocast is None
-    monkeypatch.setattr(t5.matmul_attention, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(t5.interface, "cpu_has_bfloat16", lambda: False)
     assert T5Scorer.load(folder).autocast is None
-    monkeypatch.setattr(t5.matmul_attention, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(t5.interface, "cpu_has_bfloat16", lambda: True)
     half = T5Scorer.load(folder)
     assert half.autocast == torch.bfloat16
     assert half.model.dtype == torch.float32

@@ -37,12 +37,12 @@ from gerund.data.passages import sentence_bounds
 from gerund.data.tables import json_lines
 from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.jobs.files import atomic_file
-from gerund.normalization import normalized
 from gerund.progress import counted, progress
 from gerund.retrieval.document_reader import DocumentReader, ReadLimits, endings, find_files
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.formats import Section
 from gerund.retrieval.indexing import Failure
+from gerund.text_analysis import normalized
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

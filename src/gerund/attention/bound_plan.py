@@ -36,8 +36,8 @@ class BoundPlan:
     One object serves one forward pass (and its backward pass): it stores the masks, the layers that asked for them, and
     the states of a second stream. ``real_BT`` is 1 for tokens and 0 for padding; ``span_BT`` is 0 for context, s >= 1
     for the tokens of span s (``hybrid`` only). ``record`` is called with every layer's attention probabilities; without
-    it none are computed. ``after_layer`` replaces the plan's own stream (see ``attention.sweep``). ``beside`` is called
-    after each layer with the plan's output, and may change it.
+    it none are computed. ``after_layer`` replaces the plan's own stream (see ``inference.encode.sweep``). ``beside`` is
+    called after each layer with the plan's output, and may change it.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.cache_names import cache_in
+from gerund.attention.layer_state import cache_in
 from gerund.attention.masked import attach_masked
 from gerund.attention.preemption import pause
 from gerund.attention.recurrent import attach_recurrent, handed_down, hidden_of, input_of, kind_of

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan, module_window
-from gerund.attention.cache_names import cache_in
+from gerund.attention.layer_state import cache_in
 from gerund.errors import UnsupportedModelError
 
 

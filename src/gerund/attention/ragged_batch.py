@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gerund.attention.blocks import BLOCK, whole_blocks
+from gerund.attention import BLOCK, whole_blocks
 from gerund.attention.bound_plan import BoundPlan, layer_window
 from gerund.attention.masks import Chunk, Near, added_to_scores
 from gerund.errors import UnsupportedModelError

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.cache_names import cache_in
+from gerund.attention.layer_state import cache_in
 from gerund.attention.masked import plan_of
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.settings.plan import Direction, ResolvedPlan, View

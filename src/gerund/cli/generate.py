@@ -232,7 +232,7 @@ def _check(
         settings.refuse_with_rerank()
         require_sampling(ranked, sampling)
     if expansion is not None:
-        from gerund.inference.infill.blanks import BLANK
+        from gerund.inference.infill import BLANK
         from gerund.inference.infill.expansion import validate_expansion
 
         for _ in text_io.each_text(chunks, partial(validate_expansion, blank=BLANK, **expansion)):

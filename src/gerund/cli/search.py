@@ -52,8 +52,7 @@ def highlighted(text: str, query: str, language: str = "en") -> "Text":
     """Return the part of a text that has most of a query's words, on one line, with these words in bold."""
     from rich.text import Text
 
-    from gerund.normalization import joined_lines
-    from gerund.text_analysis import Analyzer
+    from gerund.text_analysis import Analyzer, joined_lines
 
     line = " ".join(joined_lines(text).split())
     matches = Analyzer(language).matches(line, query)

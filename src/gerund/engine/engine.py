@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gerund.attention.blocks import whole_blocks
+from gerund.attention import whole_blocks
 from gerund.attention.preemption import pausing
 from gerund.checks import check_dimensions, check_unicode, flag_or_none, is_listing, whole_number
 from gerund.engine.batching import (

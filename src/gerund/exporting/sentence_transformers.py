@@ -37,8 +37,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.models import loading
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import is_bidirectional
-from gerund.models.heads import ProjectionHead
-from gerund.models.late_head import LateHead
+from gerund.models.heads import LateHead, ProjectionHead
 from gerund.models.sentence_transformers_folder import (
     MODULE_FILE,
     MODULE_WEIGHTS,

@@ -26,7 +26,7 @@ from gerund.models.adapters import merged_state, merging_unties
 from gerund.models.encoder_settings import write_settings
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.sources import find
-from gerund.normalization import JOINERS, SHOWN
+from gerund.text_analysis import JOINERS, SHOWN
 
 TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
 """Texts that every export is verified with."""

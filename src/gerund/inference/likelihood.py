@@ -23,8 +23,7 @@ from gerund.inference.encode.batches import in_batches
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import vocabulary_bytes
 from gerund.inference.lm_head import Read, TokenHead
-from gerund.inference.splits import split_pairs
-from gerund.inference.tokens import InputFormat, Tokens, tokenize
+from gerund.inference.tokens import InputFormat, Tokens, split_pairs, tokenize
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import demand_decoder_only
 from gerund.settings.encoder import EncoderConfig

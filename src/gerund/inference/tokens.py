@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from gerund.checks import check_unicode, one_of
 from gerund.errors import ConfigError, TextError
 from gerund.inference.text_ids import Frame, TextIds, cut_start, encode_texts, frame_of, prompted, text_ids
-from gerund.normalization import Alignment, normalized
 from gerund.settings.templates import NO_FRAME, Template
+from gerund.text_analysis import Alignment, normalized
 from gerund.types import Rendered
 
 if TYPE_CHECKING:
@@ -396,3 +396,56 @@ def placed_ids(texts: Sequence[Tokens], begin: Sequence[int], longest: int) -> l
     """
     placed = zip(texts, begin, strict=True)
     return [[0] * at + [*ids.ids] + [0] * (longest - at - len(ids)) for ids, at in placed]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Token ids, the position at which the text begins (1 or later), and that of its continuation."""
+
+    ids: list[int]
+    text_from: int
+    split: int
+    lost: int
+
+
+def split_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]], limit: int | None) -> list[Split]:
+    """Return the tokens of prefixes with their continuations, and where these begin.
+
+    ``limit`` is the length of the model's context; see ``likelihood.continuation_logprobs``.
+    """
+    for index, (_, continuation) in enumerate(pairs):
+        if not continuation.strip():
+            raise TextError(f"continuation {index} is empty")
+    texts = tokenize(tokenizer, [_joined(*pair) for pair in pairs], InputFormat(), offsets=True)
+    return [
+        _split(tokenizer, tokens, len(prefix), limit)
+        for (prefix, _), tokens in zip(pairs, texts, strict=True)
+        if tokens is not None
+    ]
+
+
+def _joined(prefix: str, continuation: str) -> str:
+    """Join both; after a rendered prefix the control tokens of the continuation are plain text."""
+    if not isinstance(prefix, Rendered):
+        return prefix + continuation
+    end = len(prefix) + len(continuation)
+    literal = [*prefix.literal, (len(prefix), end)]
+    return Rendered(prefix + continuation, literal=literal, with_specials=prefix.with_specials)
+
+
+def _split(tokenizer: PreTrainedTokenizerBase, tokens: Tokens, boundary: int, limit: int | None) -> Split:
+    """Split a text at a character, and truncate it to the model's context."""
+    before = tokens.specials_before
+    ids = tokens.ids[: before + len(tokens.offsets)]  # some tokenizers close every text
+    place = next(i for i, (start, end) in enumerate(tokens.offsets) if start >= boundary or end > boundary)
+    split = before + place
+    if not boundary and not before and tokenizer.bos_token_id is not None:
+        ids, before, split = [tokenizer.bos_token_id, *ids], 1, 1
+    excess = 0 if limit is None else max(0, len(ids) - 1 - limit)
+    # Something has to precede the continuation.
+    dropped = min(excess, max(0, split - max(1, before)))
+    ids = ids[:before] + ids[before + dropped :]
+    split -= dropped
+    lost = excess - dropped
+    ids = ids[: len(ids) - lost]
+    return Split(ids, max(1, before), max(1, split), lost)

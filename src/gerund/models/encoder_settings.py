@@ -21,14 +21,13 @@ from gerund.models import sentence_transformers_folder as ready_made
 from gerund.models.adapters import Adapters
 from gerund.models.architectures import is_bidirectional, is_body, state_width
 from gerund.models.folder_files import hub_name
-from gerund.models.head_settings import HeadConfig, VectorModule
 from gerund.models.heads import ProjectionHead, head_of, read_head, read_tensors
 from gerund.models.kinds import SEQ2SEQ
-from gerund.models.peft_folders import LLM2VEC_FILE, AdaptedModel, is_llm2vec
+from gerund.models.light_head import HeadConfig, VectorModule
 from gerund.models.reranker_folder import is_reranker, read_reranker
 from gerund.models.saved_settings import encoder_settings, read_saved, settings_text
 from gerund.models.sentence_transformers_folder import read_object
-from gerund.models.sources import Source
+from gerund.models.sources import LLM2VEC_FILE, AdaptedModel, Source, is_llm2vec
 from gerund.progress import say_once
 from gerund.settings.encoder import (
     CONFIG_FILE,
@@ -40,7 +39,7 @@ from gerund.settings.encoder import (
 )
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
-from gerund.settings.rerankers import RerankerConfig
+from gerund.settings.ranking import RerankerConfig
 from gerund.settings.templates import NO_TRANSFORM, PLACE, transform_parts
 
 # The encoder of a T5 is bidirectional, and so is a decoder whose config says so.

@@ -1,6 +1,6 @@
 """Cache weight hashes and verified attention plans, so that large checkpoints are hashed and probed only once.
 
-``hash_files`` says which files a hash belongs to. Callers check that tensors weren't changed after loading, which the
+``fingerprint`` says which files a hash belongs to. Callers check that tensors weren't changed after loading, which the
 files don't show.
 
 The result of a probe belongs to all that it depends on: the files of the weights, the config, the plan, device and
@@ -18,8 +18,7 @@ import gerund.attention
 import gerund.settings
 from gerund.attention.layouts import is_one_graph
 from gerund.models.adapters import base_state
-from gerund.models.fingerprint import files_hash, times_written, weights_hash
-from gerund.models.hash_files import cache_hash, cache_key, cached_hash
+from gerund.models.fingerprint import cache_hash, cache_key, cached_hash, files_hash, times_written, weights_hash
 from gerund.models.runtimes import packed_in
 from gerund.settings.plan import ResolvedPlan
 

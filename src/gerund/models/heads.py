@@ -1,20 +1,28 @@
-"""Projection heads over pooled states, vectors of words, and the files that both are saved in.
+"""What is trained on top of a model, with its files: heads, vectors of words, answer tokens, late interaction.
 
 Vectors of words are knowledge that a small model's layers can't store: a word is a run of tokens of letters and digits,
 regardless of case; its key is a hash of its characters, combined from those of its tokens. The vectors of a text's
 known words are added to its vector. They are stored in 8 bits a number, or by a product quantizer (Jégou et al. 2011),
 which cuts a vector into equal parts and stores for each the nearest of 256 centers.
 
+Answer tokens are trained embeddings behind a text, whose states encode what the frozen model would answer: LLM2Vec-Gen
+(BehnamGhader et al., 2026, arXiv 2603.10913). A linear map of what was read makes a few embeddings, after which the
+unchanged model writes the answer: so a vector can be read as text.
+
 Shapes: B texts, T tokens, D dimensions of a state, E of a vector, V tokens of the vocabulary, W words, N words in the
-texts, L letters of a word at most, C codes of a word, K centers, P numbers of a part.
+texts, L letters of a word at most, C codes of a word, K centers, P numbers of a part; of answer tokens: S of them, R
+that are read, D numbers of an embedding, W of a state.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,7 +30,7 @@ from transformers.initialization import no_init_weights
 
 from gerund.checks import write_json
 from gerund.errors import ConfigError, DataError
-from gerund.models.head_settings import (
+from gerund.models.light_head import (
     HEAD_FILE,
     INSIDE_A_WORD,
     LONGEST_WORD,
@@ -36,8 +44,12 @@ from gerund.models.head_settings import (
     head_fingerprint,
     word_hash,
 )
+from gerund.models.sentence_transformers_folder import MODULE_WEIGHTS, is_ready_made, read_late_modules
 from gerund.poolings import pool
-from gerund.settings.encoder import FORMAT, read_settings
+from gerund.settings.encoder import ANSWERS_FILE, FORMAT, LATE_FILE, AnswerConfig, LateConfig, read_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda vectors: vectors,
@@ -421,3 +433,163 @@ def _search(sorted_W: Tensor, keys: Tensor) -> Tensor:
         smaller = sorted_W[(further - 1).clamp(max=len(sorted_W) - 1)] < keys
         position = torch.where(smaller & (further <= len(sorted_W)), further, position)
     return position
+
+
+_LATE_WEIGHTS = "late.safetensors"
+_PROJECTION = "projection.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class LateHead:
+    """How token vectors are made of states: the settings, and a linear map without bias."""
+
+    config: LateConfig
+    projection_ED: np.ndarray  # float32
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of a token vector."""
+        return int(self.projection_ED.shape[0])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of settings and values."""
+        settings = json.dumps(self.config.to_dict(), sort_keys=True).encode()
+        values = np.ascontiguousarray(self.projection_ED).tobytes()
+        return hashlib.blake2b(settings + values, digest_size=8).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the files into a model's folder."""
+        save_file({_PROJECTION: torch.from_numpy(np.ascontiguousarray(self.projection_ED))}, folder / _LATE_WEIGHTS)
+        write_json(folder / LATE_FILE, {"format": FORMAT, "late": self.config.to_dict()})
+
+
+def read_late(folder: Path | None, width: int) -> LateHead | None:
+    """Return what a folder has of it; None without ``late.json``. ``width`` is that of the model's states.
+
+    Raises:
+        DataError: the weights cannot be read, or are for other states.
+    """
+    if folder is None:
+        return None
+    if not (folder / LATE_FILE).is_file():
+        return _of_sentence_transformers(folder, width)
+    config = LateConfig.from_dict(read_settings(folder / LATE_FILE, "late")["late"])
+    weights = folder / _LATE_WEIGHTS
+    projection_ED = read_matrix(weights, _PROJECTION).numpy()
+    if projection_ED.ndim != 2 or projection_ED.shape[1] != width:
+        raise DataError(f"{weights} is for other states than this model's, of {width} numbers")
+    return LateHead(config, projection_ED)
+
+
+def _of_sentence_transformers(folder: Path, width: int) -> LateHead | None:
+    """Return what a folder of sentence-transformers' ``MultiVectorEncoder`` or PyLate has of it; None for another.
+
+    Linear maps that follow each other are one.
+    """
+    if not is_ready_made(folder) or (stored := read_late_modules(folder)) is None:
+        return None
+    projection_ED = np.eye(width, dtype=np.float32)
+    for path in stored.layers:
+        weights = folder / path / MODULE_WEIGHTS
+        weight_ED = read_matrix(weights, "linear.weight").numpy()
+        if weight_ED.ndim != 2 or weight_ED.shape[1] != len(projection_ED):
+            raise DataError(f"{weights} is for vectors of {weight_ED.shape[-1]} numbers, not {len(projection_ED)}")
+        projection_ED = weight_ED @ projection_ED
+    return LateHead(stored.config, projection_ED)
+
+
+_ANSWERS_WEIGHTS = "answers.safetensors"
+_SMALLEST_POWER = 1e-12
+
+
+class AnswerTokens(nn.Module):
+    """The embeddings of the answer tokens, and the map to the embeddings that the model writes the answer after.
+
+    >>> tokens = AnswerTokens(AnswerConfig(4, 2, "states"), embedding=8, state=8, vector=3)
+    >>> tokens.prefix(torch.ones(5, 2, 8)).shape
+    torch.Size([5, 2, 8])
+    """
+
+    def __init__(self, settings: AnswerConfig, *, embedding: int, state: int, vector: int) -> None:
+        """Make untrained ones, of the sizes of an embedding, of a state and of a vector."""
+        super().__init__()
+        self.settings = settings
+        self.embeddings = nn.Parameter(torch.zeros(settings.tokens, embedding))
+        sizes = (state, embedding) if settings.prefix == "states" else (vector, settings.read * embedding)
+        self.map = nn.Linear(*sizes)
+
+    def states(self, model: "PreTrainedModel", ids_BT: Tensor, end_B: Tensor) -> Tensor:
+        """Return the last hidden states ``(B, R, W)`` of the tokens that are read, of length 1.
+
+        States are large in some models, and a step of the maps would be too.
+
+        Args:
+            model: the language model, which reads causally.
+            ids_BT: texts padded on the right, with room for the answer tokens behind each.
+            end_B: the length of each text.
+        """
+        row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
+        place_BS = end_B[:, None] + torch.arange(self.settings.tokens, device=ids_BT.device)
+        embedded_BTD = model.get_input_embeddings()(ids_BT)
+        own_BSD = self.embeddings.to(embedded_BTD).expand(len(ids_BT), -1, -1)
+        embedded_BTD = embedded_BTD.index_put((row_B1, place_BS), own_BSD)
+        hidden_BTW: Tensor = model.base_model(inputs_embeds=embedded_BTD, use_cache=False).last_hidden_state
+        return nn.functional.normalize(hidden_BTW[row_B1, place_BS[:, -self.settings.read :]].float(), dim=-1)
+
+    def prefix(self, given: Tensor) -> Tensor:
+        """Return the embeddings ``(B, R, D)`` to write an answer after, of states ``(B, R, W)`` or vectors ``(B, E)``.
+
+        Lengths do not count: a vector says the same normalized.
+        """
+        given = given.float()
+        mapped: Tensor = self.map(given * given.pow(2).mean(-1, keepdim=True).add(_SMALLEST_POWER).rsqrt())
+        return mapped if self.settings.prefix == "states" else mapped.unflatten(-1, (self.settings.read, -1))
+
+    def opening(self, model: "PreTrainedModel", given: Tensor) -> Tensor:
+        """Return what the model reads before it writes: special tokens as before every text, and the prefix."""
+        prefix_BRD = self.prefix(given).to(model.get_input_embeddings().weight.dtype)
+        if not self.settings.before:
+            return prefix_BRD
+        ids_BK = torch.tensor([self.settings.before], dtype=torch.long, device=prefix_BRD.device).expand(len(given), -1)
+        before_BKD = model.get_input_embeddings()(ids_BK)
+        return torch.cat([before_BKD, prefix_BRD.to(before_BKD)], dim=1)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of settings and the embeddings, on which vectors depend."""
+        settings = json.dumps(self.settings.to_dict(), sort_keys=True).encode()
+        values = self.embeddings.detach().float().cpu().contiguous().numpy().tobytes()
+        return hashlib.blake2b(settings + values, digest_size=8).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the files into a model's folder."""
+        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(state, folder / _ANSWERS_WEIGHTS)
+        write_json(folder / ANSWERS_FILE, {"format": FORMAT, "answers": self.settings.to_dict()})
+
+
+def embedding_width(model: "PreTrainedModel") -> int:
+    """Return the size of an input embedding."""
+    embed = model.get_input_embeddings()
+    return int(embed(torch.zeros(1, 1, dtype=torch.long, device=embed.weight.device)).shape[-1])
+
+
+def read_answers(folder: Path, *, embedding: int, state: int, vector: int) -> AnswerTokens:
+    """Return the answer tokens in a folder, in evaluation mode.
+
+    Raises:
+        DataError: they cannot be read, or are for a model of other sizes.
+    """
+    settings = AnswerConfig.from_dict(read_settings(folder / ANSWERS_FILE, "answers")["answers"])
+    stored = read_tensors(folder / _ANSWERS_WEIGHTS)
+    tokens = AnswerTokens(settings, embedding=embedding, state=state, vector=vector)
+    expected = {name: tuple(tensor.shape) for name, tensor in tokens.state_dict().items()}
+    if expected != {name: tuple(tensor.shape) for name, tensor in stored.items()}:
+        raise DataError(
+            f"{folder / _ANSWERS_WEIGHTS} is for another model than this one, or for another {ANSWERS_FILE}"
+        )
+    if not all(torch.isfinite(tensor).all() for tensor in stored.values()):
+        raise DataError(f"{folder / _ANSWERS_WEIGHTS} holds numbers that are not finite (NaN or infinity)")
+    tokens.load_state_dict(stored)
+    return tokens.float().eval().requires_grad_(False)

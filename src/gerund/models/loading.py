@@ -25,14 +25,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from gerund.attention import matmul_attention
+from gerund.attention import interface
 from gerund.attention.layouts import is_one_graph
-from gerund.attention.weight_checks import refuse_unsound
+from gerund.attention.probe import refuse_unsound
 from gerund.checks import place
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.gguf_file import read_file
 from gerund.models import gguf_architectures
-from gerund.models.adapters import Adapters, merge_adapter
+from gerund.models.adapters import Adapters, merge_adapter, stacked
 from gerund.models.architectures import (
     NoHead,
     classifies,
@@ -46,17 +46,14 @@ from gerund.models.architectures import (
 )
 from gerund.models.bundled import BundledAdapters, bundled_for
 from gerund.models.encoder_settings import stored_settings
+from gerund.models.fingerprint import describe_files, weights_key
 from gerund.models.folder_files import demand_readable
-from gerund.models.hash_files import describe_files, weights_key
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
 from gerund.models.light_runtime import ARITHMETIC
-from gerund.models.lora_stack import stacked
-from gerund.models.packed_checkpoints import packing_of
-from gerund.models.peft_folders import ADAPTER_FILES, LLM2VEC_FILE
 from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
 from gerund.models.runtimes import read_packed, read_skeleton, takes_packed, with_runtime
-from gerund.models.saved_settings import encoder_settings, read_adapters
+from gerund.models.saved_settings import encoder_settings, is_trained_to_embed, is_trained_to_infill, read_adapters
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
     SETTINGS_FILE,
@@ -64,13 +61,13 @@ from gerund.models.sentence_transformers_folder import (
     dense_weights,
     is_ready_made,
 )
-from gerund.models.sources import Source, find, find_spec
-from gerund.models.training_record import is_trained_to_embed, is_trained_to_infill
+from gerund.models.sources import ADAPTER_FILES, LLM2VEC_FILE, Source, find, find_spec
 from gerund.models.vectors import read_transform
 from gerund.models.weights import (
     INDEX,
     WEIGHTS,
     added_tokens,
+    packing_of,
     refuse_absurd_config,
     refuse_other_shapes,
     shards_of,
@@ -79,12 +76,20 @@ from gerund.models.weights import (
     without_implementations,
 )
 from gerund.progress import say_once
-from gerund.settings.answers import ANSWERS_FILE, answers_folder
-from gerund.settings.encoder import CONFIG_FILE, JOBS, EncoderConfig, Job, unknown_dtype, vectors_alike
+from gerund.settings.encoder import (
+    ANSWERS_FILE,
+    CONFIG_FILE,
+    JOBS,
+    LATE_FILE,
+    EncoderConfig,
+    Job,
+    answers_folder,
+    unknown_dtype,
+    vectors_alike,
+)
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
-from gerund.settings.late import LATE_FILE
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.rerankers import RERANKER_FILE, RerankerConfig, reranker_folder
+from gerund.settings.ranking import RERANKER_FILE, RerankerConfig, reranker_folder
 from gerund.settings.templates import NO_TRANSFORM
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -542,7 +547,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     options = {
         "name": source.name,
         "adapters": adapters,
-        "autocast": spec.dtype == "auto" and (where.type == "cuda" or matmul_attention.cpu_has_bfloat16()),
+        "autocast": spec.dtype == "auto" and (where.type == "cuda" or interface.cpu_has_bfloat16()),
         "head": None if head is None else head.to(where),
         "transform": transform,
         "spec": _spec_again(spec, source, packed, bundled),
@@ -597,7 +602,7 @@ def _tensors_of(model: PreTrainedModel) -> list[str]:
 def _emulated_dtype(config: PreTrainedConfig) -> torch.dtype | None:
     """Return float32 where this processor would emulate the checkpoint's dtype; else None."""
     stored = dtype_of(config)
-    if stored not in (torch.bfloat16, torch.float16) or matmul_attention.cpu_has_bfloat16():
+    if stored not in (torch.bfloat16, torch.float16) or interface.cpu_has_bfloat16():
         return None
     # Emulation is slow, and float32 has the same values. Greedy texts may differ from those of the stored dtype.
     return torch.float32

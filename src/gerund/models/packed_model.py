@@ -18,15 +18,14 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import attach
+from gerund.attention.layer_state import CACHE
 from gerund.attention.preemption import pause
 from gerund.attention.ragged_batch import Branches
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.models.adapters import active_name
 from gerund.models.light_runtime import not_packed
-from gerund.packed.network import MASKED, KeyValues, PackedNetwork
-from gerund.packed.probing import moved_by_layer
+from gerund.packed.network import MASKED, KeyValues, PackedNetwork, moved_by_layer
 
 # Tokens of a pass without a cache: products are no faster with more, and memory grows.
 _TOKENS_AT_ONCE = 512
@@ -201,7 +200,7 @@ class PackedBody(PreTrainedModel):
     def moved_by_layer(self, ids_1T: Tensor, plan: BoundPlan) -> Tensor:
         """Return how far each token is moved in each layer by another token, ``(L, T, T)`` (moved token, other token).
 
-        The layers are those that the plan has views for; see ``packed.probing``.
+        The layers are those that the plan has views for; see ``packed.network``.
         """
         T = ids_1T.shape[1]
         masks, layers = _Pass(self.network, plan, None, None).masks(1, T, T)

@@ -40,7 +40,7 @@ from gerund.models.sentence_transformers_folder import (
 from gerund.settings.encoder import CONFIG_FILE, FORMAT, read_settings
 from gerund.settings.fields import AUTO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
-from gerund.settings.rerankers import (
+from gerund.settings.ranking import (
     FAMILIES,
     NO_RERANKER,
     RERANKER_FILE,

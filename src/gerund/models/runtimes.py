@@ -12,7 +12,7 @@ from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
 
-from gerund.attention.matmul_attention import cpu_has_bfloat16
+from gerund.attention.interface import cpu_has_bfloat16
 from gerund.errors import ConfigError, GerundError
 from gerund.gguf_file import parts_of, read_file
 from gerund.models import gguf_tokenizer

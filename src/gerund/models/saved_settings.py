@@ -1,4 +1,7 @@
-"""Read and write encoder settings in ``gerund.json`` and GGUF files; imports neither torch nor transformers."""
+"""Read and write encoder settings in ``gerund.json`` and GGUF files, and tell from ``training.json`` what was trained.
+
+Imports neither torch nor transformers.
+"""
 
 import json
 from collections.abc import Mapping
@@ -6,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gerund import checks
+from gerund.checks import read_json
 from gerund.errors import ConfigError, DataError, ModelError, unknown_name
 from gerund.gguf_file import GgufFile
 from gerund.settings.encoder import CONFIG_FILE, FORMAT, JOBS, METHODS, RANKING, READING, Job, read_settings
-from gerund.settings.fields import plainly
-from gerund.settings.model_spec import EncoderSpec
+from gerund.settings.fields import NO_ADAPTER, plainly
+from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
 
 _FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
@@ -120,3 +124,41 @@ def encoder_settings(file: GgufFile) -> EncoderSpec | None:
         raise ModelError(f"cannot load {file.path}: {what}")
     # The tokenizer adds an end token where the file asks for one.
     return EncoderSpec(attention="causal" if causal else "bidir", pooling=POOLING_TYPES[pooling], append_eos=False)
+
+
+RECORD = "training.json"
+"""The record of a training in a model's folder."""
+# The training objectives for infilling, and for vectors.
+_FILLING = "msg"
+_EMBEDDING = frozenset({"contrastive", "cosent", "distill", "gen", "gur", "late", "simcse", "sscl", "unimae"})
+
+
+def is_trained_to_infill(settings: Path | None, folders: Mapping[Job, Path], spec: ModelSpec) -> bool:
+    """Whether the spec names an adapter for infilling, or the training record shows that objective."""
+    if spec.infill_adapter is not None:
+        return spec.infill_adapter != NO_ADAPTER
+    records = []
+    if spec.adapter is None:
+        if folders.get("infill") not in (None, folders.get("encode")):
+            return True
+        if settings is not None:
+            records.append(settings / RECORD)
+    elif not spec.leaves_adapters:
+        # The record of a trained adapter is in its folder, or in the one above.
+        records += [Path(spec.adapter) / RECORD, Path(spec.adapter).parent / RECORD]
+    return any(_FILLING in _trained_for(path) for path in records)
+
+
+def is_trained_to_embed(settings: Path | None, folders: Mapping[Job, Path]) -> bool:
+    """Whether the training record shows an objective for vectors; what an adapter was trained for goes with it."""
+    return (
+        settings is not None and "encode" not in folders and not _EMBEDDING.isdisjoint(_trained_for(settings / RECORD))
+    )
+
+
+def _trained_for(record: Path) -> list[str]:
+    """Return the objectives that a model was trained for; empty without a record."""
+    try:
+        return [str(objective["kind"]) for objective in read_json(record)["recipe"]["objectives"]]
+    except (DataError, LookupError, TypeError):
+        return []

@@ -15,8 +15,7 @@ from gerund.checks import read_json, write_json
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.models.folder_files import demand_readable
 from gerund.poolings import CONCATENATED, MODES, SWITCHES
-from gerund.settings.encoder import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS, EncoderConfig
-from gerund.settings.late import LateConfig
+from gerund.settings.encoder import CONFIG_FILE, SIMILARITIES, ST_CONVENTIONS, EncoderConfig, LateConfig
 from gerund.settings.templates import TRUNCATE, is_template
 
 OWN_CLASS = "gerund.integrations.sentence_transformers.Transformer"

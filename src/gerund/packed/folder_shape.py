@@ -9,8 +9,7 @@ import numpy as np
 
 from gerund.checks import read_json
 from gerund.errors import GerundError, ModelError
-from gerund.packed.rope import Rope, yarn_divisors
-from gerund.packed.shape import NetworkShape
+from gerund.packed.shape import NetworkShape, Rope, yarn_divisors
 
 Config = Mapping[str, Any]
 _SLIDING, _FULL = "sliding_attention", "full_attention"

@@ -3,7 +3,7 @@
 It knows neither torch nor tokenizers. Masks are additive: 0 where a token sees a slot, ``MASKED`` where it does not.
 
 Shapes: B batch, T tokens, S slots of the cache, D width, H size of a head, KV heads of keys and values, V vocabulary,
-L layers, P masks, N places where logits are wanted.
+L layers, P masks, N places where logits are wanted, R rows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +20,9 @@ from gerund.jobs.disk_cache import user_cache
 from gerund.packed import LEAST_READ
 from gerund.packed.adapter import Adapter, read_adapter
 from gerund.packed.folder_shape import read_folder_shape
-from gerund.packed.folder_weights import FolderWeights, Precision
-from gerund.packed.gguf_weights import GgufWeights
 from gerund.packed.graph_cache import Part, open_session, processor
 from gerund.packed.shape import NetworkShape, read_shape
+from gerund.packed.weights import FolderWeights, GgufWeights, Precision
 
 if TYPE_CHECKING:
     from gerund.packed.graph import GraphBuilder, Weights
@@ -561,3 +560,36 @@ def _check_sizes(
         raise ConfigError(f"the cache has {cache.capacity} slots, too few for {tokens} tokens from {last} on")
     if masks_PB1TS is not None and masks_PB1TS.shape[1:] != (rows, 1, tokens, cache.capacity):
         raise ConfigError(f"masks are (P, {rows}, 1, {tokens}, {cache.capacity}), not {masks_PB1TS.shape}")
+
+
+def moved_by_layer(
+    network: PackedNetwork, ids_T: np.ndarray, masks_P1TT: np.ndarray, mask_of_layer_L: Sequence[int]
+) -> np.ndarray:
+    """Return how far each token is moved in each layer by another token, ``(L, T, T)`` (moved token, other token).
+
+    While one layer is looked at, each token sees but itself in the others. Movements are those of the last states, as
+    parts of how far a token moves when it is disturbed itself.
+    """
+    T, L = len(ids_T), len(mask_of_layer_L)
+    alone_TT = np.where(np.eye(T, dtype=bool), np.float32(0), MASKED)
+    masks_P1TT = np.concatenate([alone_TT[None, None], masks_P1TT])
+    embedded_TD = network.embed(ids_T[None])[0]
+    size_T1 = np.sqrt(np.square(embedded_TD).mean(axis=1, keepdims=True))
+    rows_RTD = np.repeat(embedded_TD[None], T + 1, axis=0)
+    rows_RTD[np.arange(T) + 1, np.arange(T)] = np.random.default_rng(0).standard_normal(embedded_TD.shape) * size_T1
+    moved = []
+    for layer in range(L):
+        chosen = [0] * L
+        chosen[layer] = 1 + mask_of_layer_L[layer]
+        states = network.run(
+            None,
+            np.broadcast_to(np.arange(T), (T + 1, T)),
+            embedded_BTD=rows_RTD,
+            masks_PB1TS=np.repeat(masks_P1TT[:, None], T + 1, axis=1),
+            mask_of_layer_L=chosen,
+            depth=L,
+        ).states
+        assert states is not None
+        change_KQ = np.sqrt(np.square(states[1:] - states[:1]).mean(axis=-1))
+        moved.append((change_KQ / np.diagonal(change_KQ)[:, None]).T)
+    return np.stack(moved)

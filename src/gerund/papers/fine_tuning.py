@@ -14,8 +14,7 @@ from gerund.evaluation.data_files import LabelledTexts
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, LabelledTask, Score
 from gerund.inference.encode.batches import default_batch_tokens
-from gerund.inference.encode.classifier import TextClassifier
-from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.inference.encode.runtime import EncoderRuntime, TextClassifier
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Tokens, token_batches
 from gerund.models.architectures import encoder_of

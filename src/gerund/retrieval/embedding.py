@@ -11,13 +11,13 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.inference.text_ids import encode_texts
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
-from gerund.normalization import joined_lines
 from gerund.progress import counted_as, progress
 from gerund.retrieval.documents import Chunk, Chunking
 from gerund.retrieval.indexing import Embed, Embedded
 from gerund.retrieval.store import to_bytes
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.templates import templates_around
+from gerund.text_analysis import joined_lines
 from gerund.types import TextModel
 from gerund.worker_model import WorkerModel
 

@@ -10,13 +10,12 @@ from gerund.checks import read_json
 from gerund.errors import FingerprintError, GerundError
 from gerund.gguf_file import read_file
 from gerund.models.bundled import BundledAdapters, bundled_folders, takes_bundled
-from gerund.models.head_settings import HEAD_FILE, HeadConfig
+from gerund.models.light_head import HEAD_FILE, HeadConfig
 from gerund.models.saved_settings import read_saved
 from gerund.models.sentence_transformers_folder import MODULES_FILE
 from gerund.models.sources import SENTENCE_TRANSFORMERS, Source, find_spec
 from gerund.retrieval.store import IndexMetadata
-from gerund.settings.answers import ANSWERS_FILE
-from gerund.settings.encoder import EncoderConfig, read_settings
+from gerund.settings.encoder import ANSWERS_FILE, EncoderConfig, read_settings
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.templates import HIDDEN, NO_TRANSFORM

@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gerund.errors import DataError
-from gerund.normalization import normalized
 from gerund.progress import progress
 from gerund.retrieval.documents import Chunk, Chunking, Document
 from gerund.retrieval.hybrid_search import DEPTH, hybrid_rankings, to_hits
@@ -25,7 +24,7 @@ from gerund.retrieval.index import open_index
 from gerund.retrieval.store import VectorStore
 from gerund.scoring.word_overlap import content_words
 from gerund.settings.sampling import Sampling
-from gerund.text_analysis import word_spans
+from gerund.text_analysis import normalized, word_spans
 
 if TYPE_CHECKING:
     from gerund.language_model import LanguageModel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError, ModelError
 from gerund.inference.encode.batches import default_batch_tokens
@@ -21,7 +21,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
 from gerund.inference.likelihood import Scored, sequence_logprobs
 from gerund.inference.lm_head import TokenHead
 from gerund.inference.tokens import rotary_limit
-from gerund.scoring.kept_documents import Kept, shared_beginning
+from gerund.scoring.packed_document_reader import Kept, shared_beginning
 
 # Keys and values in one pass over the query's tokens, and documents in it at most.
 _PASS_BYTES, _PASS_ROWS = 256 * 2**20, 64

@@ -17,7 +17,7 @@ from gerund.errors import ConfigError
 from gerund.inference.encode.multi import TokenReader
 from gerund.models.vectors import unit
 from gerund.scoring.relevance import is_trained_to_embed
-from gerund.settings.late import LateConfig
+from gerund.settings.encoder import LateConfig
 from gerund.types import TextModel
 
 

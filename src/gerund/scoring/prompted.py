@@ -39,8 +39,7 @@ from gerund.inference.text_ids import beginnings, encode_texts, text_ids
 from gerund.inference.tokens import Tokens
 from gerund.scoring.query_likelihood import QueryPrompt
 from gerund.scoring.reranker import Reranker
-from gerund.settings.ranking import PROMPT_MEASURES
-from gerund.settings.rerankers import RerankerConfig
+from gerund.settings.ranking import PROMPT_MEASURES, RerankerConfig
 from gerund.types import Rendered, TextModel
 
 WINDOW = 10

@@ -20,12 +20,10 @@ import numpy as np
 
 from gerund.errors import TextError
 from gerund.inference.generate.prompts import render
-from gerund.inference.splits import split_pairs
 from gerund.inference.text_ids import encode_texts
-from gerund.inference.tokens import context_length
+from gerund.inference.tokens import context_length, split_pairs
 from gerund.models.kinds import packed_network
-from gerund.scoring.kept_documents import Kept
-from gerund.scoring.packed_document_reader import PackedDocumentReader
+from gerund.scoring.packed_document_reader import Kept, PackedDocumentReader
 from gerund.scoring.word_overlap import content_words
 from gerund.types import Rendered
 

@@ -7,7 +7,7 @@ from gerund.checks import check_texts, flag, flag_or_none
 from gerund.inference.encode.multi import TokenReader, rounded
 from gerund.scoring import late_interaction, relevance
 from gerund.scoring.names import MODEL, check_first_stage, check_relevance
-from gerund.settings.late import TokenPrecision, check_multi
+from gerund.settings.encoder import TokenPrecision, check_multi
 from gerund.settings.ranking import DEFAULT_DEPTH, TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.types import Ranking
 

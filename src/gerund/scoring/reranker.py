@@ -29,7 +29,7 @@ from gerund.models.architectures import is_bidirectional
 from gerund.models.reranker_folder import ScoreLayer, write_reranker
 from gerund.settings.encoder import ST_CONVENTIONS, EncoderConfig
 from gerund.settings.plan import AttentionPlan
-from gerund.settings.rerankers import PLACES, RerankerConfig
+from gerund.settings.ranking import PLACES, RerankerConfig
 from gerund.types import Rendered
 
 # Stand for the query and the document while a chat template is rendered; no text has them.

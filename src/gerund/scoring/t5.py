@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5EncoderModel, T5Pr
 from transformers.activations import NewGELUActivation
 from transformers.utils import cached_file
 
-from gerund.attention import matmul_attention
-from gerund.attention.weight_checks import refuse_unsound
+from gerund.attention import interface
+from gerund.attention.probe import refuse_unsound
 from gerund.checks import check_texts
 from gerund.errors import ModelError, TextError
 from gerund.inference.encode.runtime import ENOUGH, SAMPLE_TEXTS, smallest_cosine
@@ -199,7 +199,7 @@ class T5Scorer(VectorScorer):
         source, where = find(model), loading.pick_device(device)
         loaded, tokenizer = read_t5_scorer(source, loading.pick_dtype(dtype))
         scorer = cls(loaded.to(where), tokenizer, source.name)
-        quick = where.type == "cuda" or matmul_attention.cpu_has_bfloat16()
+        quick = where.type == "cuda" or interface.cpu_has_bfloat16()
         if dtype == "auto" and quick and loaded.dtype == torch.float32 and scorer._bfloat16_cosine() >= ENOUGH:
             scorer.autocast = torch.bfloat16
         return scorer

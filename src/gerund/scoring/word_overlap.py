@@ -8,9 +8,8 @@ import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from gerund.normalization import normalized
 from gerund.scoring.names import WORD_MEASURE_NAMES
-from gerund.text_analysis import overlap_words
+from gerund.text_analysis import normalized, overlap_words
 
 # NLTK's list of English stop words when RankGen was published, but for those with an apostrophe: no word has one when
 # punctuation is removed.

@@ -1,19 +1,24 @@
 """Encoder settings: ``EncoderConfig``, how a language model is used as an encoder.
 
+``LateConfig`` (``late.json`` in a model's folder) says how texts are read for late interaction, ``AnswerConfig``
+(``answers.json``) how for answer tokens.
+
 Knows: names, ranges, JSON. Does not know: torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Never, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, Never, Self, TypeVar, get_args
 
 from pydantic import BeforeValidator, InstanceOf
 
-from gerund.checks import read_json
+from gerund.checks import demand_fields, one_of, read_json, whole_number
 from gerund.errors import ConfigError, DataError, unknown_name
 from gerund.poolings import CONCATENATED, POOLINGS, canonical_pooling, pooling_parts
 from gerund.settings.fields import (
+    AUTO_ADAPTER,
+    NO_ADAPTER,
     Auto,
     Count,
     Fraction,
@@ -397,3 +402,124 @@ def read_settings(path: Path, entry: str) -> dict[str, Any]:
     if data.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {data.get('format')!r}; this version of gerund reads format {FORMAT}")
     return data
+
+
+LATE_FILE = "late.json"
+TokenPrecision = Literal["float32", "float16", "int8"]
+CountedTokens = Literal["text", "all"]
+TOKEN_PRECISIONS: tuple[TokenPrecision, ...] = get_args(TokenPrecision)
+
+
+@dataclass(frozen=True)
+class LateConfig:
+    """How queries and documents are read for their token vectors.
+
+    >>> LateConfig(layers="nowhere")
+    Traceback (most recent call last):
+    gerund.errors.ConfigError: layers='nowhere' is none of last, all, 6, -2, 4-8 and 1+8
+    """
+
+    query: str = "Query: "  # put before every query
+
+    document: str = "Document: "  # put before every document
+
+    layers: str = LAST_LAYER  # whose states are the token vectors, spelled as the encoder's setting
+
+    # ``text``: the text's own tokens have vectors. ``all``: so have its marker's and the special ones, as in
+    # sentence-transformers.
+    counts: CountedTokens = "text"
+
+    skipped: tuple[str, ...] = ()  # tokens of documents that have no vectors, such as punctuation
+
+    query_length: int | None = None  # longest query in tokens, everything included; None for the model's own limit
+
+    document_length: int | None = None  # longest document
+
+    def __post_init__(self) -> None:
+        for name in ("query", "document", "layers"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{LATE_FILE}: {name} is a text, not {getattr(self, name)!r}")
+        check_layers(self.layers)
+        one_of(f"counts in {LATE_FILE}", self.counts, get_args(CountedTokens))
+        if any(not isinstance(token, str) for token in self.skipped):
+            raise ConfigError(f"{LATE_FILE}: skipped is a list of tokens, not {self.skipped!r}")
+        for name in ("query_length", "document_length"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{LATE_FILE}: {name} is a whole number above 0, not {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``late.json``, without defaults of settings that were added later."""
+        usual = {item.name: item.default for item in fields(self)}
+        added = ("counts", "skipped", "query_length", "document_length")
+        return {key: value for key, value in asdict(self).items() if key not in added or value != usual[key]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "LateConfig":
+        """Read settings back; raises ``ConfigError`` for an unknown field."""
+        demand_fields(cls, data, f"in {LATE_FILE}")
+        listed = data.get("skipped", ())
+        if not isinstance(listed, list | tuple):
+            raise ConfigError(f"{LATE_FILE}: skipped is a list of tokens, not {listed!r}")
+        return cls(**{**data, "skipped": tuple(listed)})
+
+
+def check_multi(precision: str, pool_factor: int) -> None:
+    """Refuse an unknown precision of token vectors, or a pooling of less than one token."""
+    one_of("precision of token vectors", precision, TOKEN_PRECISIONS)
+    if whole_number("pool_factor", pool_factor) < 1:
+        raise ConfigError(f"pool_factor must be at least 1, got {pool_factor}")
+
+
+ANSWERS_FILE = "answers.json"
+AnswerPrefix = Literal["vector", "states"]
+
+
+@dataclass(frozen=True)
+class AnswerConfig:
+    """How many answer tokens stand behind a text, and how they are read as text.
+
+    >>> AnswerConfig(tokens=5)
+    Traceback (most recent call last):
+    gerund.errors.ConfigError: answers.json: read is 10 and tokens 5: both are whole numbers, 1 <= read <= tokens
+    """
+
+    tokens: int = 20  # behind a text
+
+    read: int = 10  # the last ones, whose states are pooled
+
+    prefix: AnswerPrefix = "vector"  # what is mapped to the embeddings that the model reads to write the answer
+
+    before: tuple[int, ...] = ()  # ids that stand before these, as before every text (BOS)
+
+    def __post_init__(self) -> None:
+        counts = (self.read, self.tokens)
+        if any(type(count) is not int for count in counts) or not 1 <= self.read <= self.tokens:
+            raise ConfigError(
+                f"{ANSWERS_FILE}: read is {self.read} and tokens {self.tokens}: both are whole numbers, "
+                "1 <= read <= tokens"
+            )
+        one_of(f"prefix in {ANSWERS_FILE}", self.prefix, get_args(AnswerPrefix))
+        if any(type(number) is not int or number < 0 for number in self.before):
+            raise ConfigError(f"{ANSWERS_FILE}: before is a list of token ids, not {list(self.before)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``answers.json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read settings back; raises ``ConfigError`` for an unknown field."""
+        demand_fields(cls, data, f"in {ANSWERS_FILE}")
+        before = data.get("before", ())
+        if not isinstance(before, list | tuple):
+            raise ConfigError(f"{ANSWERS_FILE}: before is a list of token ids, not {before!r}")
+        return cls(**{**data, "before": tuple(before)})
+
+
+def answers_folder(adapter: str | Path | None) -> Path | None:
+    """Return the folder of answer tokens that an adapter is; None for another adapter, or none."""
+    if adapter in (None, NO_ADAPTER, AUTO_ADAPTER):
+        return None
+    folder = Path(str(adapter))
+    return folder if (folder / ANSWERS_FILE).is_file() else None

@@ -36,7 +36,7 @@ from gerund.settings.fields import (
     settings_of,
 )
 from gerund.settings.plan import AttentionPlan, PlanSettings, spelled_out
-from gerund.settings.rerankers import FAMILIES, check_reranker, reranker_folder
+from gerund.settings.ranking import FAMILIES, check_reranker, reranker_folder
 from gerund.settings.templates import NAMED, NO_TEMPLATE, PLACE, settings_of_template
 
 Given = TypeVar("Given")

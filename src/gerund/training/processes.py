@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
+from gerund.attention.interface import cpu_has_bfloat16
 from gerund.attention.layouts import decoder_layers
-from gerund.attention.matmul_attention import cpu_has_bfloat16
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError
 from gerund.jobs.engine import peak_resident_mib
 from gerund.training.recipe import Recipe

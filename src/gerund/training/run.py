@@ -35,8 +35,8 @@ from gerund.language_model import LanguageModel, save_into
 from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
+from gerund.models.saved_settings import RECORD
 from gerund.models.sources import Source
-from gerund.models.training_record import RECORD
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import Objective, prepare_objectives

@@ -21,9 +21,8 @@ from gerund.errors import ConfigError, ModelError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
-from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.encoder_settings import default_encoder_config, stored_settings
-from gerund.models.heads import ProjectionHead
+from gerund.models.heads import AnswerTokens, ProjectionHead
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.library_calls import guarded
 from gerund.models.sources import Source, find

@@ -10,7 +10,7 @@ from gerund.errors import ConfigError
 from gerund.evaluation.systems.base import EmbeddingCache, key_of_text
 from gerund.evaluation.systems.language_model import language_model_system, precompute
 from gerund.inference.encode import runtime as runtimes
-from gerund.inference.encode.readings import by_pass, encode_readings
+from gerund.inference.encode.sweep import by_pass, encode_readings
 from gerund.inference.encode.texts import template_tokens
 from gerund.settings.encoder import EncoderConfig, same_pass
 from gerund.settings.plan import AttentionPlan

@@ -250,9 +250,9 @@ def test_many_threads_encode_and_generate_at_once():
 
 
 def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch):
-    from gerund.attention import matmul_attention
+    from gerund.attention import interface
 
-    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(interface, "cpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(encoding, "bfloat16_cosine", lambda runtime: 0.9995)
     near = gerund.load(tiny_folder, device="cpu")
     assert near.compute_dtype == torch.bfloat16
@@ -260,14 +260,14 @@ def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch)
     monkeypatch.setattr(encoding, "bfloat16_cosine", lambda runtime: 0.998)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
     assert gerund.load(tiny_folder, device="cpu", dtype="float32").compute_dtype == torch.float32
-    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(interface, "cpu_has_bfloat16", lambda: False)
     assert gerund.load(tiny_folder, device="cpu").compute_dtype == torch.float32
 
 
 def test_a_hybrid_plan_loads_for_infilling_and_refuses_to_encode(tiny_folder, monkeypatch):
-    from gerund.attention import matmul_attention
+    from gerund.attention import interface
 
-    monkeypatch.setattr(matmul_attention, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(interface, "cpu_has_bfloat16", lambda: True)
     lm = gerund.load(tiny_folder, attention="hybrid", device="cpu")
     with pytest.raises(ConfigError, match="'hybrid' fills spans"):
         lm.encode("the cat")

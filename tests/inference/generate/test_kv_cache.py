@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from gerund import ConfigError, EncoderConfig
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.inference.generate import kv_cache as module
 from gerund.inference.generate.kv_cache import cache_for, copy_on_write, key_rotations, preallocated_cache
 from gerund.language_model import LanguageModel

@@ -10,7 +10,7 @@ import torch
 
 import gerund
 from gerund import AttentionPlan, ConfigError, DataError, EncoderConfig, Sampling, Session, TextError
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.errors import FingerprintError, OutputExistsError
 from gerund.inference.generate import generation
 from gerund.inference.generate.session import SETTINGS, TENSORS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gerund.attention.blocks import BLOCK
+from gerund.attention import BLOCK
 from gerund.attention.preemption import pause, pausing
 from gerund.attention.ragged_batch import RaggedBatch
 from gerund.inference.generate import reproducibility

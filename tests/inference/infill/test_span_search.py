@@ -5,8 +5,8 @@ import torch
 from transformers import DynamicCache
 
 from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.cache_names import CACHE
 from gerund.attention.interface import attach
+from gerund.attention.layer_state import CACHE
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.errors import ConfigError, ModelError, UnsupportedModelError
 from gerund.inference.generate.kv_cache import PreallocatedLayer

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from gerund.training.losses.distillation import (
     StaticFit,
     cosine_loss,

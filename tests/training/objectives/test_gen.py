@@ -8,10 +8,9 @@ import torch
 
 import gerund
 from gerund.errors import ConfigError, DataError, TextError
-from gerund.models.answer_tokens import AnswerTokens
-from gerund.models.head_settings import HeadConfig
-from gerund.models.heads import ProjectionHead
-from gerund.settings.answers import AnswerConfig
+from gerund.models.heads import AnswerTokens, ProjectionHead
+from gerund.models.light_head import HeadConfig
+from gerund.settings.encoder import AnswerConfig
 from gerund.training.corpus.teachers import Answer, model_answers, read_texts
 from gerund.training.objectives.gen import GenLosses, begin
 from gerund.training.objectives.settings import GenConfig

@@ -27,7 +27,7 @@ from functools import cache
 import numpy as np
 
 from gerund.errors import ConfigError
-from gerund.normalization import normalized
+from gerund.text_analysis import normalized
 
 # Letters beyond this code point (the released code's 10000) say as much as several Latin letters: Han, kana, Hangul...
 LAST_LIGHT_LETTER = 0x2710

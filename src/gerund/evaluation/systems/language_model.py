@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gerund.evaluation.systems.base import EmbeddingCache, Encoder, System, cosine_scores, key_of_text
-from gerund.inference.encode.readings import by_pass, encode_readings
 from gerund.inference.encode.spans import WordPooling, check_words, word_vectors
-from gerund.inference.encode.sweep import encode_each, encode_tokens_each
+from gerund.inference.encode.sweep import by_pass, encode_each, encode_readings, encode_tokens_each
 from gerund.inference.encode.texts import encode_word_tokens, template_tokens, text_tokens
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint

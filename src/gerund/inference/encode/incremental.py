@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
 from gerund.inference.encode.batches import default_batch_tokens, in_batches

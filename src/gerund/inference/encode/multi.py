@@ -21,12 +21,11 @@ from gerund.inference.encode.texts import text_tokens
 from gerund.inference.tokens import Empty, Overflow, Tokens
 from gerund.models.kinds import packed_network
 from gerund.models.vectors import unit
-from gerund.settings.encoder import METHODS
-from gerund.settings.late import LateConfig, TokenPrecision
+from gerund.settings.encoder import METHODS, LateConfig, TokenPrecision
 from gerund.settings.templates import LAST_LAYER, PromptText
 
 if TYPE_CHECKING:
-    from gerund.models.late_head import LateHead
+    from gerund.models.heads import LateHead
 
 _STEPS = 127
 # Methods without training that tokens are read with too.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.attention.layouts import is_one_graph
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import UnsupportedModelError

@@ -17,8 +17,7 @@ from gerund.inference.tokens import Tokens
 from gerund.models.light_head import LightHead
 from gerund.models.light_tokenizer import LightTokenizer
 from gerund.models.vectors import Transform
-from gerund.packed.network import MASKED, PackedNetwork
-from gerund.packed.probing import moved_by_layer
+from gerund.packed.network import MASKED, PackedNetwork, moved_by_layer
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import ResolvedPlan
 

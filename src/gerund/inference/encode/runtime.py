@@ -16,12 +16,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from gerund.attention.bound_plan import BoundPlan, Rerouting
+from gerund.attention.layer_state import counts_rows
 from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one_graph, lower_layers
-from gerund.attention.shared_layer_state import counts_rows
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.inference.encode.batches import Encodes, encode
 from gerund.inference.encode.other_states import AttentionParts, EachPart, generated_states, reads_attention, width_of
@@ -31,11 +32,11 @@ from gerund.inference.tokens import (
     tokenize,
 )
 from gerund.models.adapters import active_adapter
-from gerund.models.answer_tokens import AnswerTokens
 from gerund.models.architectures import encoder_of, state_width
-from gerund.models.heads import ProjectionHead
+from gerund.models.heads import AnswerTokens, ProjectionHead
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.vectors import Transform, truncation
+from gerund.poolings import pool
 from gerund.settings.encoder import EncoderConfig, same_pass
 from gerund.settings.plan import Direction, ResolvedPlan
 from gerund.settings.templates import layer_numbers, rerouted_layers
@@ -428,3 +429,41 @@ def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
 
 def _fills_spans(runtime: EncoderRuntime) -> bool:
     return any(view.direction is Direction.HYBRID for view in runtime.plan.views)
+
+
+class TextClassifier(nn.Module):
+    """Labels of texts from their vectors, with the interface of transformers' ``...ForSequenceClassification``."""
+
+    def __init__(self, runtime: EncoderRuntime, num_labels: int, *, dropout: float = 0.1) -> None:
+        super().__init__()
+        if type(num_labels) is not int or num_labels < 2:
+            raise ConfigError(f"num_labels={num_labels!r}: there is nothing to tell apart")
+        runtime.config.refuse_methods("a classifier that is trained with its encoder", takes=("exit_layer",))
+        self.model, self.head = runtime.model, runtime.head
+        self.plan = runtime.plan if runtime.sends_plan else None
+        self.adapter = runtime.adapter
+        self.pooling = runtime.config.pooling
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(runtime.width, num_labels).to(runtime.device)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        pooled: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """Return ``logits`` ``(B, num_labels)`` and, with ``labels`` ``(B,)``, the mean cross-entropy as ``loss``.
+
+        Tokens ``(B, T)`` are padded on the right; ``pooled`` ``(B, T)`` selects those to pool, all by default.
+        """
+        real_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        with active_adapter(self.adapter):
+            hidden_BTD = hidden_states(self.model, input_ids, real_BT.bool(), self.plan)
+        pooled_BT = real_BT.bool() if pooled is None else pooled
+        vectors_BD = pool(hidden_BTD, pooled_BT, self.pooling)
+        if self.head is not None:
+            vectors_BD = self.head(vectors_BD, input_ids, pooled_BT)
+        logits_BC = self.classifier(self.dropout(vectors_BD))
+        loss = None if labels is None else nn.functional.cross_entropy(logits_BC, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits_BC)

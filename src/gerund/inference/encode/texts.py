@@ -6,8 +6,7 @@ import numpy as np
 
 from gerund.checks import check_texts
 from gerund.errors import ConfigError
-from gerund.inference.encode.batches import Encodes, encode_tokens
-from gerund.inference.encode.reading import ReadsTexts
+from gerund.inference.encode.batches import Encodes, ReadsTexts, encode_tokens
 from gerund.inference.encode.spans import check_words, word_token_states
 from gerund.inference.tokens import Empty, InputFormat, Overflow, Tokens, tokenize
 from gerund.models.vectors import unit

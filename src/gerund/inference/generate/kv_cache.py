@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.attention.layouts import decoder_layers, is_one_graph
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import takes_positions

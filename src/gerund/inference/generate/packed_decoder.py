@@ -1,4 +1,4 @@
-"""Decode the sequences of a packed network together, in arrays of numpy; imports no torch.
+"""Generate by a packed network: its sequences are decoded together, in arrays of numpy; imports no torch.
 
 What a row computes does not depend on the others, nor on the size of the cache: MatMulNBits rounds and multiplies each
 row by itself, and slots that a token does not see add nothing. But some processors (with AVX2 and nothing newer) have
@@ -11,26 +11,36 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from threading import Event
+from typing import TYPE_CHECKING, Any, Self, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gerund.attention.preemption import pause
-from gerund.inference.generate import decoding, slot_trials
+from gerund.checks import whole_number
+from gerund.errors import ConfigError
+from gerund.inference.generate import decoding
 from gerund.inference.generate.batch_decoder import BatchDecoder, decode_all
-from gerund.inference.generate.decoding import Reproducibility
+from gerund.inference.generate.config import GenerationConfig
+from gerund.inference.generate.decoding import Reproducibility, is_steady, recalls
+from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.sequence import (
     CancelFlag,
     Cancelled,
+    Emit,
     SequenceState,
 )
-from gerund.inference.generate.slot_trials import is_steady, recalls
+from gerund.inference.generate.writing import Writes
+from gerund.inference.tokens import context_length
 from gerund.jobs.disk_cache import sha256_of
-from gerund.models.hash_files import cache_key, cache_text, cached_text, describe_files
+from gerund.models.fingerprint import cache_key, cache_text, cached_text, describe_files
 from gerund.packed import network as packed_network
 from gerund.packed.network import KeyValues, PackedNetwork
-from gerund.types import Guarantee
+from gerund.types import Generation, Guarantee
+
+if TYPE_CHECKING:
+    from gerund.models.light_tokenizer import LightTokenizer
 
 # Slots of a cache come in multiples of this, and there are so many more at most than are filled.
 _SLOTS, _SLOTS_MORE = 64, 256
@@ -223,7 +233,7 @@ class PackedDecoding(decoding.Decoding):
     def _key(self, count: int, room: int) -> str | None:
         """Return what a trial depends on; None where the files are small, and it takes no time."""
         files = describe_files(self.network.sources)
-        modules = (__file__, slot_trials.__file__, decoding.__file__, packed_network.__file__)
+        modules = (__file__, decoding.__file__, packed_network.__file__)
         code = (sha256_of(Path(module)) for module in modules)
         return cache_key(files, self.network.arithmetic, str((count, room)), *code) if files else None
 
@@ -252,3 +262,107 @@ def _read(text: str) -> Reproducibility | None:
         case [name, ("1" | "2") as at_least, ("True" | "False") as reads] if name in known:
             return _way(known[name], int(at_least), reads == "True")
     return None
+
+
+@dataclass(frozen=True)
+class Described:
+    """What prompts ask of a model of transformers, answered for a packed network."""
+
+    network: PackedNetwork
+    model_type: str
+
+    @property
+    def config(self) -> Self:
+        """Itself: the config has ``model_type`` and the length of the context."""
+        return self
+
+    def get_text_config(self, *, decoder: bool) -> Self:
+        """Return itself: there is no other modality."""
+        del decoder
+        return self
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The length of the context."""
+        return self.network.shape.context
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        """From where on a long text is turned otherwise, as ``tokens.rotary_limit`` reads it."""
+        limits = [rope.long_from for rope in self.network.shape.ropes if rope.long_divisors is not None]
+        return {"rope_type": "longrope", "original_max_position_embeddings": min(limits)} if limits else {}
+
+    def get_input_embeddings(self) -> Self:
+        """Return itself: embeddings have a weight."""
+        return self
+
+    def get_output_embeddings(self) -> Self:
+        """Return itself: a packed network has a head."""
+        return self
+
+    def get_memory_footprint(self) -> int:
+        """Return the bytes of its files."""
+        return sum(path.stat().st_size for path in self.network.sources)
+
+    dtype = "packed"
+    weight = property(lambda self: self)
+    shape = property(lambda self: (self.network.shape.vocabulary, self.network.shape.width))
+
+
+class PackedWriter(Writes):
+    """A GGUF file that generates.
+
+    Attributes:
+        model: what its network is, for prompts.
+        tokenizer: its tokenizer.
+        name: what it was opened by.
+    """
+
+    tokenizer: "LightTokenizer"
+
+    def __init__(self, network: PackedNetwork, tokenizer: "LightTokenizer", model_type: str, name: str) -> None:
+        self.network, self.tokenizer, self.name = network, tokenizer, name
+        self.model: Any = Described(network, model_type)
+
+    @classmethod
+    def open(cls, path: Path, *, name: str, model_type: str, threads: int | None, cache: Path) -> Self:
+        """Open a GGUF file.
+
+        Raises:
+            ModelError: it is damaged.
+        """
+        from gerund.models.light_tokenizer import read_light_tokenizer
+
+        network = PackedNetwork.open(path, threads=threads, cache=cache)
+        return cls(network, read_light_tokenizer(path), model_type, name)
+
+    def _write(
+        self,
+        prompts: Sequence[Prompt],
+        settings: GenerationConfig,
+        batch_size: int,
+        stop: Event,
+        emit: Emit | None = None,
+    ) -> list[Generation]:
+        if whole_number("batch_size", batch_size) < 1:
+            raise ConfigError(f"`batch_size` must be at least 1, got {batch_size}.")
+        tokenizer: Any = self.tokenizer
+        ids = [prompt_ids(self.model, tokenizer, prompt, index=index) for index, prompt in enumerate(prompts)]
+        decoding = self.decoding
+        sequences = decoding.sequences(ids, settings, emit)
+        decoding.decode(sequences, batch_size=batch_size, cancelled=stop)
+        return [sequence.result() for sequence in sequences]
+
+    @property
+    def decoding(self) -> PackedDecoding:
+        """How sequences are decoded together."""
+        tokenizer: Any = self.tokenizer
+        ends = [*tokenizer.settings.ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
+        limit = context_length(self.model, tokenizer)
+        return PackedDecoding(tokenizer, tuple(dict.fromkeys(ends)), limit, self.network)
+
+    def _search(self, *_: Any) -> Any:
+        raise ConfigError("continuations are ranked by runtime torch alone")
+
+    def _search_streamed(self, *_: Any) -> Any:
+        return self._search()

@@ -14,8 +14,7 @@ from torch.nn.functional import linear
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from gerund.errors import GerundError
-from gerund.inference.generate.decoding import Reproducibility
-from gerund.inference.generate.slot_trials import is_steady, recalls, tried_tokens
+from gerund.inference.generate.decoding import Reproducibility, is_steady, recalls, tried_tokens
 from gerund.inference.generate.slots import MOST_ROWS_MORE, Slots, unsupported_reason
 from gerund.inference.generate.transformers_loop import transformers_loop
 from gerund.inference.tokens import rotary_limit

@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.checks import place
 from gerund.errors import ConfigError, DataError, FingerprintError, ResourceError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime

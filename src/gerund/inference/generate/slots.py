@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from gerund.attention.blocks import BLOCK, whole_blocks
-from gerund.attention.cache_names import CACHE
+from gerund.attention import BLOCK, whole_blocks
 from gerund.attention.interface import ADDITIVE, FUSED
+from gerund.attention.layer_state import CACHE, hands_on
 from gerund.attention.layouts import decoder_layers, is_stream_hook
 from gerund.attention.masked import has_indexer, way_of
 from gerund.attention.ragged_batch import BlockPrefill, RaggedBatch
-from gerund.attention.shared_layer_state import hands_on
 from gerund.errors import ResourceError
 from gerund.inference.encode.runtime import takes_positions
 from gerund.inference.generate.decoding import KeyValues, SlotTable

@@ -19,7 +19,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.inference.generate.kv_cache import cache_for
 from gerund.inference.text_ids import end_ids
 

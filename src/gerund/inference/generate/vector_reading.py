@@ -12,7 +12,7 @@ from gerund.errors import ConfigError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.encode.texts import text_tokens
 from gerund.inference.generate.session import Session, read_embeddings
-from gerund.models.answer_tokens import AnswerTokens
+from gerund.models.heads import AnswerTokens
 
 
 def is_one(given: Any) -> bool:

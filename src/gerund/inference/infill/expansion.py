@@ -16,9 +16,8 @@ from gerund.checks import demand_number, is_listing, whole_number
 from gerund.errors import ConfigError, TextError
 from gerund.inference.generate.sampling import request_seeds
 from gerund.inference.tokens import check_unicode
-from gerund.normalization import Alignment, normalized
 from gerund.settings.sampling import MOST_AT_ONCE, Sampling
-from gerund.text_analysis import word_spans
+from gerund.text_analysis import Alignment, normalized, word_spans
 from gerund.types import Infill
 
 FRACTION = 0.3

@@ -19,7 +19,7 @@ from gerund.errors import ConfigError, TextError, unknown_name
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.generate.detokenizing import continuation_text
 from gerund.inference.generate.prompts import prompt_ids
-from gerund.inference.infill.blanks import BLANK
+from gerund.inference.infill import BLANK
 from gerund.inference.infill.span_search import Context, Path, beamed, ended, sampled, write
 from gerund.inference.likelihood import causal_runtime, sequence_logprobs, verified_hybrid
 from gerund.inference.text_ids import end_ids, ids_inside

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from gerund.attention.bound_plan import BoundPlan, CachedHybrid
-from gerund.attention.cache_names import CACHE
+from gerund.attention.layer_state import CACHE
 from gerund.attention.masked import has_indexer
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import ModelError, UnsupportedModelError

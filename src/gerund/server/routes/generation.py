@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gerund.inference.generate.prompts import prompt_ids
-from gerund.inference.infill.blanks import BLANK, untrained_to_fill
+from gerund.inference.infill import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.bodies import Accepted, RequestBody, Text, TokenId

@@ -87,7 +87,7 @@ class SentenceTransformersTeacher:
             raise MissingDependencyError(
                 "a teacher in sentence-transformers' format needs it: pip install 'gerund[st]'"
             ) from error
-        from gerund.attention.matmul_attention import cpu_has_bfloat16
+        from gerund.attention.interface import cpu_has_bfloat16
         from gerund.models.loading import quiet
         from gerund.models.sources import Source, looks_local
         from gerund.models.weights import refuse_fetched_code

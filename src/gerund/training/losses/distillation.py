@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gerund.errors import ConfigError
-from gerund.models.head_settings import LONGEST_WORD
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import LONGEST_WORD
 from gerund.training.processes import gather_numbers, gather_rows
 
 

@@ -33,7 +33,7 @@ from torch.nn import functional
 from gerund.entry import load
 from gerund.errors import ConfigError, DataError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.inference.infill.blanks import BLANK
+from gerund.inference.infill import BLANK
 from gerund.inference.tokens import Tokens
 from gerund.settings.sampling import Sampling
 from gerund.training.corpus.pairs import (

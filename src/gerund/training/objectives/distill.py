@@ -19,8 +19,8 @@ from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.jobs.files import atomic_folder
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead, read_head
+from gerund.models.light_head import HeadConfig
 from gerund.training.corpus.teachers import (
     KnownVectors,
     RandomVectors,

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from gerund.errors import DataError
-from gerund.models.answer_tokens import AnswerTokens, embedding_width
-from gerund.models.head_settings import HeadConfig
-from gerund.models.heads import ProjectionHead
-from gerund.settings.answers import AnswerConfig
+from gerund.models.heads import AnswerTokens, ProjectionHead, embedding_width
+from gerund.models.light_head import HeadConfig
+from gerund.settings.encoder import AnswerConfig
 from gerund.training.corpus.teachers import (
     Answer,
     RandomVectors,

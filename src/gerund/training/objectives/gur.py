@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
-from gerund.models.head_settings import HeadConfig
 from gerund.models.heads import ProjectionHead
+from gerund.models.light_head import HeadConfig
 from gerund.training.corpus.pairs import Bucket, Buckets, Example, Examples, MinedPair, heavy_pairs, read_pairs
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.contrastive import symmetric_batch_info_nce

@@ -39,8 +39,8 @@ from gerund.inference.generate.reproducibility import evaluation_mode
 from gerund.inference.text_ids import text_ids
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
-from gerund.models.hash_files import describe_files
-from gerund.models.late_head import LateHead
+from gerund.models.fingerprint import describe_files
+from gerund.models.heads import LateHead
 from gerund.models.reranker_folder import ScoreLayer, write_reranker
 from gerund.models.weights import weight_files
 from gerund.progress import progress, say_once
@@ -50,10 +50,9 @@ from gerund.retrieval.questions import PASSAGES_AT_ONCE, PLACE, questions_to
 from gerund.retrieval.store import IndexMetadata, KeywordQuery
 from gerund.scoring.query_likelihood import QueryLikelihood, forget
 from gerund.scoring.reranker import Reranker
-from gerund.settings.encoder import EncoderConfig
-from gerund.settings.late import LateConfig
+from gerund.settings.encoder import EncoderConfig, LateConfig
 from gerund.settings.plan import AttentionPlan
-from gerund.settings.rerankers import RerankerConfig
+from gerund.settings.ranking import RerankerConfig
 from gerund.training.corpus.texts import Mixture
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.base import Batch, Batches, Context, Objective, PairLosses, text_batch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 from pydantic import Field, TypeAdapter, model_validator
 
 from gerund.errors import ConfigError
-from gerund.settings.answers import AnswerPrefix
+from gerund.settings.encoder import AnswerPrefix
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.plan import AttentionPlan
 from gerund.training.objectives.sections import (

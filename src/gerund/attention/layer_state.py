@@ -1,16 +1,32 @@
-"""Support architectures whose layers share keys, values, indexer choices or router state.
+"""What passes beside the hidden states: the key-value cache, by its names, and what layers hand each other.
 
-Upper layers of Gemma 3n and 4 attend to keys and values of lower ones, layers of GLM 5 and Hunyuan 4 may reuse the keys
-that the layer below has selected, Zaya's routers continue from the last one. A plan that gives such layers other masks
-or inputs computes something else; where that has no meaning, the plan isn't supported.
+transformers' versions name the cache differently. Upper layers of Gemma 3n and 4 attend to keys and values of lower
+ones, layers of GLM 5 and Hunyuan 4 may reuse the keys that the layer below has selected, Zaya's routers continue from
+the last one. A plan that gives such layers other masks or inputs computes something else; where that has no meaning,
+the plan isn't supported.
 """
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gerund.errors import UnsupportedModelError
 from gerund.settings.plan import Direction, ResolvedPlan
+
+# From 5.24 on it is `cache` everywhere; some modules had names of their own before.
+_NAMES = ("cache", "past_key_values", "cache_params", "layer_past")
+CACHE = next(name for name in _NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})
+"""The keyword that a model takes its cache by, and the attribute of its output that holds it."""
+
+
+def cache_in(kwargs: Mapping[str, Any]) -> Any:
+    """Return the cache among the keywords of a module's call; None where there is none."""
+    return next((kwargs[name] for name in _NAMES if kwargs.get(name) is not None), None)
+
 
 # Indexers that hide what comes later by themselves, in blocks that are counted from the beginning of a row.
 _ONE_SIDED = ("MiniMaxM3VLIndexer",)
