@@ -146,11 +146,8 @@ def test_every_route_of_the_server(tmp_path, monkeypatch):
     place = conftest.save_served(tmp_path / "model")
 
     def answers(device):
-        running = conftest.Running(load(place, device=device, dtype="float32"), conftest.ServerConfig(), [])
-        try:
+        with conftest.Running(load(place, device=device, dtype="float32"), conftest.ServerConfig(), []) as running:
             return {route: without_times(running.ok(route, **body)) for route, body in ROUTES.items()}
-        finally:
-            running.stop()
 
     expected = answers(PROCESSOR)
     own = threading.Thread._bootstrap_inner

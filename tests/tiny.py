@@ -218,9 +218,11 @@ def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     )
 
 
-def save_tiny(folder: Path, model_type: str = "llama", *, bos: bool = True, **changes: object) -> Path:
-    """Save a tiny random model with the byte-level tokenizer, as plain transformers does."""
+def save_tiny(folder: Path, model_type: str = "llama", *, bos: bool = True, room: int = 64, **changes: object) -> Path:
+    """Save a tiny random model with the byte-level tokenizer, as plain transformers does, with room for some tokens."""
     tokenizer = byte_tokenizer(bos)
+    tokenizer.model_max_length = room
+    changes |= {"max_position_embeddings": room} if room != 64 else {}
     model = tiny(model_type, **{"vocab_size": len(tokenizer), **changes})
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)

@@ -1,9 +1,14 @@
-"""Runs the command line in this process, as ``gerund`` would be run."""
+"""Runs the command line: in this process, as ``gerund`` would be run, or in one of its own."""
 
 import io
+import os
+import subprocess
 import sys
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterable
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import typer
@@ -11,6 +16,8 @@ import typer
 from gerund.cli import main as entry
 from gerund.models import loading
 
+# Processes of their own take gerund from here, and compute in one thread.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src"), "OMP_NUM_THREADS": "1"}
 _APP = entry.app
 # All commands are put together once, not for every line that is run.
 _COMMANDS = typer.main.get_command(_APP)
@@ -40,15 +47,29 @@ def no_loading():
         yield
 
 
-def run_cli(*arguments: object, stdin: str | bytes = b"") -> Ran:
-    """Run ``gerund ARGUMENTS`` with ``stdin`` on its standard input."""
+class _Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def run_python(*arguments: str | bytes | Path, check: bool = True, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGUMENTS`` as a process of its own, which is to succeed unless ``check`` is false."""
+    usual = {"capture_output": True, "text": True, "env": ENVIRONMENT, "timeout": 200}
+    return subprocess.run([sys.executable, *arguments], check=check, **{**usual, **settings})
+
+
+def run_cli(*arguments: object, stdin: str | bytes = b"", typed: Iterable[str] | None = None) -> Ran:
+    """Run ``gerund ARGUMENTS`` with ``stdin`` on its standard input, or at a terminal with lines that are typed."""
     raw = stdin.encode() if isinstance(stdin, str) else stdin
+    kind = io.TextIOWrapper if typed is None else _Terminal
+    keyboard = nullcontext() if typed is None else patch("builtins.input", side_effect=[*typed, EOFError])
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with (
         patch.object(entry, "app", _COMMANDS if entry.app is _APP else entry.app),  # a test may have put in its own
         patch.object(sys, "argv", ["gerund", *map(str, arguments)]),
-        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8")),
+        patch.object(sys, "stdin", kind(io.BytesIO(raw), encoding="utf-8")),
+        keyboard,
         redirect_stdout(out),
         redirect_stderr(err),
     ):

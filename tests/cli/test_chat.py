@@ -1,6 +1,5 @@
-"""``gerund chat``, and what ``gerund generate`` may be asked beside it."""
+"""``gerund chat``, and ``gerund ask`` as a conversation."""
 
-import io
 import json
 import sys
 
@@ -21,13 +20,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_pipe_is_one_message(folder):
-    ran = run_cli("chat", folder, "--max-new-tokens", 6, stdin="the cat\n")
-    [expected] = gerund.load(folder).chat([{"role": "user", "content": "the cat"}], 6)
-    assert (ran.code, ran.out, ran.err) == (0, expected.text + "\n", "")
-
-
-def test_a_file_is_a_conversation(folder, tmp_path):
+def test_a_file_is_a_conversation_and_a_pipe_one_message(folder, tmp_path):
     path = tmp_path / "talk.json"
     path.write_text(json.dumps(HELLO))
     ran = run_cli("chat", folder, "--messages", path, "--max-new-tokens", 6, "--json")
@@ -35,16 +28,24 @@ def test_a_file_is_a_conversation(folder, tmp_path):
     record = json.loads(ran.out)
     assert (record["text"], record["finished"]) == (expected.text, expected.finished)
     assert record["usage"]["completion_tokens"] == expected.usage.completion_tokens
-    [same] = [run_cli("chat", folder, "--system", "Be kind.", "--max-new-tokens", 6, stdin="the cat").out]
-    assert same == expected.text + "\n"
+    same = run_cli("chat", folder, "--system", "Be kind.", "--max-new-tokens", 6, stdin="the cat\n")
+    assert (same.code, same.out, same.err) == (0, expected.text + "\n", "")
 
 
-def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
+@pytest.fixture
+def toolbox(tmp_path, monkeypatch):
+    """A module with a function, which the working folder has."""
     (tmp_path / "toolbox_of_test_chat.py").write_text(
         'def double(number: int) -> int:\n    """Double a number."""\n    return 2 * number\n\nx = 5\n'
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("toolbox")
+def test_tools_are_run_until_the_model_answers(folder, monkeypatch):
+    plain = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", stdin="a")
+    assert (plain.code, "--tool-prompt generic" in plain.err) == (2, True), "its template knows no tools"
     seen, choices = [], []
 
     class Stream(list):
@@ -81,30 +82,8 @@ def test_tools_are_run_until_the_model_answers(folder, tmp_path, monkeypatch):
         assert (ran.code, words in ran.err) == (2, True), ran.err
 
 
-def test_a_template_without_tools_is_refused(folder, tmp_path, monkeypatch):
-    (tmp_path / "toolbox_of_test_chat.py").write_text("def double(number: int) -> int:\n    return 2 * number\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    ran = run_cli("chat", folder, "--tools", "toolbox_of_test_chat:double", stdin="a")
-    assert (ran.code, "--tool-prompt generic" in ran.err) == (2, True)
-
-
-def test_turns_on_a_terminal(folder, monkeypatch):
-    lines = iter(["the cat", "", "x" * 600, "in"])
-
-    def typed(_prompt):
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
-
-    class Terminal(io.TextIOWrapper):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr("builtins.input", typed)
-    monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", Terminal)
-    ran = run_cli("chat", folder, "--max-new-tokens", 4)
+def test_turns_on_a_terminal(folder):
+    ran = run_cli("chat", folder, "--max-new-tokens", 4, typed=["the cat", "", "x" * 600, "in"])
     lm = gerund.load(folder)
     talk = [{"role": "user", "content": "the cat"}]
     [first] = lm.chat(talk, 4)
@@ -113,7 +92,6 @@ def test_turns_on_a_terminal(folder, monkeypatch):
     assert ran.code == 0, ran.err
     assert ran.out == f"{first.text}\n{second.text}\n\n"
     assert "context ends at 512" in ran.err
-    assert sys.stdin is not None
 
 
 @pytest.mark.parametrize(
@@ -141,79 +119,14 @@ def test_a_file_that_is_no_conversation_and_a_model_without_a_template(folder, t
     assert "has no chat template" in run_cli("chat", tiny_folder, stdin="a").mistake
 
 
-class TestGenerate:
-    def test_everything_that_may_be_asked(self, tiny_folder):
-        ran = run_cli(
-            *("generate", "the cat", "-m", tiny_folder, "--max-new-tokens", 9, "--temperature", 1, "--seed", 3),
-            *("--min-p", 0.01, "--repetition-penalty", 1.1, "--frequency-penalty", 0.2, "--presence-penalty", 0.1),
-            *("--logit-bias", "5=1", "-n", 2, "--stop", "q", "--logprobs", 1, "--json"),
-        )
-        found = [json.loads(line) for line in ran.out.splitlines()]
-        sampling = gerund.Sampling(
-            *(1.0,), min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1,
-            logit_bias={5: 1.0}, seed=3,
-        )  # fmt: skip
-        expected = gerund.load(tiny_folder).generate("the cat", 9, sampling, n=2, stop="q", logprobs=1)
-        assert [one["text"] for one in found] == [one.text for one in expected]
-        assert [[token["id"] for token in one["logprobs"]] for one in found] == [one.token_ids for one in expected]
-        assert found[0]["usage"]["completion_tokens"] == expected[0].usage.completion_tokens
-
-    @pytest.mark.slow
-    def test_forms(self, tiny_folder, tmp_path):
-        pytest.importorskip("llguidance")
-        schema = tmp_path / "schema.json"
-        schema.write_text('{"enum": ["a", "b"]}')
-        for arguments in (["--schema", f"@{schema}"], ["--schema", schema.read_text()], ["--regex", '"[ab]"']):
-            ran = run_cli("generate", "x", "-m", tiny_folder, *arguments)
-            assert ran.out in ('x"a"\n', 'x"b"\n')
-        assert run_cli("generate", "x", "-m", tiny_folder, "--choice", "yes", "--choice", "no").out in (
-            "xyes\n",
-            "xno\n",
-        )
-
-    def test_all_candidates(self, tiny_folder):
-        ranked = ["generate", "x", "-m", tiny_folder, "--rerank", "overlap", "--samples", 3, "--max-new-tokens", 4]
-        record = json.loads(run_cli(*ranked, "--seed", 1, "--json", "--candidates").out)
-        assert [one["text"] for one in record["candidates"]].count(record["text"]) == 1
-        assert record["candidates"][0]["rank_score"] == record["rank_score"]
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["--logprobs", 1], "are for JSON"), (["-n", 2, "--temperature", 1], "are for JSON"),
-            (["--candidates", "--json"], "belongs to --best-of"), (["--logit-bias", "a=b"], "ID=NUMBER"),
-            (["--schema", "@nowhere.json"], "cannot be read"), (["--schema", "{"], "not valid JSON"),
-            (["--rerank", "overlap", "--stop", "a"], "`stop` can't be combined with `rerank`"),
-            (["--expand", 2, "--stop", "a"], "no use with --expand"),
-            (["--min-p", 0.1, "--temperature", 0], "samples none"),
-        ],
-    )  # fmt: skip
-    def test_mistakes(self, tiny_folder, arguments, words):
-        with no_loading():
-            assert words in run_cli("generate", "x", "-m", tiny_folder, *arguments).mistake
-
-
 @pytest.mark.slow
-def test_questions_on_a_terminal(folder, tmp_path, monkeypatch):
+def test_questions_on_a_terminal(folder, tmp_path):
     lm = gerund.load(folder)
     index = gerund.open_index(tmp_path / "my.index", lm, chunking=gerund.Chunking(tokens=100))
     index.add_documents([gerund.Document("rail", "The railway opened in 1825.")])
-    lines = iter(["railway?", "", "zebra quarks?", "railway " * 45, "And opened when?"])
-
-    def typed(_prompt):
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
-
-    class Terminal(io.TextIOWrapper):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr("builtins.input", typed)
-    monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", Terminal)
+    lines = ["railway?", "", "zebra quarks?", "railway " * 45, "And opened when?"]
     asked = ("--generate", "--context", "chunks", "--no-fallback", "--max-new-tokens", 6, "--sources")
-    ran = run_cli("ask", tmp_path / "my.index", *asked)
+    ran = run_cli("ask", tmp_path / "my.index", *asked, typed=lines)
     assert ran.code == 0, ran.err
     settings = {"method": "generate", "context": "chunks", "fallback": False, "max_new_tokens": 6}
     first = index.ask("railway?", **settings)

@@ -19,18 +19,13 @@ from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import AttentionPlan
 from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")
 def roomy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with room for the demo's texts, which are longer than the other tests' in bytes."""
-    from tests.tiny import save_tiny
-
-    folder = save_tiny(tmp_path_factory.mktemp("demo") / "roomy", max_position_embeddings=512)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["model_max_length"] = 512
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("demo") / "roomy", room=512)
 
 
 @pytest.fixture
@@ -216,11 +211,7 @@ def test_bad_input_is_one_sentence(roomy_folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_an_architecture_cannot_do_is_told_and_the_page_is_made(tmp_path: Path) -> None:
-    from tests.tiny import save_tiny
-
-    folder = save_tiny(tmp_path / "model", "lfm2", max_position_embeddings=512)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 512}))
+    folder = save_tiny(tmp_path / "model", "lfm2", room=512)
     output = " ".join(run("-m", str(folder), "-o", str(tmp_path / "out")).split())
     assert "Nothing was ranked: this lfm2 model keeps states" in output
     assert "Attention is not shown: attention is shown of models whose every layer attends" in output

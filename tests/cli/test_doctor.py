@@ -71,7 +71,6 @@ def test_other_architectures_are_healthy_too(name, tmp_path):
         pytest.param("deepseek_v32", "exact", "deepseek_v32: attention plans are exact", marks=pytest.mark.full),
         ("lfm2", "recurrent", "lfm2: attention plans are exact, with recurrent layers causal or both ways"),
         ("mamba2", "recurrent", "plans that work with recurrent='both' only: bidir, "),
-        pytest.param("gpt_neo", "causal", "gpt_neo: only causal encoding works", marks=pytest.mark.full),
     ],
 )
 def test_what_can_be_done_with_an_architecture(name, support, sentence, tmp_path):
@@ -80,9 +79,7 @@ def test_what_can_be_done_with_an_architecture(name, support, sentence, tmp_path
     assert report["support"] == support
     assert bool(report["recurrent"]) == (support == "recurrent")
     assert bool(report["reason"]) == (support != "exact")
-    text = run_cli("doctor", folder).out
-    assert sentence in text
-    assert support == "exact" or f"because {report['reason'][:40]}" in text
+    assert sentence in run_cli("doctor", folder).out
 
 
 @pytest.mark.slow
@@ -101,6 +98,13 @@ def test_a_model_that_no_plan_reaches_is_examined_all_the_same(name, tmp_path):
     assert all(check["passed"] for check in report["checks"])
     assert name in report["advice"][0]
     assert "attention='causal'" in report["advice"][0]
+    text = run_cli("doctor", folder).out
+    for sentence in (
+        *(f"{name}: only causal encoding works", f"because {report['reason'][:40]}", "this plan does not work"),
+        *("2 of 4 layers do not obey", "plans that work: causal, echo", "x: sees what it must not"),
+    ):
+        assert sentence in text
+    assert (report["support"], report["recurrent"]) == ("causal", [])
     causal = json.loads(run_cli("doctor", folder, "--json", "--attention", "causal").out)
     assert (causal["healthy"], causal["reached"]) == (True, True)
     assert "do not reach" in causal["advice"][0]
@@ -182,16 +186,6 @@ def test_the_text_shows_everything_and_no_colours(tiny_folder):
 
 
 @pytest.mark.slow
-def test_the_text_of_a_refused_model(tmp_path):
-    ran = run_cli("doctor", save_tiny(tmp_path / "gpt_neo", "gpt_neo"))
-    assert ran.code == 0
-    assert "this plan does not work" in ran.out
-    assert "2 of 4 layers do not obey" in ran.out
-    assert "plans that work: causal, echo" in ran.out
-    assert "x: sees what it must not" in ran.out
-
-
-@pytest.mark.slow
 def test_json_is_complete(found, tiny_folder):
     report = json.loads(run_cli("doctor", tiny_folder, "--json").out)
     expected = json.loads(json.dumps(found.to_dict()))
@@ -202,40 +196,21 @@ def test_json_is_complete(found, tiny_folder):
     np.testing.assert_allclose(report["layers"][0]["sink_before"], expected["layers"][0]["sink_before"], rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_real_model(stories_folder):
-    found = examined(str(stories_folder))
-    assert found.healthy
-    assert found.parameters == 260_032
-    assert found.tokenizer.adds_bos
-    assert "No layer leans on the first token" in found.advice[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["./absent"], "there is no folder or file './absent'"),
         (["EMPTY"], "config.json"),
         (["BROKEN"], "broken"),
-        (["MODEL", "--attention", "sideways"], "valid are: causal"),
         (["MODEL", "--k", "9"], "k=9"),
-        (["MODEL", "--dtype", "int4"], "dtype"),
         (["MODEL", "--dtype", "int8"], "8-bit weights are computed by the packed runtime"),
         (["MODEL", "--device", "abacus"], "abacus"),
-        (["BERT"], "bert"),
     ],
 )
 def test_what_cannot_be_examined_ends_in_one_sentence_and_status_2(tiny_folder, tmp_path, arguments, words):
-    from transformers import BertConfig, BertLMHeadModel
-
     folders = {"MODEL": tiny_folder, "EMPTY": tmp_path / "empty", "BROKEN": tmp_path / "broken"}
     folders["EMPTY"].mkdir()
     folders["BROKEN"].mkdir()
     (folders["BROKEN"] / "config.json").write_text('{"model_type": "llama"')
-    if arguments == ["BERT"]:
-        size = dict(vocab_size=266, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
-        folders["BERT"] = save_tiny(tmp_path / "bert")
-        BertLMHeadModel(BertConfig(**size)).save_pretrained(folders["BERT"])
     assert words in run_cli("doctor", *(folders.get(word, word) for word in arguments)).mistake
 
 
@@ -275,6 +250,8 @@ def test_advice_about_sinks(found):
     )
     [sentence] = advise(replace(beside, adapter=True))
     assert sentence.endswith("inter-back leaves them as they are and adds layers that look elsewhere.")
+    [sentence] = advise(with_sinks(found, "causal", (0.1,) * 4, SINKS, converted=()))
+    assert sentence.startswith("No layer leans on the first token")
     alone = with_sinks(found, "causal", (0.1, 0.9, 0.1, 0.1), SINKS, converted=())
     assert advise(alone) == ["Layer 1 gives 90% of its attention to the first token: a mask0 plan may help."]
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from unittest.mock import patch
@@ -20,7 +19,7 @@ from gerund.data.embedding.files import read_embeddings
 from gerund.errors import ResourceError
 from gerund.jobs.engine import LocalEngine
 from gerund.quantization import quantize, ranges_of
-from tests.cli.helpers import no_loading, run_cli
+from tests.cli.helpers import no_loading, run_cli, run_python
 
 TEXTS = [f"{'the cat and ' * (i % 4)}text {i}" for i in range(12)]
 
@@ -105,9 +104,7 @@ print(-peak("short.txt") + peak("long.txt"))
 def test_a_line_of_five_megabytes_takes_little_memory(tiny_folder, tmp_path):
     (tmp_path / "short.txt").write_text("a dog\nthe cat\n")
     (tmp_path / "long.txt").write_text("the cat in another thing " * 200_000 + "\nthe cat\n")
-    done = subprocess.run(
-        [sys.executable, "-c", LONG_LINE, str(tiny_folder)], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    done = run_python("-c", LONG_LINE, tiny_folder, cwd=tmp_path)
     assert "1 texts cut at 64 tokens" in done.stderr
     # A few times the text itself; with all its tokens it were 700 MB.
     assert int(done.stdout) < 200
@@ -165,23 +162,10 @@ class TestMistakes:
 
         return run
 
-    def write(self, folder, name, content):
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return folder / name
-
-    def test_missing_file(self, refuse, tmp_path):
-        assert refuse(source=tmp_path / "absent.txt") == f"{tmp_path / 'absent.txt'}: no such file"
-
     @pytest.mark.parametrize(
         "options, message",
         [
-            (["--attention", "bidirectional"], "unknown attention plan 'bidirectional'; valid are: causal, bidir,"),
-            (["--k", "9"], "k=9 is larger than the model's 4 layers"),
-            (["--attention", "bidir", "--k", "2"], "takes no k"),
-            (["--pooling", "class"], "unknown pooling 'class'; valid are: mean, weighted-mean, last, first, last-mean"),
             (["--dimensions", "33"], "dimensions=33 is not between 1 and the model's 32"),
-            (["--dtype", "int4"], "unknown dtype 'int4'; valid are: auto, float32"),
-            (["--device", "abacus"], "device 'abacus' cannot be used here"),
             (["--empty", "drop"], "unknown way with empty texts 'drop'; valid are: error, zeros, skip"),
             (["--bad-rows", "drop"], "unknown way with bad rows 'drop'; valid are: error, skip"),
             (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
@@ -193,13 +177,10 @@ class TestMistakes:
     def test_settings(self, refuse, options, message):
         assert message in refuse(*options)
 
-    def test_dimensions_before_a_model_is_loaded(self, refuse):
-        with no_loading():
-            assert refuse("--dimensions", "-1") == "dimensions=-1 is not between 1 and as many as a vector has"
-
     def test_output(self, refuse, tmp_path):
         assert "must end in .parquet or .npy" in refuse(output=tmp_path / "out.csv")
-        there = self.write(tmp_path, "there.npy", "precious")
+        there = tmp_path / "there.npy"
+        there.write_text("precious")
         assert f"{there} exists already" in refuse(output=there)
         assert there.read_text() == "precious"
 
@@ -221,12 +202,6 @@ def test_vectors_in_fewer_bits(source, tiny_folder, tmp_path, ending, precision)
     np.testing.assert_array_equal(found.vectors, quantize(whole.vectors, precision, ranges))
     if "int8" in precision:
         np.testing.assert_allclose(found.info["ranges"], ranges)
-
-
-def test_a_precision_that_there_is_not(source, tmp_path):
-    with no_loading():
-        mistake = run_cli("embed", source, "-o", tmp_path / "x.npy", "--precision", "int4").mistake
-    assert "unknown precision 'int4'" in mistake
 
 
 def test_files_of_a_folder_that_are_passed_over_are_told(tmp_path, tiny_folder):
@@ -282,13 +257,15 @@ def test_a_job_is_gone_on_with_by_as_many_threads(source, tiny_folder, tmp_path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--dimensions", -1], "dimensions=-1 is not between 1 and as many as a vector has"),
+        (["--precision", "int4"], "unknown precision 'int4'"),
         (["--workers", 0], "workers must be from 1 to 100000, got 0"),
         (["--threads", 0], "threads=0 leaves nothing to compute with"),
         (["--engine", "spark"], "unknown engine 'spark'; valid are: local, ray"),
         (["--address", "auto"], "--address auto is that of a Ray cluster; give --engine ray too"),
     ],
 )
-def test_engines_that_cannot_be(source, tmp_path, options, message):
+def test_mistakes_before_the_model_is_loaded(source, tmp_path, options, message):
     with no_loading():
         assert message in run_cli("embed", source, "-o", tmp_path / "out.parquet", *options).mistake
     assert list(tmp_path.iterdir()) == [source]

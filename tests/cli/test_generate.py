@@ -5,20 +5,18 @@ import json
 import pytest
 
 import gerund
+from gerund.settings.sampling import Rerank, Sampling
 from tests.cli.helpers import no_loading, run_cli
 
-OPENING = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+
+@pytest.fixture(scope="module")
+def lm(tiny_folder):
+    """The tiny model as it is read to generate."""
+    return gerund.load(tiny_folder, attention="causal")
 
 
 def records(text):
     return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_real_checkpoint_tells_its_story(stories_folder):
-    ran = run_cli("generate", "", "-m", stories_folder)
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith(OPENING)
-    assert ran.out.endswith("\n")
 
 
 @pytest.mark.slow
@@ -36,6 +34,8 @@ def test_the_prompt_comes_first_in_text_and_apart_in_json(stories_folder):
 def test_standard_input_is_one_prompt(tiny_folder):
     ran = run_cli("generate", "-", "-m", tiny_folder, "--json", "--max-new-tokens", 2, stdin="two\nlines\n")
     assert records(ran.out)[0]["prompt"] == "two\nlines"
+    for empty in (["-"], ["--file", "-"]):
+        assert run_cli("generate", *empty, "-m", tiny_folder).mistake.startswith("standard input has no prompt")
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,6 @@ def test_a_seeded_line_does_not_depend_on_the_other_lines(tiny_folder, tmp_path)
     assert [len(found) for found in texts.values()] == [1, 1, 1]
 
 
-@pytest.mark.slow
-def test_samples_are_repeatable_and_equal_lines_differ(tiny_folder, tmp_path):
-    source = tmp_path / "in.txt"
-    source.write_text("same\n" * 140)
-    arguments = ["generate", "-f", source, "-m", tiny_folder, "--max-new-tokens", 8, "--top-k", 50]
-    one = run_cli(*arguments, "--seed", 3, "--batch-size", 64).out
-    assert run_cli(*arguments, "--seed", 3, "--batch-size", 140).out == one
-    texts = [record["text"] for record in records(one)]
-    assert len(set(texts)) > 130
-
-
 def test_models_that_no_plan_reaches_write_too(tmp_path):
     from tests.tiny import save_tiny
 
@@ -105,82 +94,118 @@ def test_models_that_no_plan_reaches_write_too(tmp_path):
     assert run_cli("generate", "one", "-m", folder, "--max-new-tokens", 2).out.startswith("one")
 
 
-@pytest.mark.parametrize("name", [["-"], ["--file", "-"]])
-def test_empty_standard_input_is_no_prompt(tiny_folder, name):
-    assert run_cli("generate", *name, "-m", tiny_folder).mistake.startswith("standard input has no prompt")
+def test_everything_that_may_be_asked(tiny_folder):
+    ran = run_cli(
+        *("generate", "the cat", "-m", tiny_folder, "--max-new-tokens", 9, "--temperature", 1, "--seed", 3),
+        *("--min-p", 0.01, "--repetition-penalty", 1.1, "--frequency-penalty", 0.2, "--presence-penalty", 0.1),
+        *("--logit-bias", "5=1", "-n", 2, "--stop", "q", "--logprobs", 1, "--json"),
+    )
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    sampling = gerund.Sampling(
+        *(1.0,), min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1,
+        logit_bias={5: 1.0}, seed=3,
+    )  # fmt: skip
+    expected = gerund.load(tiny_folder).generate("the cat", 9, sampling, n=2, stop="q", logprobs=1)
+    assert [one["text"] for one in found] == [one.text for one in expected]
+    assert [[token["id"] for token in one["logprobs"]] for one in found] == [one.token_ids for one in expected]
+    assert found[0]["usage"]["completion_tokens"] == expected[0].usage.completion_tokens
 
 
 @pytest.mark.slow
-def test_default_is_the_bundled_model():
+def test_forms(tiny_folder, tmp_path):
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["a", "b"]}')
+    for arguments in (["--schema", f"@{schema}"], ["--schema", schema.read_text()], ["--regex", '"[ab]"']):
+        ran = run_cli("generate", "x", "-m", tiny_folder, *arguments)
+        assert ran.out in ('x"a"\n', 'x"b"\n')
+    assert run_cli("generate", "x", "-m", tiny_folder, "--choice", "yes", "--choice", "no").out in (
+        "xyes\n",
+        "xno\n",
+    )
+
+
+def test_the_best_of_a_search_is_printed(tiny_folder, lm):
+    options = ["--rerank", "overlap", "--samples", 3, "--beams", 2, "--every", 2, "--seed", 1]
+    ran = run_cli("generate", "the cat", "-m", tiny_folder, "--max-new-tokens", 6, *options)
+    rerank = Rerank(3, beams=2, every=2, scorer="overlap")
+    [one] = lm.generate("the cat", 6, Sampling(temperature=1.0, top_p=0.9, seed=1), rerank=rerank)
+    assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
+
+
+def test_many_prompts_are_ranked(tiny_folder, lm, tmp_path):
+    source = tmp_path / "prompts.txt"
+    source.write_text("the cat\nan inn\n")
+    options = ["--rerank", "pmi", "--samples", 3, "--temperature", 1, "--seed", 1, "--max-new-tokens", 5]
+    ran = run_cli("generate", "-f", source, "-m", tiny_folder, *options)
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    expected = lm.generate(["the cat", "an inn"], 5, Sampling(temperature=1.0, seed=1), rerank=Rerank(3))
+    assert [record["text"] for record in found] == [one.text for one in expected]
+    assert [record["rank_score"] for record in found] == pytest.approx([one.rank_score for one in expected], abs=1e-5)
+
+
+def test_best_of_by_consensus(tiny_folder):
+    lm = gerund.load(tiny_folder)  # with its vectors, not as a model that only generates
+    options = ["--best-of", 4, "--rank", "consensus", "--seed", 1, "--max-new-tokens", 5]
+    ran = run_cli("generate", "the cat", "-m", tiny_folder, *options)
+    [one] = lm.generate("the cat", 5, seed=1, best_of=4, rank="consensus")
+    assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
+    options = ["--best-of", 2, "--max-new-tokens", 3, "--json", "--candidates"]
+    [record] = records(run_cli("generate", "a", "-m", tiny_folder, *options).out)
+    assert [one["text"] for one in record["candidates"]].count(record["text"]) == 1
+    assert record["candidates"][0]["rank_score"] == record["rank_score"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either a prompt or --file"),
+        (["a", "--file", "b.txt"], "not both"),
+        (["a", "--seed", "1"], "--seed is for sampling and greedy decoding samples nothing"),
+        (["a", "--top-p", "1.5"], "top_p must be at most 1, got 1.5"),
+        (["a", "--temperature", "0", "--top-p", "0.9"], "--top-p chooses among sampled tokens"),
+        (["a", "--temperature", "0", "--min-p", "0.1"], "samples none"),
+        (["a", "--batch-size", "0"], "batch_size=0"),
+        (["a", "--max-new-tokens", "0"], "`max_new_tokens` must be at least 1, got 0"),
+        (["a", "--column", "x"], "--column says how a file is read; it belongs to --file"),
+        (["--file", "absent.txt"], "absent.txt: no such file"),
+        (["a", "-n", "2", "--temperature", "1"], "are for JSON"),
+        (["a", "--candidates", "--json"], "belongs to --best-of"),
+        (["a", "--logit-bias", "a=b"], "ID=NUMBER"),
+        (["a", "--schema", "@nowhere.json"], "cannot be read"),
+        (["a", "--schema", "{"], "not valid JSON"),
+        (["a", "--rerank", "pmii"], "unknown scorer 'pmii'"),
+        (["a", "--rerank", "./absent"], "there is no folder"),
+        (["a", "--rerank", "overlap", "--stop", "a"], "`stop` can't be combined with `rerank`"),
+        (["a", "--rerank", "pmi", "--samples", "0"], "samples must be at least 1, got 0"),
+        (["a", "--rerank", "pmi", "--temperature", "0"], "nothing to rank. Set a temperature above 0, such as 1"),
+        (["a", "--beams", "3"], "--beams belongs to --rank SCORER"),
+        (["a", "--fraction", "0"], "--fraction belongs to --expand N"),
+        (["a", "--expand", "0"], "--expand 0 is not at least 1"),
+        (["a", "--expand", "1", "--batch-size", "4"], "--batch-size is of no use with --expand"),
+        (["a", "--expand", "2", "--stop", "a"], "no use with --expand"),
+        (["", "--expand", "1"], "the query is empty"),
+        (["a cat", "--expand", "1", "--keep", "dog"], "'dog' is to be kept and is not in the query 'a cat'"),
+        (["a cat", "--expand", "1", "--fraction", "2"], "lies between 0 and 1, and is 2.0"),
+        (["a [blank]", "--expand", "1", "--keep", "a"], "there is nothing to keep"),
+        (["--from-vector", "x.npy", "--keep", "a"], "--keep belongs to another use"),
+    ],
+)  # fmt: skip
+def test_mistakes(tiny_folder, arguments, message):
     with no_loading():
-        assert "did you mean default?" in run_cli("generate", "a", "-m", "defualt").mistake
-    ran = run_cli("generate", "The old", "-m", "default", "--max-new-tokens", 3)
-    assert ran.out == run_cli("generate", "The old", "--max-new-tokens", 3).out != ""
-
-
-class TestMistakes:
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ["--max-new-tokens", "0"],
-            ["--max-new-tokens", "0", "--rerank", "pmi"],
-            ["--expand", "2", "--max-new-tokens", "0"],
-            ["--expand", "2", "--fraction", "2"],
-            ["--rerank", "pmii"],
-            ["--rerank", "./absent"],
-            ["--rerank", "pmi", "--temperature", "0"],
-        ],
-    )
-    def test_known_before_a_model_is_loaded(self, tiny_folder, arguments):
-        with no_loading():
-            assert run_cli("generate", "a cat", "-m", tiny_folder, *arguments).mistake
-
-    @pytest.mark.parametrize(
-        "arguments, message",
-        [
-            ([], "give either a prompt or --file"),
-            (["a", "--file", "b.txt"], "not both"),
-            (["a", "--temperature", "-1"], "temperature must be at least 0, got -1.0"),
-            (["a", "--seed", "1"], "--seed is for sampling and greedy decoding samples nothing"),
-            (["a", "--top-p", "1.5"], "top_p must be at most 1, got 1.5"),
-            (["a", "--top-k", "0"], "top_k must be at least 1, got 0"),
-            (["a", "--typical-p", "0"], "typical_p must be above 0, got 0.0"),
-            (["a", "--temperature", "0", "--top-p", "0.9"], "--top-p chooses among sampled tokens"),
-            (["a", "--batch-size", "0"], "batch_size=0"),
-            (["a", "--max-new-tokens", "0"], "`max_new_tokens` must be at least 1, got 0"),
-            (["a", "-m", "./absent"], "there is no folder"),
-            (["a", "--column", "x"], "--column says how a file is read; it belongs to --file"),
-            (["a", "--format", "txt"], "--format says how a file is read; it belongs to --file"),
-            (["a", "--device", "abacus"], "cannot be used here"),
-            (["x" * 99], "the prompt: the text has 100 tokens and the model's context ends at 64"),
-            (["x" * 99, "--json"], "the prompt: the text has 100 tokens and the model's context ends at 64"),
-            (["--file", "absent.txt"], "absent.txt: no such file"),
-            (["a", "--fraction", "0"], "--fraction belongs to --expand"),
-            (["--from-vector", "x.npy", "--keep", "a"], "--keep belongs to another use"),
-            (["--from-vector", "x.npy", "--fraction", "0"], "--fraction belongs to another use"),
-            (["--from-vector", "x.npy", "--batch-size", "3"], "--batch-size belongs to another use"),
-            (["--from-vector", "x.npy", "--candidates"], "--candidates belongs to another use"),
-            (["--from-vector", "x.npy", "--column", "c"], "--column belongs to another use"),
-        ],
-    )
-    def test_arguments(self, tiny_folder, arguments, message):
         assert message in run_cli("generate", "-m", tiny_folder, *arguments).mistake
 
-    @pytest.mark.parametrize(
-        "name, content, message",
-        [
-            ("a.txt", b"", "a.txt has no prompts"),
-            ("a.txt", b"one\n\xff", "a.txt, line 2: not valid UTF-8"),
-            ("a.jsonl", b'{"prompt": "one"}\n{', "a.jsonl, line 2: not valid JSON"),
-            ("a.jsonl", b'{"text": "one"}', "a.jsonl, line 1: no column 'prompt'; present are: text"),
-            ("a.txt", b"one\n" + b"x" * 99, "a.txt, line 2: the text has 100 tokens and the model's context"),
-        ],
-    )
-    def test_files(self, tiny_folder, tmp_path, name, content, message):
-        (tmp_path / name).write_bytes(content)
-        out = tmp_path / "out.jsonl"
-        assert message in run_cli("generate", "-f", tmp_path / name, "-m", tiny_folder, "-o", out).mistake
-        assert not out.exists()
+
+def test_a_prompt_beyond_the_context(tiny_folder, tmp_path):
+    said = "the text has 100 tokens and the model's context ends at 64"
+    for more in ([], ["--json"]):
+        assert f"the prompt: {said}" in run_cli("generate", "-m", tiny_folder, "x" * 99, *more).mistake
+    (tmp_path / "a.txt").write_text("one\n" + "x" * 99)
+    refused = run_cli("generate", "-f", tmp_path / "a.txt", "-m", tiny_folder, "-o", tmp_path / "out.jsonl")
+    assert f"a.txt, line 2: {said}" in refused.mistake
+    assert not (tmp_path / "out.jsonl").exists()
+    (tmp_path / "a.txt").write_text("")
+    assert "a.txt has no prompts" in run_cli("generate", "-f", tmp_path / "a.txt", "-m", tiny_folder).mistake
 
 
 class TestExpanding:
@@ -219,23 +244,6 @@ class TestExpanding:
         assert ran.code == 0
         assert len(ran.out.splitlines()) == 1
         assert ran.err == "gerund: warning: 1 of 3 expansions of 'the [blank] rain' were found\n"
-
-    @pytest.mark.parametrize(
-        "arguments, message",
-        [
-            (["a", "--keep", "a"], "--keep belongs to --expand N"),
-            (["a", "--fraction", "0.5"], "--fraction belongs to --expand N"),
-            (["a", "--expand", "0"], "--expand 0 is not at least 1"),
-            (["a", "--expand", "1", "--rerank", "pmi"], "--best-of is of no use with --expand"),
-            (["a", "--expand", "1", "--batch-size", "4"], "--batch-size is of no use with --expand"),
-            (["", "--expand", "1"], "the query is empty"),
-            (["a cat", "--expand", "1", "--keep", "dog"], "'dog' is to be kept and is not in the query 'a cat'"),
-            (["a cat", "--expand", "1", "--fraction", "2"], "lies between 0 and 1, and is 2.0"),
-            (["a [blank]", "--expand", "1", "--keep", "a"], "there is nothing to keep"),
-        ],
-    )
-    def test_mistakes(self, tiny_folder, arguments, message):
-        assert message in run_cli("generate", "-m", tiny_folder, *arguments).mistake
 
     def test_a_mistake_in_a_file_names_its_line(self, tmp_path):
         source = tmp_path / "in.txt"

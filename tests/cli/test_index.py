@@ -68,21 +68,6 @@ def test_the_last_step_of_a_run_that_was_killed_is_made_up_for(folder, monkeypat
 
 
 @pytest.mark.slow
-def test_a_broken_file_is_reported_and_the_others_are_indexed(folder):
-    (folder / "notes" / "broken.pdf").write_bytes(b"%PDF-1.4 broken")
-    (folder / "notes" / "new.txt").write_text("Quite new.\n")
-    (folder / "notes" / "rail.txt").unlink()
-    ran = run_cli("index", folder / "notes", "-o", folder / "my.index", "--prune", "--json")
-    assert ran.code == 2
-    told = json.loads(ran.out)
-    assert (told["documents"], told["unchanged"], told["removed"]) == (1, 2, 1)
-    assert [Path(one["file"]).name for one in told["failed"]] == ["broken.pdf"]
-    assert "broken.pdf: not a readable PDF" in ran.err
-    found = lines(run_cli("search", folder / "my.index", "new", "--mode", "words", "--json"))
-    assert [one["source"] for one in found] == ["notes/new.txt"]
-
-
-@pytest.mark.slow
 def test_search(made):
     with no_loading():
         [hit] = lines(run_cli("search", made / "my.index", "flour", "--mode", "words", "--json"))
@@ -195,7 +180,6 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
     ("arguments", "message"),
     [
         (["index", "-o", "new"], "name the files or folders to index"),
-        (["index", "-o", "new", "--prune"], "name the files or folders"),
         (["index", "-o", "my.index", "--migrate", "--prune"], "--prune removes what lay in PATHS"),
         (["index", "-o", "new", "--migrate"], "there is no index yet, so nothing to migrate"),
         (["ask", "my.index", "Why?", "--cache", "new"], "--cache is for a --document, or for an index with"),
@@ -207,33 +191,20 @@ def test_small_vectors_are_stored_and_migrated_to(folder, tiny_folder):
         (["index", "notes", "-o", "new", "--language", "e.n"], "is not a language code such as en"),
         (["index", "notes", "-o", "new", "--precision", "int8"], "valid are: float32, float16, binary"),
         (["index", "notes", "-o", "new", "--transform", "truncate-9999"], "truncate-9999: a vector has"),
-        (["search", "nowhere", "x"], "nowhere: no such index; gerund index PATHS -o nowhere makes one"),
         (["search", "empty", "x"], "there is no index in it"),
-        (["search", "notes", "x"], "notes is not an index"),
         (["search", "my.index"], "give a query"),
         (["search", "my.index", ""], "the query is empty"),
         (["search", "my.index", "-"], "standard input has no query"),
-        (["search", "my.index", "x", "--mode", "both"], "unknown mode 'both'"),
-        (["search", "my.index", "x", "-k", 0], "k=0"),
-        (["search", "my.index", "x", "--filter", "nope = 1"], "the filter 'nope = 1' cannot be used"),
         (["search", "my.index", "x", "--filter", "tokens > 5 tokens < 3"], "at character 12: 'tokens' is not expected"),
-        (["search", "my.index", "x", "--weight", 3], "the weight 3.0 is not a number from 0"),
-        (
-            ["search", "my.index", "x", "--rerank", 3, "--rerank-by", "own"],
-            "was not trained to score",
-        ),
-        (["search", "my.index", "x", "--rerank", 3, "--rerank-by", "age"], "unknown measure of relevance 'age'"),
+        (["search", "my.index", "x", "--rerank", 3, "--rerank-by", "own"], "was not trained to score"),
         (["search", "my.index", "x", "-m", "default"], "was made with"),
         (["ask", "my.index", " "], "the question is empty"),
         (["ask"], "name an index, or a file with --document"),
         (["ask", "my.index", "one", "two"], "one question at a time, in quotes: 'one' 'two'"),
         (["ask", "my.index", "x", "--generate", "--max-new-tokens", 0], "must be at least 1"),
-        (["ask", "my.index", "x", "--temperature", "-1"], "temperature must be at least 0"),
-        (["ask", "--document", "nowhere.txt", "x"], "nowhere.txt: no such file"),
         (["ask", "--document", "notes", "x"], "notes: a folder, not a document"),
         (["ask", "--document", "notes/rail.txt", "x", "--cache-size", "much"], "a size is a number with a unit"),
         (["ask", "my.index", "-"], "standard input has no question"),
-        (["ask", "nowhere", "x"], "no such index"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(made, monkeypatch, arguments, message):
@@ -286,19 +257,14 @@ def test_a_template_and_a_fitted_transform_belong_to_the_index(tmp_path, tiny_fo
 def test_no_query_is_a_mistake(made, query):
     for mode in ("words", "hybrid"):
         ran = run_cli("search", made / "my.index", query, "--mode", mode, "--json")
-        assert (ran.code, ran.err) in ((0, ""), (0, ran.err))
-        assert "error" not in ran.err
+        assert (ran.code, "error" in ran.err) == (0, False)
 
 
 @pytest.mark.parametrize(
     ("said", "code", "message"),
     [
         ("IO error: No space left on device (os error 28)", 1, "cannot be written: IO error: No space left on device"),
-        (
-            "LanceError(IO): Permission denied (os error 13), /x.rs:1",
-            2,
-            "cannot be read or written: Permission denied",
-        ),
+        ("LanceError(IO): Permission denied (os error 13), /x.rs:1", 2, "cannot be read or written: Permission denied"),
     ],
 )
 def test_a_disk_that_refuses(folder, monkeypatch, said, code, message):
@@ -325,34 +291,31 @@ def test_queries_end_at_line_ends_alone(folder, monkeypatch):
     assert {one["query"] for one in lines(ran)} == {"bread\u2028water", "railway"}
 
 
-def broken(folder):
-    """Write a broken document of each kind that needs a parser."""
-    for name, content in (
-        ("a.docx", b"PK\x03\x04 broken"),
-        ("a.epub", b"PK"),
-        ("a.pdf", b"%PDF-1.4 broken"),
-        ("a.html", b"<div>" * 3000 + b"x"),
-        ("a.md.gz", b"\x1f\x8b broken"),
-    ):
-        (folder / name).write_bytes(content)
+# A broken document of each kind that needs a parser.
+BROKEN = {
+    "a.docx": b"PK\x03\x04 broken",
+    "a.epub": b"PK",
+    "a.pdf": b"%PDF-1.4 broken",
+    "a.html": b"<div>" * 3000 + b"x",
+    "a.md.gz": b"\x1f\x8b broken",
+}
 
 
 @pytest.mark.slow
 def test_a_broken_document_is_reported_and_all_others_are_indexed(folder):
-    broken(folder / "notes")
+    for name, content in BROKEN.items():
+        (folder / "notes" / name).write_bytes(content)
     (folder / "notes" / "page.html").write_text("<p>Cheese is made of milk.</p>")
-    ran = run_cli("index", folder / "notes", "-o", folder / "my.index", "--json", "--read-seconds", 20)
+    (folder / "notes" / "rail.txt").unlink()
+    ran = run_cli("index", folder / "notes", "-o", folder / "my.index", "--prune", "--json", "--read-seconds", 20)
     assert ran.code == 2
     told = json.loads(ran.out)
-    assert (told["documents"], told["unchanged"]) == (1, 3)
-    assert sorted(Path(one["file"]).name for one in told["failed"]) == [
-        "a.docx",
-        "a.epub",
-        "a.html",
-        "a.md.gz",
-        "a.pdf",
-    ]
+    assert (told["documents"], told["unchanged"], told["removed"]) == (1, 2, 1)
+    assert sorted(Path(one["file"]).name for one in told["failed"]) == sorted(BROKEN)
+    assert "a.pdf: not a readable PDF" in ran.err
     assert "Traceback" not in ran.err
+    found = lines(run_cli("search", folder / "my.index", "milk", "--mode", "words", "--json"))
+    assert [one["source"] for one in found] == ["notes/page.html"]
     for name in ("a.docx", "a.pdf"):
         ran = run_cli("ask", "--document", folder / "notes" / name, "What is cheese made of?")
         assert ran.code == 2
@@ -363,9 +326,6 @@ def test_a_broken_document_is_reported_and_all_others_are_indexed(folder):
     ("option", "value"), [("--read-seconds", "0"), ("--read-memory", "much"), ("--read-memory", "1MB")]
 )
 def test_impossible_limits(folder, option, value):
-    for command in (
-        ["index", folder / "notes", "-o", folder / "my.index"],
-        ["adapt", "--texts", folder / "notes", "--dry-run"],
-    ):
-        with no_loading():
+    with no_loading():
+        for command in (["index", folder / "notes", "-o", "out"], ["adapt", "--texts", folder / "notes", "--dry-run"]):
             assert run_cli(*command, option, value).code == 2

@@ -1,14 +1,11 @@
 """What short commands leave out at their start is there as soon as something asks for it."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+from tests.cli.helpers import run_python
+
 SCRIPT = """
 import sys
 from gerund.cli import quick_imports
@@ -38,9 +35,7 @@ assert (lm.encode("the cat") == vector).all()
 
 @pytest.mark.slow
 def test_what_is_left_out_comes_when_it_is_asked_for(bundled) -> None:
-    environment = {**os.environ, "PYTHONPATH": SOURCE}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert run_python("-c", SCRIPT).stdout == "[]\n"
 
 
 def test_the_list_of_models_is_what_transformers_reads() -> None:

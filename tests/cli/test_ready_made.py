@@ -62,15 +62,6 @@ def test_another_plan_is_told_and_generating_is_refused(folder: Path, texts: Pat
     assert "attends in both directions, as its config.json says: it encodes, but cannot generate" in ran.err
 
 
-def test_a_broken_folder_is_one_sentence(tmp_path: Path, texts: Path) -> None:
-    folder = ready_made(tmp_path / "st")
-    (folder / "modules.json").write_text("[")
-    assert (
-        "modules.json is not valid JSON"
-        in run_cli("embed", texts, "-m", folder, "-o", tmp_path / "vectors.npy").mistake
-    )
-
-
 @pytest.mark.slow
 def test_training_tells_which_layers_it_leaves_out(tmp_path: Path) -> None:
     base = ready_made(tmp_path / "base", behind=[dense(WIDTH, 24)])

@@ -1,4 +1,4 @@
-"""``gerund score`` and ``gerund generate --rerank``."""
+"""``gerund score``: continuations of a prefix, and of many in a file."""
 
 import json
 
@@ -6,7 +6,6 @@ import pytest
 
 import gerund
 from gerund.errors import TextError
-from gerund.settings.sampling import Rerank, Sampling
 from tests.cli.helpers import no_loading, run_cli
 
 
@@ -49,12 +48,10 @@ def test_file(tiny_folder, lm, tmp_path):
     ("line", "message"),
     [
         ('{"prefix": "a"}', "line 1: needs 'continuations', a list of texts"),
-        ('{"prefix": "a", "continuations": "b"}', "needs 'continuations', a list of texts"),
         ('{"prefix": "a", "continuations": []}', "needs 'continuations', a list of texts"),
         ('{"prefix": "a", "continuations": [" "]}', "line 1: continuation 0 is empty"),
         ('{"prefix": "a", "continuations": [3]}', "line 1"),
         ('{"continuations": ["b"]}', "no field 'prefix'"),
-        ("[", "not valid JSON"),
         ("", "the file is empty"),
     ],
 )
@@ -70,9 +67,7 @@ def test_bad_files(tmp_path, line, message):
         ([], "give either a prefix with its continuations or --file"),
         (["a"], "give at least one continuation"),
         (["a", "b", ""], "continuation 1 is empty"),
-        (["a", "b", "-f", "c.jsonl"], "not both"),
         (["a", "b", "--scorer", "pmy"], "unknown scorer 'pmy'"),
-        (["a", "b", "--scorer", "./absent"], "there is no folder or file './absent'"),
         (["-f", "absent.jsonl"], "absent.jsonl: no such file"),
     ],
 )
@@ -97,49 +92,6 @@ def test_an_empty_prefix_has_no_vector(tmp_path):
     ran = run_cli("score", "--file", source, "-o", tmp_path / "out.jsonl")
     assert "in.jsonl, line 35: the prefix is empty, and this scorer" in ran.err
     assert run_cli("score", "", "b", "--scorer", "avg_cll").code == 0
-
-
-class TestGenerate:
-    def test_one_prompt(self, tiny_folder, lm):
-        options = ["--rerank", "overlap", "--samples", 3, "--beams", 2, "--every", 2, "--seed", 1]
-        ran = run_cli("generate", "the cat", "-m", tiny_folder, "--max-new-tokens", 6, *options)
-        rerank = Rerank(3, beams=2, every=2, scorer="overlap")
-        [one] = lm.generate("the cat", 6, Sampling(temperature=1.0, top_p=0.9, seed=1), rerank=rerank)
-        assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
-
-    def test_many_prompts(self, tiny_folder, lm, tmp_path):
-        source = tmp_path / "prompts.txt"
-        source.write_text("the cat\nan inn\n")
-        options = ["--rerank", "pmi", "--samples", 3, "--temperature", 1, "--seed", 1, "--max-new-tokens", 5]
-        ran = run_cli("generate", "-f", source, "-m", tiny_folder, *options)
-        found = [json.loads(line) for line in ran.out.splitlines()]
-        expected = lm.generate(["the cat", "an inn"], 5, Sampling(temperature=1.0, seed=1), rerank=Rerank(3))
-        assert [record["text"] for record in found] == [one.text for one in expected]
-        assert [record["rank_score"] for record in found] == pytest.approx(
-            [one.rank_score for one in expected], abs=1e-5
-        )
-
-    def test_best_of_by_consensus(self, tiny_folder):
-        lm = gerund.load(tiny_folder)  # with its vectors, not as a model that only generates
-        options = ["--best-of", 4, "--rank", "consensus", "--seed", 1, "--max-new-tokens", 5]
-        ran = run_cli("generate", "the cat", "-m", tiny_folder, *options)
-        [one] = lm.generate("the cat", 5, seed=1, best_of=4, rank="consensus")
-        assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
-        ran = run_cli("generate", "a", "-m", tiny_folder, "--best-of", 2, "--max-new-tokens", 3, "--json")
-        assert "rank_score" in json.loads(ran.out)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--beams", 3], "--beams belongs to --rank SCORER"),
-            (["--every", 3], "--every belongs to --rank SCORER"),
-            (["--rerank", "pmi", "--samples", 0], "samples must be at least 1, got 0"),
-            (["--rerank", "pmy"], "unknown scorer 'pmy'"),
-            (["--rerank", "pmi", "--temperature", 0], "nothing to rank. Set a temperature above 0, such as 1"),
-        ],
-    )
-    def test_mistakes(self, tiny_folder, options, message):
-        assert message in run_cli("generate", "a", "-m", tiny_folder, *options).mistake
 
 
 def test_a_prefix_beyond_the_context_is_refused_as_generate_does(lm, tiny_folder, tmp_path):

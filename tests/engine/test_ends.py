@@ -164,17 +164,6 @@ def test_what_never_fits_is_told_apart_from_what_does_not_fit_now(engine) -> Non
         engine.submit_generate("the cat " * 40, LONG)
 
 
-def test_an_empty_queue_takes_what_fits_the_context(plain) -> None:
-    with Engine(plain, EngineConfig(queue_tokens=10)) as engine:
-        with held(engine):
-            assert engine.submit_encode(["in"]).tokens < 10
-            with pytest.raises(QueueFullError):
-                engine.submit_generate("the cat", LONG)
-        assert engine.drain(20)
-        engine._admission.is_open = True
-        assert engine.submit_generate("the cat", LONG).tokens > 10
-
-
 def test_bad_requests_fail_at_once_and_in_a_sentence(engine) -> None:
     for prompt, settings, error in (
         (3, LONG, TextError),

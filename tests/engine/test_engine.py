@@ -63,17 +63,6 @@ def test_a_request_gives_the_same_alone_and_beside_others(lm) -> None:
         assert all(rows_of(found) == rows_of(expected) for found, expected in pairs)
 
 
-def test_bfloat16_has_the_bits_of_generate_where_that_is_proved() -> None:
-    lm = tiny_lm(dtype=torch.bfloat16)
-    asked = [(prompt, GenerationConfig.of(6, None, {"logprobs": 1})) for prompt in PROMPTS[:3]]
-    with Engine(lm, EngineConfig(slots=3)) as engine:
-        if engine.state().guarantee != "bits of generate":
-            pytest.skip(engine.state().why)
-        futures = [engine.submit_generate(*request) for request in asked]
-        for future, request in zip(futures, asked, strict=True):
-            assert rows_of(future.result(30)) == rows_of(alone(lm, *request))
-
-
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2", "stablelm"])
 def test_what_slots_cannot_hold_is_written_alone(kind) -> None:
     lm = tiny_lm(kind)
@@ -114,24 +103,6 @@ def test_a_prompt_is_read_once_for_several_texts(engine, plain) -> None:
     [one, two] = engine.submit_generate("the cat", GenerationConfig.of(5, SEEDED, {"n": 2})).result(30)
     assert engine.state().tokens_read == len(plain.tokenizer("the cat")["input_ids"])
     assert one.text != two.text
-
-
-@pytest.mark.slow
-def test_beginnings_that_are_known_are_not_read_again() -> None:
-    lm = tiny_lm(max_position_embeddings=512)
-    lm.tokenizer.model_max_length = 512
-    system, settings = "the end in the " * 20, GenerationConfig.of(4, None, {"logprobs": 0})
-    prompts = [f"{system}{end}" for end in ("and this is a question", "and that is another one", "thin ice in the air")]
-    with Engine(lm, EngineConfig(prefix_tokens=0)) as engine:
-        fresh = [engine.submit_generate(prompt, settings).result(30) for prompt in prompts]
-        assert engine.state().tokens_reused == 0
-    with Engine(lm) as engine:
-        known = [engine.submit_generate(prompt, settings).result(30) for prompt in prompts]
-        state = engine.state()
-    if state.guarantee == "none":
-        pytest.skip(state.why)
-    assert state.tokens_reused > 0
-    assert list(map(rows_of, known)) == list(map(rows_of, fresh))
 
 
 def test_a_long_prompt_is_read_in_parts_while_texts_are_written(wide, monkeypatch) -> None:
@@ -220,13 +191,13 @@ def test_prefixes_that_are_asked_for_keep_the_promise_where_that_is_proved(wide,
     system, settings = "the old man and the sea of the night " * 8, GenerationConfig.of(4, None, {"logprobs": 0})
     prompts = [f"{system}{end}" for end in ("and", "went home " * 5, "was what they saw of him " * 20)]
     found = []
-    for tokens, order in ((32, prompts), (4096, prompts), (4096, prompts[::-1])):
+    for tokens, order in ((0, prompts), (4096, prompts), (4096, prompts[::-1])):
         with Engine(lm, EngineConfig(slots=SLOTS, prefix_tokens=tokens)) as engine:
             if engine.state().guarantee == "none":
                 pytest.skip(engine.state().why)
             assert engine.state().guarantee == "same text under any load"
             found.append({prompt: rows_of(engine.submit_generate(prompt, settings).result(60)) for prompt in order})
-            assert engine.state().tokens_reused >= (64 if tokens > 32 else 0)
+            assert engine.state().tokens_reused >= 64 if tokens else engine.state().tokens_reused == 0
     assert found[0] == found[1] == found[2]
 
 
@@ -352,10 +323,8 @@ def test_short_requests_do_not_wait_for_a_long_call(engine, plain) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
-def test_many_threads_at_once(wide, dtype) -> None:
+def test_many_threads_at_once(wide) -> None:
     """A tenth is cancelled; of the others none is lost and none is wrong."""
-    lm = wide if dtype == "float32" else gerund.load(wide.spec, dtype=dtype)
     chance = random.Random(0)
     words = ["the", "old", "man", "looked", "at", "sea", "and", "first", "railway", "opened", "in", "year", "of"]
 
@@ -371,7 +340,7 @@ def test_many_threads_at_once(wide, dtype) -> None:
         else:
             options = chance.choice([{}, {}, {"stop": [" the", "."]}, {"logprobs": 1}, {"regex": "[a-z ]{4,12}"}])
             jobs.append((text(), GenerationConfig.of(chance.randint(1, 16), chance.choice(samplings), options)))
-    expected = [alone(lm, *job) if isinstance(job, tuple) else lm.encode(job) for job in jobs]
+    expected = [alone(wide, *job) if isinstance(job, tuple) else wide.encode(job) for job in jobs]
     found: dict[int, object] = {}
 
     def client(number: int) -> None:
@@ -391,13 +360,8 @@ def test_many_threads_at_once(wide, dtype) -> None:
             except CancelledError:
                 found[index] = None
 
-    with Engine(lm, EngineConfig(slots=SLOTS)) as engine:
+    with Engine(wide, EngineConfig(slots=SLOTS)) as engine:
         bits = engine.state().guarantee == "bits of generate"
-        if dtype == "bfloat16" and not bits:  # other bits than those of `generate` are other texts there
-            expected = [
-                engine.submit_generate(*job).result(60) if isinstance(job, tuple) else wanted
-                for job, wanted in zip(jobs, expected, strict=True)
-            ]
         clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(4)]
         for one in clients:
             one.start()
@@ -410,7 +374,7 @@ def test_many_threads_at_once(wide, dtype) -> None:
         if got is None:
             continue
         if isinstance(job, list):
-            np.testing.assert_allclose(got.vectors, wanted, atol=1e-4 if dtype == "float32" else 0.03)
+            np.testing.assert_allclose(got.vectors, wanted, atol=1e-4)
         elif bits:
             assert rows_of(got) == rows_of(wanted), job
         else:
@@ -439,13 +403,3 @@ def test_texts_do_not_depend_on_longer_ones_beside_them() -> None:
         found = [future.result(30)[0].text for future in together]
         assert engine.state().context == ROTARY_LIMIT
     assert found == [alone(lm, prompt, settings)[0].text for prompt in prompts]
-
-
-def test_vectors_do_not_depend_on_longer_texts_beside_them() -> None:
-    lm = tiny_lm("phi3", **long_rotary(ROTARY_LIMIT))
-    with Engine(lm) as engine:
-        alone_, beside = (
-            engine.submit_encode([FOXES[0]]).result(30),
-            engine.submit_encode([FOXES[0], RIVERS]).result(30),
-        )
-    assert abs(alone_.vectors[0] - beside.vectors[0]).max() < 1e-5

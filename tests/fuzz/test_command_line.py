@@ -18,7 +18,7 @@ from typer.main import get_command
 import gerund
 from gerund.cli.main import app
 from gerund.retrieval.question_answering import NOTHING
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import ENVIRONMENT, run_cli
 from tests.fuzz.outcome import fuzz, outcome
 from tests.fuzz.values import SETTINGS, TEXTS, spoiled_json
 from tests.tiny import save_tiny
@@ -236,7 +236,7 @@ def test_command_lines_with_any_arguments(
 @pytest.mark.parametrize("part", range(8))
 def test_the_same_as_processes_of_their_own(place: Path, part: int) -> None:
     """Arguments are bytes there, and texts are written to a real standard output."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "HOME": str(place)}
+    environment = {**ENVIRONMENT, "HOME": str(place)}
 
     def run(arguments: list[str], rng: random.Random) -> None:
         given = [

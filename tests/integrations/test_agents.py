@@ -82,28 +82,26 @@ class TestLangChain:
         chunks = [chunk for chunk, _ in self.agent(model).stream(asked, stream_mode="messages")]
         assert "".join(chunk.text for chunk in chunks if chunk.type == "AIMessageChunk") == ANSWER
 
-    def test_over_http(self, with_tools: Running, scripted: Callable[..., None]) -> None:  # noqa: F811
+    @pytest.fixture
+    def served(self, with_tools: Running) -> Any:  # noqa: F811
         module = pytest.importorskip("langchain_openai", reason="needs gerund[clients]")
-        model = module.ChatOpenAI(
-            base_url=f"{with_tools.url}/v1", api_key="none", model="tiny", max_retries=0, temperature=0
-        )
+        own = {"base_url": f"{with_tools.url}/v1", "api_key": "none", "model": "tiny"}
+        return module.ChatOpenAI(**own, max_retries=0, temperature=0)
+
+    def test_over_http(self, served: Any, scripted: Callable[..., None]) -> None:
         for settings in ({}, {"streaming": True}, {"use_responses_api": True}):
             scripted(TWO_CALLS, ANSWER)
-            self.check(self.agent(model.model_copy(update=settings)))
+            self.check(self.agent(served.model_copy(update=settings)))
 
-    def test_an_answer_in_a_form(self, with_tools: Running) -> None:  # noqa: F811
+    def test_an_answer_in_a_form(self, served: Any) -> None:
         from pydantic import BaseModel
 
         class Forecast(BaseModel):
             rains: bool
 
-        module = pytest.importorskip("langchain_openai", reason="needs gerund[clients]")
         strategies = pytest.importorskip("langchain.agents.structured_output")
-        model = module.ChatOpenAI(
-            base_url=f"{with_tools.url}/v1", api_key="none", model="tiny", max_retries=0, temperature=0
-        )
         form = strategies.ToolStrategy(Forecast)  # the answer is a call, so the choice is `any`
-        found = self.agent(model, response_format=form).invoke({"messages": [{"role": "user", "content": QUESTION}]},
+        found = self.agent(served, response_format=form).invoke({"messages": [{"role": "user", "content": QUESTION}]},
                                                                {"recursion_limit": 50})  # fmt: skip
         assert isinstance(found["structured_response"], Forecast)
 
@@ -185,13 +183,3 @@ class TestLlamaIndex:
         for answer in (whole, last):
             [call] = llm.get_tool_calls_from_response(answer)
             assert call.tool_kwargs["city"] in ("Bonn", "Rome")
-
-    @pytest.mark.full
-    def test_a_real_model(self, smollm2: gerund.LanguageModel) -> None:
-        from gerund.integrations.llama_index import GerundLLM
-
-        llm = GerundLLM(smollm2, max_tokens=40, tool_prompt="smollm2")
-        how = {"initial_tool_choice": "required", "allow_parallel_tool_calls": False}
-        said, [result] = self.answer(llm, **how)
-        assert (result.tool_kwargs, str(result.tool_output)) == ({"city": "Rome"}, "rain in Rome")
-        assert str(said)

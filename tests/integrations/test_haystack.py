@@ -1,17 +1,15 @@
 """gerund inside Haystack: what it gives is what gerund gives, in pipelines that can be stored."""
 
 import asyncio
-import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gerund
-from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
+from gerund.errors import ConfigError, ModelError, TextError
 from tests.inference.generate.test_prompts import chat_tokenizer
-from tests.integrations.common import chat_model
+from tests.integrations.common import PLAIN_HELLO, TEXTS, chat_model
 from tests.tiny import tiny
 
 # Haystack counts its users over the network unless it is told not to, before it is imported.
@@ -33,9 +31,7 @@ with pytest.MonkeyPatch.context() as patch:
 
 pytestmark = pytest.mark.slow
 
-TEXTS = ["Bread is made of flour.", "Trains need rails.", "Swallows nest in barns."]
 HELLO = [ChatMessage.from_system("Be kind."), ChatMessage.from_user("the cat")]
-PLAIN_HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "the cat"}]
 QUESTION = "what is bread made of"
 
 
@@ -173,9 +169,7 @@ def test_stored_pipelines_share_their_model(chat_folder: Path, tmp_path: Path) -
         GerundTextEmbedder(chat_model()).to_dict()
 
 
-def test_retriever(bundled: gerund.LanguageModel) -> None:
-    index = gerund.open_index(None, bundled)
-    index.add_documents([gerund.Document(text.split()[0].lower(), text) for text in TEXTS])
+def test_retriever(index: gerund.Index) -> None:
     [own] = index.search("rails", 1)
     [found] = GerundRetriever(index).run("rails", top_k=1)["documents"]
     assert (found.content, found.score, found.meta["source"]) == (own.text, own.score, own.source)
@@ -183,10 +177,3 @@ def test_retriever(bundled: gerund.LanguageModel) -> None:
     assert word.meta["similarity"] is None
     with pytest.raises(ConfigError, match="the place of its index"):
         GerundRetriever(index).to_dict()
-
-
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gerund.integrations.haystack")
-    monkeypatch.setitem(sys.modules, "haystack", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[haystack\]'"):
-        importlib.import_module("gerund.integrations.haystack")

@@ -1,8 +1,6 @@
 """gerund inside LlamaIndex: what it gives is what gerund gives, and LlamaIndex's own machinery takes it."""
 
 import asyncio
-import importlib
-import sys
 import warnings
 
 import numpy as np
@@ -10,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 import gerund
-from gerund.errors import ConfigError, MissingDependencyError, ModelError, TextError
-from tests.integrations.common import chat_model
+from gerund.errors import ConfigError, ModelError, TextError
+from tests.integrations.common import PLAIN_HELLO, TEXTS, chat_model
 
 with warnings.catch_warnings():
     # Its dependencies warn of each other while they are imported.
@@ -26,16 +24,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.slow
 
-TEXTS = ["Bread is made of flour.", "Trains need rails.", "Swallows nest in barns."]
 HELLO = [ChatMessage(role="system", content="Be kind."), ChatMessage(role="user", content="the cat")]
-PLAIN_HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "the cat"}]
-
-
-@pytest.fixture(scope="module")
-def index(bundled: gerund.LanguageModel) -> gerund.Index:
-    found = gerund.open_index(None, bundled)
-    found.add_documents([gerund.Document(text.split()[0].lower(), text) for text in TEXTS])
-    return found
 
 
 def test_embeddings() -> None:
@@ -144,10 +133,3 @@ def test_a_whole_engine(index: gerund.Index, bundled: gerund.LanguageModel) -> N
     )
     answer = engine.query("what is bread made of")
     assert [one.text for one in answer.source_nodes] == [TEXTS[0]]
-
-
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gerund.integrations.llama_index")
-    monkeypatch.setitem(sys.modules, "llama_index.core.base.llms.types", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[llama-index\]'"):
-        importlib.import_module("gerund.integrations.llama_index")

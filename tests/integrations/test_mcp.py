@@ -1,6 +1,5 @@
 """An index by the Model Context Protocol, with the SDK's own client: in memory, and as a program on standard input."""
 
-import io
 import os
 import signal
 import subprocess
@@ -22,12 +21,9 @@ from gerund.integrations.mcp import URI, LocalHost, _quotation, make_server
 from gerund.retrieval.documents import Chunking, Document
 from gerund.retrieval.index import Index
 from gerund.types import Hit
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import ENVIRONMENT, run_cli
 from tests.retrieval.helpers import NOTES, notes_index
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-# A real model, where it lies beside the repository.
-SMOLLM2 = Path(__file__).resolve().parents[3] / "real" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 CHUNK = 48  # tokens, which the tiny model has room for
 OUTSIDE = ("/etc/passwd", "../rail", "file:///etc/passwd", "rail/", "RAIL")
 
@@ -40,6 +36,17 @@ def lm(tiny_folder: Path) -> Any:
 @pytest.fixture
 def index(lm: Any) -> Index:
     return notes_index(lm, tokens=CHUNK)
+
+
+@pytest.fixture
+def stored(lm: Any, tmp_path: Path) -> Path:
+    """An index on the disk."""
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.index import open_index
+
+    documents = [Document(name, text) for name, text in NOTES.items()]
+    open_index(tmp_path / "my.index", lm, chunking=Chunking(tokens=CHUNK)).add_documents(documents)
+    return tmp_path / "my.index"
 
 
 def with_client(index: Index, use: Callable[[Client], Awaitable[None]], mode: str = "auto", **how: Any) -> None:
@@ -179,18 +186,10 @@ def test_a_defect_is_no_end_of_the_server(
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_on_a_terminal_the_command_says_what_it_waits_for(
-    lm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.index import open_index
-
-    open_index(tmp_path / "my.index", lm, chunking=Chunking(tokens=CHUNK)).add_documents([Document("a", "A file.")])
+def test_on_a_terminal_the_command_says_what_it_waits_for(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gerund.integrations.mcp.serve_stdio", lambda *_, **__: None)
-    assert run_cli("mcp", tmp_path / "my.index").err == ""
-    terminal = type("Terminal", (io.TextIOWrapper,), {"isatty": lambda _: True})
-    monkeypatch.setattr("tests.cli.helpers.io.TextIOWrapper", terminal)
-    ran = run_cli("mcp", tmp_path / "my.index")
+    assert run_cli("mcp", stored).err == ""
+    ran = run_cli("mcp", stored, typed=())
     assert (ran.out, ran.err.count("\n")) == ("", 1)
     assert "waiting for a program that speaks the Model Context Protocol" in ran.err
     assert "Ctrl-C ends it" in ran.err
@@ -198,15 +197,10 @@ def test_on_a_terminal_the_command_says_what_it_waits_for(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_ctrl_c_ends_it_on_a_terminal(lm: Any, tmp_path: Path) -> None:
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.index import open_index
-
-    open_index(tmp_path / "my.index", lm, chunking=Chunking(tokens=CHUNK)).add_documents([Document("a", "A file.")])
+def test_ctrl_c_ends_it_on_a_terminal(stored: Path) -> None:
     _, terminal = os.openpty()
-    command = [sys.executable, "-m", "gerund", "mcp", str(tmp_path / "my.index")]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, env=environment) as running:
+    command = [sys.executable, "-m", "gerund", "mcp", str(stored)]
+    with subprocess.Popen(command, stdin=terminal, stderr=subprocess.PIPE, env=ENVIRONMENT) as running:
         try:
             assert running.stderr is not None
             assert b"waiting for a program" in running.stderr.readline()
@@ -218,16 +212,9 @@ def test_ctrl_c_ends_it_on_a_terminal(lm: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_starts_the_command(lm: Any, tmp_path: Path) -> None:
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.index import open_index
-
-    where = tmp_path / "my.index"
-    open_index(where, lm, chunking=Chunking(tokens=CHUNK)).add_documents(
-        [Document(name, text) for name, text in NOTES.items()]
-    )
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    command = StdioServerParameters(command=sys.executable, args=["-m", "gerund", "mcp", str(where)], env=environment)
+def test_a_program_starts_the_command(stored: Path) -> None:
+    arguments = ["-m", "gerund", "mcp", str(stored), "--allow-add"]
+    command = StdioServerParameters(command=sys.executable, args=arguments, env=ENVIRONMENT)
 
     async def run() -> None:
         async with Client(stdio_client(command)) as client:
@@ -235,40 +222,7 @@ def test_a_program_starts_the_command(lm: Any, tmp_path: Path) -> None:
             assert client.server_info.title == "Documents in my.index"
             found = await client.call_tool("search", {"query": "steam locomotives", "k": 1})
             assert found.structured_content["results"][0]["text"] in NOTES["rail"]
-
-    anyio.run(run)
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
-def test_a_program_asks_a_real_model(tmp_path: Path) -> None:
-    for package in ("lancedb", "onnxruntime"):
-        pytest.importorskip(package, reason="needs gerund[index,packed]")
-    from gerund.retrieval.index import open_index
-
-    where = tmp_path / "my.index"
-    lm = load(SMOLLM2, runtime="packed")
-    open_index(where, lm).add_documents([Document(name, text) for name, text in NOTES.items()])
-    command = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "gerund", "mcp", str(where), "-m", str(SMOLLM2), "--runtime", "packed", "--allow-add"],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
-
-    async def run() -> None:
-        async with Client(stdio_client(command)) as client:
-            found = await client.call_tool("search", {"query": "steam locomotives", "k": 1})
-            [hit] = found.structured_content["results"]
-            assert (hit["source"], hit["text"] in NOTES["rail"]) == ("rail", True)
-            read = await client.call_tool("read", {name: hit[name] for name in ("source", "start", "end")})
-            assert read.structured_content["text"] == hit["text"]
-            answered = (await client.call_tool("ask", {"question": "What is bread made of?"})).structured_content
-            assert (answered["found"], answered["sources"][0]["source"]) == (True, "bread")
-            assert "flour" in answered["answer"]
             added = await client.call_tool("add", {"source": "otters", "text": "Otters swim in rivers."})
             assert added.structured_content == {"source": "otters", "documents": 1, "chunks": 1}
-            again = await client.call_tool("search", {"query": "animals that swim", "k": 1})
-            assert again.structured_content["results"][0]["source"] == "otters"
-            assert (await client.call_tool("read", {"source": str(SMOLLM2)})).is_error
 
     anyio.run(run)

@@ -1,14 +1,12 @@
 """MTEB's description of a gerund encoder, and the encoder that MTEB loads by it."""
 
-import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gerund
-from gerund.errors import ConfigError, FingerprintError, MissingDependencyError
+from gerund.errors import ConfigError, FingerprintError
 
 pytest.importorskip("mteb")
 import mteb
@@ -47,10 +45,3 @@ def test_a_model_in_memory_cannot_be_loaded_again(tiny_folder: Path) -> None:
     lm = gerund.load(tiny_folder)
     with pytest.raises(ConfigError, match="save it first"):
         model_meta(gerund.LanguageModel(lm.model, lm.tokenizer))
-
-
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gerund.integrations.mteb")
-    monkeypatch.setitem(sys.modules, "mteb.models", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[eval\]'"):
-        importlib.import_module("gerund.integrations.mteb")

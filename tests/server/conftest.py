@@ -1,8 +1,11 @@
 """A tiny model behind a real server on loopback, in a thread of the tests' own process."""
 
+import json
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +59,16 @@ def save_served(folder: Path, *, template: str | None = TEMPLATE, context: int =
     return folder
 
 
+def until(condition: Callable[[], object], seconds: float = 20) -> bool:
+    """Wait until a condition holds; whether it came to hold."""
+    ends = time.monotonic() + seconds
+    while not (holds := bool(condition())) and time.monotonic() < ends:
+        time.sleep(0.02)
+    return holds
+
+
 class Running:
-    """A server in a thread.
+    """A server in a thread, until the block ends.
 
     Attributes:
         url: its address.
@@ -96,20 +107,65 @@ class Running:
 
     def idle(self, seconds: float = 10) -> bool:
         """Whether the engine comes to have nothing to do."""
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            state = self.service.engine.state()
-            if not state.queued and not state.live_rows:
-                return True
-            time.sleep(0.02)
-        return False
 
-    def stop(self) -> None:
-        """End it."""
+        def has_nothing() -> bool:
+            state = self.service.engine.state()
+            return not state.queued and not state.live_rows
+
+        return until(has_nothing, seconds)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.client.close()
         self._server.should_exit = True
         self._thread.join(20)
         self.service.close()
+
+
+def exchange(running: Running, *parts: bytes, pause: float = 0.02, most: float = 2) -> tuple[bytes, bool]:
+    """Send bytes as they are, and return what came back, and whether the server closed the connection."""
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=most) as made:
+        with suppress(OSError):  # it may be closed while there is more to send
+            for part in parts:
+                made.sendall(part)
+                time.sleep(pause if len(parts) > 1 else 0)
+        received = b""
+        try:
+            while part := made.recv(65536):
+                received += part
+        except TimeoutError:
+            return received, False
+        return received, True
+
+
+def events(running: Running, route: str, **body: Any) -> list[Any]:
+    """Return the events of a stream, after making sure that it ends as one."""
+    with running.client.stream("POST", route, json={**body, "stream": True}) as found:
+        assert found.headers["content-type"].startswith("text/event-stream")
+        sent = [line for line in found.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in sent)
+    assert sent[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in sent[:-1]]
+
+
+def lines(running: Running, route: str, **body: Any) -> list[Any]:
+    """Return the lines of one of Ollama's streams."""
+    with running.client.stream("POST", route, json=body) as found:
+        assert found.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in found.iter_lines()]
+
+
+def index_of(where: Path, lm: Any, documents: dict[str, str] = DOCUMENTS) -> str:
+    """Make an index of documents, and return its place as a setting of a server."""
+    pytest.importorskip("lancedb", reason="needs gerund[index]")
+    from gerund.retrieval.documents import Document
+    from gerund.retrieval.index import open_index
+
+    open_index(where, lm).add_documents([Document(name, text) for name, text in documents.items()])
+    return str(where)
 
 
 @pytest.fixture(scope="session")
@@ -127,30 +183,22 @@ def served_lm(served_folder: Path) -> Any:
 @pytest.fixture(scope="session")
 def live(served_folder: Path) -> Iterator[Running]:
     """A server with a tiny model, for all tests that leave it as it is."""
-    running = Running(load(served_folder), ServerConfig(max_new_tokens=32), [])
-    yield running
-    running.stop()
+    with Running(load(served_folder), ServerConfig(max_new_tokens=32), []) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
 def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with a tiny model whose template knows tools, with room for long prompts."""
     folder = save_served(tmp_path_factory.mktemp("with_tools") / "tiny", template=TOOL_TEMPLATE, context=8192)
-    running = Running(load(folder), ServerConfig(max_new_tokens=200, context=8192), [])
-    yield running
-    running.stop()
+    with Running(load(folder), ServerConfig(max_new_tokens=200, context=8192), []) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
 def indexed(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with a key, a tiny model that chats, and an index."""
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.documents import Document
-    from gerund.retrieval.index import open_index
-
     lm = load(served_folder)
-    where = tmp_path_factory.mktemp("indexed") / "my.index"
-    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    running = Running(lm, ServerConfig(max_new_tokens=8, index=str(where)), ["secret"])
-    yield running
-    running.stop()
+    where = index_of(tmp_path_factory.mktemp("indexed") / "my.index", lm)
+    with Running(lm, ServerConfig(max_new_tokens=8, index=where), ["secret"]) as running:
+        yield running

@@ -13,11 +13,9 @@ pytest.importorskip("lancedb", reason="needs gerund[index]")
 from gerund.entry import load
 from gerund.inference.generate.constraints import Constraint
 from gerund.retrieval import question_answering
-from gerund.retrieval.documents import Document
-from gerund.retrieval.index import open_index
 from gerund.retrieval.question_answering import NOTHING, PendingAnswer
 from gerund.server.config import ServerConfig
-from tests.server.conftest import Running, save_served
+from tests.server.conftest import Running, events, index_of, lines, save_served
 
 NAME = "tiny+index"
 DOCUMENTS = {
@@ -33,11 +31,10 @@ CHAT = "/v1/chat/completions"
 def indexed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with an index, whose model has room for an answer's instructions."""
     folder = tmp_path_factory.mktemp("chats")
-    lm, where = load(save_served(folder / "tiny", context=2048)), folder / "my.index"
-    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    running = Running(lm, ServerConfig(max_new_tokens=100, index=str(where)), [])
-    yield running
-    running.stop()
+    lm = load(save_served(folder / "tiny", context=2048))
+    settings = ServerConfig(max_new_tokens=100, index=index_of(folder / "my.index", lm, DOCUMENTS))
+    with Running(lm, settings, []) as running:
+        yield running
 
 
 @pytest.fixture
@@ -109,10 +106,9 @@ def test_ollama(indexed: Running) -> None:
     assert whole["message"]["content"].startswith(DOCUMENTS["bread"])
     assert whole["message"]["sources"][0]["source"] == "bread"
     assert "eval_duration" not in whole, "a quotation is not generated"
-    with indexed.client.stream("POST", "/api/chat", json={"model": f"{NAME}:latest", "messages": BREAD}) as found:
-        lines = [json.loads(line) for line in found.iter_lines()]
-    assert "".join(line["message"]["content"] for line in lines) == whole["message"]["content"]
-    assert lines[-1]["message"]["sources"] == whole["message"]["sources"]
+    streamed = [line["message"] for line in lines(indexed, "/api/chat", model=f"{NAME}:latest", messages=BREAD)]
+    assert "".join(message["content"] for message in streamed) == whole["message"]["content"]
+    assert streamed[-1]["sources"] == whole["message"]["sources"]
     single = indexed.ok("/api/generate", model=NAME, prompt=BREAD[0]["content"], stream=False)
     assert (single["response"], single["found"]) == (whole["message"]["content"], True)
     assert indexed.post("/api/generate", model=NAME, prompt="a", raw=True).status_code == 400
@@ -122,9 +118,7 @@ def test_durations_by_ollamas_names(indexed: Running, written: Any) -> None:
     pytest.importorskip("llguidance")
     written("Flour. [1]")
     body = {"model": NAME, "messages": BREAD}
-    with indexed.client.stream("POST", "/api/chat", json=body) as found:
-        last = [json.loads(line) for line in found.iter_lines()][-1]
-    for answer in (last, indexed.ok("/api/chat", **body, stream=False)):
+    for answer in (lines(indexed, "/api/chat", **body)[-1], indexed.ok("/api/chat", **body, stream=False)):
         times = [answer[name] for name in ("prompt_eval_duration", "eval_duration", "total_duration")]
         assert times[0] > 0
         assert times[1] > 0
@@ -154,9 +148,7 @@ def test_a_written_answer(indexed: Running, written: Any) -> None:
     assert message["content"] == f"{text.replace(' [9]', '')}\n\n[1] bread:0-39"
     assert message["method"] == "generate"
     assert [check["support"] for check in message["checks"]] == ["supported", "unsupported"]
-    with indexed.client.stream("POST", CHAT, json={"model": NAME, "messages": BREAD, "stream": True}) as found:
-        lines = [line.removeprefix("data: ") for line in found.iter_lines() if line]
-    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
+    deltas = [event["choices"][0]["delta"] for event in events(indexed, CHAT, model=NAME, messages=BREAD)]
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
     assert sum(bool(delta.get("content")) for delta in deltas) > 2
     assert deltas[-1]["sources"] == message["sources"]
@@ -206,30 +198,25 @@ def test_mistakes(indexed: Running, body: dict[str, Any], param: str, monkeypatc
 
 
 def test_a_model_without_a_chat_template_quotes(tmp_path: Path) -> None:
-    lm, where = load(save_served(tmp_path / "tiny", template=None)), tmp_path / "my.index"
-    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    running = Running(lm, ServerConfig(index=str(where)), [])
-    try:
+    lm = load(save_served(tmp_path / "tiny", template=None))
+    with Running(lm, ServerConfig(index=index_of(tmp_path / "my.index", lm)), []) as running:
         assert message_of(running, messages=BREAD)["content"].startswith(DOCUMENTS["bread"])
-        assert running.post(CHAT, messages=BREAD).status_code == 400
-    finally:
-        running.stop()
+        found = running.post(CHAT, messages=BREAD)
+        assert (found.status_code, found.json()["error"]["code"]) == (400, "not_with_this_model")
+        assert "no chat template" in found.json()["error"]["message"]
+        assert running.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
 
 
-def _parts(kind: str, key: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [{"type": kind, key: {"url": "data:", "data": "", "format": "wav"}}]}]
+def _parts(kind: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": kind, "image_url": {"url": "data:"}}]}]
 
 
 @pytest.mark.parametrize("model", ["tiny", NAME])
 @pytest.mark.parametrize(
     ("route", "body", "word"),
     [
-        (CHAT, {"messages": _parts("image_url", "image_url")}, "image_url"),
-        (CHAT, {"messages": _parts("input_audio", "input_audio")}, "input_audio"),
-        (CHAT, {"messages": _parts("file", "file")}, "file"),
-        ("/v1/responses", {"input": _parts("input_image", "image_url")}, "input_image"),
-        ("/v1/responses", {"input": _parts("input_audio", "input_audio")}, "input_audio"),
-        ("/v1/responses", {"input": _parts("input_file", "file_data")}, "input_file"),
+        (CHAT, {"messages": _parts("image_url")}, "image_url"),
+        ("/v1/responses", {"input": _parts("input_audio")}, "input_audio"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
         ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images"),
     ],

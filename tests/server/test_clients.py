@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from gerund.settings.sampling import Sampling
 from tests.server.conftest import Running
 
 # Some of the clients leave their connections to the garbage collector, or use what newer libraries warn of.
@@ -37,24 +36,6 @@ def same_vectors(found: Any, expected: np.ndarray) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------- openai
-
-
-@pytest.mark.slow
-def test_openai_lists_the_model(openai: Any) -> None:
-    [card] = openai.models.list().data
-    assert card.id == "tiny"
-    assert openai.models.retrieve("tiny").id == "tiny"
-
-
-def test_openai_chat(openai: Any, served_lm: Any) -> None:
-    found = openai.chat.completions.create(
-        model="tiny", messages=HELLO, max_completion_tokens=6, temperature=0.8, seed=5
-    )
-    [expected] = served_lm.chat(HELLO, 6, Sampling(temperature=0.8, seed=5))
-    assert found.choices[0].message.content == expected.text
-    assert found.choices[0].finish_reason == expected.finish_reason
-    assert found.usage.completion_tokens == expected.usage.completion_tokens
-    assert found.usage.prompt_tokens == expected.usage.prompt_tokens
 
 
 def test_openai_chat_stream(openai: Any, served_lm: Any) -> None:
@@ -97,32 +78,11 @@ def test_openai_tells_what_is_wrong(openai: Any) -> None:
     assert "maximum context length is 512 tokens" in found.value.message
 
 
-def test_openai_completions(openai: Any, served_lm: Any) -> None:
-    found = openai.completions.create(model="tiny", prompt=["ab", "the"], max_tokens=4, temperature=0)
-    assert [one.text for one in found.choices] == [one.text for one in served_lm.generate(["ab", "the"], 4)]
-    gap = openai.completions.create(model="tiny", prompt="the ", suffix=" end", max_tokens=2)
-    filled = served_lm.infill("the [blank] end", max_tokens=2)
-    assert gap.choices[0].text == filled.spans[0].removeprefix(" ")
-
-
-@pytest.mark.parametrize("encoding", [None, "float", "base64"])
-def test_openai_embeddings(openai: Any, served_lm: Any, encoding: str | None) -> None:
-    more = {} if encoding is None else {"encoding_format": encoding}
-    found = openai.embeddings.create(model="tiny", input=TEXTS, **more)
-    vectors = [one.embedding for one in found.data]
-    if encoding == "base64":
-        import base64
-
-        vectors = [np.frombuffer(base64.b64decode(one), "<f4") for one in vectors]
-    assert same_vectors(vectors, served_lm.encode(TEXTS))
+def test_openai_embeddings(openai: Any, served_lm: Any) -> None:
+    found = openai.embeddings.create(model="tiny", input=TEXTS)  # as base64, which the client reads
+    assert same_vectors([one.embedding for one in found.data], served_lm.encode(TEXTS))
     assert found.usage.prompt_tokens == sum(served_lm.encode_with_usage(TEXTS).token_counts)
     assert found.fingerprint == served_lm.fingerprint()
-
-
-def test_openai_embeddings_cut(openai: Any, served_lm: Any) -> None:
-    found = openai.embeddings.create(model="tiny", input="a cat", dimensions=8)
-    assert same_vectors(found.data[0].embedding, served_lm.encode("a cat", dimensions=8))
-    assert found.fingerprint == served_lm.fingerprint(8)
 
 
 # ------------------------------------------------------------------------------------------------------------- cohere
@@ -159,29 +119,18 @@ def test_langchain_writes(live: Running, served_lm: Any) -> None:
     assert legacy.invoke("Hello") == served_lm.generate("Hello", 6)[0].text
 
 
-def test_langchain_embeds_texts(live: Running, served_lm: Any) -> None:
-    embeddings = langchain(live, "OpenAIEmbeddings", check_embedding_ctx_length=False)
-    assert same_vectors(embeddings.embed_documents(TEXTS), served_lm.encode(TEXTS))
-
-
-def test_langchain_by_the_tokens_of_this_tokenizer(live: Running, served_lm: Any, served_folder: Path) -> None:
+def test_langchain_by_texts_and_by_the_tokens_of_this_tokenizer(
+    live: Running, served_lm: Any, served_folder: Path
+) -> None:
     own = {"tiktoken_enabled": False, "tiktoken_model_name": str(served_folder), "embedding_ctx_length": 500}
-    embeddings = langchain(live, "OpenAIEmbeddings", **own)
-    assert same_vectors(embeddings.embed_documents(TEXTS), served_lm.encode(TEXTS))
+    for settings in ({"check_embedding_ctx_length": False}, own):
+        embeddings = langchain(live, "OpenAIEmbeddings", **settings)
+        assert same_vectors(embeddings.embed_documents(TEXTS), served_lm.encode(TEXTS))
     assert same_vectors(embeddings.embed_query("a cat"), served_lm.encode("a cat"))
     # That client spells its pieces out again; one that sends the ids themselves gets the same.
     ids = [served_lm.tokenizer.encode(text) for text in TEXTS]
     found = embeddings.client.create(input=ids, model="tiny", encoding_format="float")
     assert same_vectors([one.embedding for one in found.data], served_lm.encode(TEXTS))
-
-
-def test_langchain_by_token_ids_of_another_tokenizer_is_refused(live: Running) -> None:
-    module = pytest.importorskip("openai")
-    embeddings = langchain(live, "OpenAIEmbeddings", tiktoken_enabled=True)
-    client = embeddings.client
-    # What the client sends by default, in the words of its own issue 30574: ids of OpenAI's tokenizer.
-    with pytest.raises(module.BadRequestError, match="check_embedding_ctx_length=False"):
-        client.create(input=[[57668, 53901]], model="tiny", encoding_format="base64")
 
 
 # --------------------------------------------------------------------------------------------- LlamaIndex and Haystack
@@ -192,23 +141,6 @@ def test_llama_index_embeds_texts(live: Running, served_lm: Any) -> None:
     module = pytest.importorskip("llama_index.embeddings.openai_like", reason="needs gerund[clients]")
     embedding = module.OpenAILikeEmbedding(model_name="tiny", api_base=f"{live.url}/v1", api_key="none")
     assert same_vectors(embedding.get_text_embedding_batch(["a\ncat", "dog"]), served_lm.encode(["a cat", "dog"]))
-
-
-@pytest.mark.slow
-def test_llama_index_writes(live: Running, served_lm: Any) -> None:
-    llms = pytest.importorskip(
-        "llama_index.llms.openai_like", reason="llama-index-llms-openai-like needs openai below 3"
-    )
-    from llama_index.core.llms import ChatMessage
-
-    own = {"model": "tiny", "api_base": f"{live.url}/v1", "api_key": "none", "temperature": 0, "max_tokens": 6}
-    chat = llms.OpenAILike(**own, is_chat_model=True)
-    [expected] = served_lm.chat(HELLO, 6)
-    assert chat.chat([ChatMessage(role="user", content="Hello")]).message.content == expected.text
-    assert "".join(one.delta or "" for one in chat.stream_chat([ChatMessage(role="user", content="Hello")])) == (
-        expected.text
-    )
-    assert llms.OpenAILike(**own, is_chat_model=False).complete("Hello").text == served_lm.generate("Hello", 6)[0].text
 
 
 @pytest.mark.slow

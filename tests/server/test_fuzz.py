@@ -57,14 +57,7 @@ def test_chats_with_an_index(indexed: Running, examples: int) -> None:
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as any_
 
-    leaves = (
-        any_.none()
-        | any_.booleans()
-        | any_.integers()
-        | any_.floats(allow_nan=False, allow_infinity=False)
-        | any_.text(max_size=9)
-    )
-    values = any_.recursive(leaves, lambda inner: any_.lists(inner) | any_.dictionaries(any_.text(max_size=5), inner))
+    values = any_json()
     texts = any_.sampled_from(["What is bread made of?", "", " ", "x", "the " * 900, "\0", '"bread']) | any_.text()
     roles = any_.sampled_from(["user", "assistant", "system", "tool", "x"])
     turns = any_.lists(any_.fixed_dictionaries({"role": roles, "content": texts | values}), max_size=5)
@@ -99,6 +92,15 @@ def test_chats_with_an_index(indexed: Running, examples: int) -> None:
     check()
     assert statuses[200] > examples // 20
     assert indexed.idle(20)
+
+
+def any_json() -> Any:
+    """Return a strategy for any JSON."""
+    from hypothesis import strategies as any_
+
+    numbers = any_.integers() | any_.floats(allow_nan=False, allow_infinity=False)
+    leaves = any_.none() | any_.booleans() | numbers | any_.text(max_size=9)
+    return any_.recursive(leaves, lambda inner: any_.lists(inner) | any_.dictionaries(any_.text(max_size=5), inner))
 
 
 def fuzzed(running: Running, folder: Path, examples: int, *more: str) -> str:

@@ -17,10 +17,9 @@ from mcp.client.streamable_http import streamable_http_client
 from gerund.entry import load
 from gerund.errors import ConfigError
 from gerund.retrieval import question_answering
-from gerund.retrieval.documents import Document
-from gerund.retrieval.index import open_index
 from gerund.server.config import ServerConfig, settings_of
-from tests.server.conftest import DOCUMENTS, Running, save_served
+from tests.server.conftest import DOCUMENTS, Running, index_of, save_served
+from tests.server.test_fuzz import any_json
 
 CALL = {
     "jsonrpc": "2.0",
@@ -35,12 +34,10 @@ ACCEPT = {"Accept": "application/json, text/event-stream"}
 def offered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server that offers its index at /mcp, with a key, and room for an answer's instructions."""
     folder = tmp_path_factory.mktemp("offered")
-    lm, where = load(save_served(folder / "tiny", context=2048)), folder / "my.index"
-    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    settings = ServerConfig(index=str(where), mcp=True, allow_add=True, body_limit=100_000)
-    running = Running(lm, settings, ["secret"])
-    yield running
-    running.stop()
+    lm = load(save_served(folder / "tiny", context=2048))
+    where = index_of(folder / "my.index", lm)
+    with Running(lm, ServerConfig(index=where, mcp=True, allow_add=True, body_limit=100_000), ["secret"]) as running:
+        yield running
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -103,12 +100,7 @@ def test_no_message_is_a_server_error(offered: Running) -> None:
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as any_
 
-    leaves = any_.none() | any_.booleans() | any_.integers() | any_.text(max_size=9)
-    values = any_.recursive(
-        leaves,
-        lambda inner: any_.lists(inner, max_size=3) | any_.dictionaries(any_.text(max_size=5), inner),
-        max_leaves=6,
-    )
+    values = any_json()
     names = any_.sampled_from(["search", "ask", "read", "add", "other"])
     known = any_.sampled_from(["query", "question", "k", "filter", "source", "start", "end", "text", "title"])
     texts = any_.sampled_from(["bread", "../rail", "file:///etc/passwd", "", "a" * 2000, "x = 1 --", "gerund://a"])
@@ -117,14 +109,8 @@ def test_no_message_is_a_server_error(offered: Running) -> None:
     methods = any_.sampled_from(
         ["initialize", "ping", "tools/list", "tools/call", "resources/list", "resources/read", "prompts/get"]
     )
-    message = any_.fixed_dictionaries(
-        {
-            "jsonrpc": any_.just("2.0"),
-            "id": any_.integers(0, 9),
-            "method": methods,
-            "params": any_.one_of(calls, values),
-        }
-    )
+    fields = {"id": any_.integers(0, 9), "method": methods, "params": any_.one_of(calls, values)}
+    message = any_.fixed_dictionaries({"jsonrpc": any_.just("2.0"), **fields})
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(any_.one_of(message, values))

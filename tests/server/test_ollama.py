@@ -11,18 +11,11 @@ import pytest
 
 from gerund.inference.generate.sequence import SequenceState
 from gerund.settings.sampling import Sampling
-from tests.server.conftest import Running
+from tests.server.conftest import Running, lines
 from tests.server.test_tools import RESULT, TOOLS, scripted  # noqa: F401 - a fixture
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 6}
-
-
-def lines(running: Running, route: str, **body: Any) -> list[Any]:
-    """Return the lines of a stream."""
-    with running.client.stream("POST", route, json=body) as found:
-        assert found.headers["content-type"] == "application/x-ndjson"
-        return [json.loads(line) for line in found.iter_lines()]
 
 
 def test_a_chat_is_the_librarys(live: Running, served_lm: Any) -> None:
@@ -153,18 +146,13 @@ REFUSED = [
     ("/api/chat", {"messages": HELLO, "model": "llama3.2"}, 404, "'llama3.2' does not exist"),
     ("/api/chat", {"messages": HELLO, "options": {"temprature": 1}}, 400, "did you mean 'temperature'"),
     ("/api/chat", {"messages": HELLO, "options": {"mirostat": 2}}, 400, "mirostat is supported with its usual value"),
-    ("/api/chat", {"messages": HELLO, "options": {"num_predict": "5"}}, 400, "options.num_predict"),
     ("/api/chat", {"messages": HELLO, "options": {"wings": 2}}, 400, "wings is not supported here"),
     ("/api/chat", {"messages": HELLO, "think": True}, 400, "think is not supported"),
-    ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "messages.0.images"),
     ("/api/chat", {"messages": HELLO, "tools": TOOLS}, 400, "knows no tools"),
     ("/api/chat", {"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, 400, "function.name"),
-    ("/api/chat", {"messages": [RESULT]}, 400, "knows no tools"),
     ("/api/chat", {"messages": [{"content": "a"}]}, 400, "messages.0.role"),
     ("/api/chat", {"messages": HELLO, "format": "xml"}, 400, "format"),
-    ("/api/generate", {"prompt": "a", "images": ["aGk="]}, 400, "images is not supported"),
     ("/api/generate", {"prompt": "a", "context": [1, 2]}, 400, "context is supported with its usual value"),
-    ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "template is supported"),
     ("/api/generate", {"prompt": "a", "suffix": "b", "system": "c"}, 400, "system needs a chat template"),
     ("/api/generate", {"prompt": "a " * 600}, 400, "maximum context length is 512"),
     ("/api/embed", {}, 400, "input"), ("/api/embed", {"input": [5]}, 400, "input"),
@@ -217,24 +205,3 @@ def test_the_client_of_ollama_embeds_and_describes(ollama: Any, with_tools: Runn
     with pytest.raises(module.ResponseError, match="does not exist") as refused:
         ollama.chat(model="other", messages=HELLO)
     assert refused.value.status_code == 404
-
-
-@pytest.mark.slow
-def test_the_client_of_ollama_calls_tools(ollama: Any, scripted: Any) -> None:  # noqa: F811
-    def forecast(city: str) -> str:
-        """Forecast the weather.
-
-        Args:
-            city: Name of the city.
-        """
-        return f"rain in {city}"
-
-    scripted('It rains. <tool_call>{"name": "forecast", "arguments": {"city": "Bonn"}}</tool_call>')
-    settings = {"model": "tiny", "options": {"temperature": 0}, "tools": [forecast]}
-    answer = ollama.chat(messages=HELLO, **settings)
-    [call] = answer.message.tool_calls
-    assert forecast(**call.function.arguments) == "rain in Bonn"
-    pieces = list(ollama.chat(messages=HELLO, stream=True, **settings))
-    assert [call for piece in pieces for call in piece.message.tool_calls or ()] == [call]
-    result = {"role": "tool", "content": "rain in Bonn", "tool_name": "forecast"}
-    assert ollama.chat(messages=[*HELLO, answer.message, result], **settings).done

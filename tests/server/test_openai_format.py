@@ -7,16 +7,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from gerund.entry import load
 from gerund.scoring.names import MODEL_NAMES, SCORER_NAMES
-from gerund.server.config import ServerConfig
 from gerund.server.generation_bodies import ScorerName
 from gerund.server.openai_format import Echo, Form
 from gerund.settings.sampling import Sampling
 from gerund.types import Generation, TokenLogprob
-from tests.server.conftest import Running
-from tests.server.test_routes import events
-from tests.tiny import save_tiny
+from tests.server.conftest import Running, events
 
 COMPLETE = "/v1/completions"
 
@@ -49,13 +45,6 @@ def test_every_alternative_is_there_and_the_chosen_token_too(live: Running, serv
     assert partial > 2
 
 
-def test_greedy_alternatives_begin_with_the_chosen_token(live: Running) -> None:
-    body: dict[str, Any] = {"prompt": "\U0001f389\U0001f98a", "max_tokens": 3, "temperature": 0, "logprobs": 3}
-    found = live.ok(COMPLETE, **body)["choices"][0]["logprobs"]
-    for own, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
-        assert (len(top), max(top.values())) == (3, own)
-
-
 def test_tokens_that_spell_the_same_have_keys_of_their_own() -> None:
     top = (
         TokenLogprob(4, b"a", -0.5),
@@ -78,6 +67,11 @@ def test_logprobs_of_prompts(live: Running, served_lm: Any) -> None:
     body: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 4, "seed": 3, "n": 2}
     found = live.ok(COMPLETE, prompt=texts, **body)["choices"]
     assert live.ok(COMPLETE, prompt=prompts, **body)["choices"] == found
+    streamed = [""] * 6
+    for chunk in events(live, COMPLETE, prompt=texts, **body):
+        [choice] = chunk["choices"]
+        streamed[choice["index"]] += choice["text"]
+    assert [(one["index"], one["text"]) for one in found] == list(enumerate(streamed))
     for number, choice in enumerate(found):
         text, ids = texts[number // 2], prompts[number // 2]
         own = choice["logprobs"]
@@ -148,8 +142,12 @@ REQUESTS = [
 ]
 
 
-def scored_alike(running: Running, lm: Any, folder: Path, *, as_tokens: bool, bos: bool) -> None:
-    """Compare what lm-evaluation-harness reads off a server with what it computes on the weights in memory."""
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bos", [False, True])
+def test_lm_eval_reads_what_it_computes_on_the_weights(
+    live: Running, served_lm: Any, served_folder: Path, bos: bool
+) -> None:
     pytest.importorskip("lm_eval", reason="needs gerund[lm-eval]")
     completions = pytest.importorskip("lm_eval.models.openai_completions", reason="needs lm-eval[api]")
     from lm_eval.api.instance import Instance
@@ -160,34 +158,15 @@ def scored_alike(running: Running, lm: Any, folder: Path, *, as_tokens: bool, bo
         return [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(REQUESTS)]
 
     remote = completions.LocalCompletionsAPI(
-        base_url=f"{running.url}/v1/completions", model="tiny", tokenizer=str(folder), max_length=64,
-        tokenizer_backend="huggingface", tokenized_requests=as_tokens, batch_size=2, add_bos_token=bos,
+        base_url=f"{live.url}/v1/completions", model="tiny", tokenizer=str(served_folder), max_length=64,
+        tokenizer_backend="huggingface", batch_size=2, add_bos_token=bos,
     )  # fmt: skip
-    local = lm_eval_model(lm)
+    local = lm_eval_model(served_lm)
     local.add_bos_token = bos
     found = remote.loglikelihood(asked(), disable_tqdm=True)
     expected = local.loglikelihood(asked(), disable_tqdm=True)
     assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], abs=1e-3)
     assert [one[1] for one in found] == [one[1] for one in expected]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("bos", [False, True])
-def test_lm_eval_by_token_ids(live: Running, served_lm: Any, served_folder: Path, bos: bool) -> None:
-    scored_alike(live, served_lm, served_folder, as_tokens=True, bos=bos)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_lm_eval_by_texts(tmp_path: Path) -> None:
-    # The harness counts the tokens of texts without those that a tokenizer adds, so here it adds none.
-    folder = save_tiny(tmp_path / "tiny", bos=False)
-    running = Running(load(folder), ServerConfig(), [])
-    try:
-        scored_alike(running, load(folder), folder, as_tokens=False, bos=False)
-    finally:
-        running.stop()
 
 
 def test_offsets_of_characters_that_several_tokens_spell() -> None:

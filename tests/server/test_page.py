@@ -18,7 +18,7 @@ from gerund.entry import load
 from gerund.errors import DataError
 from gerund.server.config import ServerConfig
 from gerund.server.service import Service
-from tests.server.conftest import DOCUMENTS, Running
+from tests.server.conftest import DOCUMENTS, Running, index_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Without these a browser asks its maker's hosts for things.
@@ -59,28 +59,20 @@ def test_no_other_file_is_given_away(indexed: Running, name: str) -> None:
     assert found.json()["error"]["message"]
 
 
-def test_search_finds_what_the_index_finds(indexed: Running) -> None:
-    found = indexed.ok("/v1/search", query="flour for bread", k=2)
-    assert found["rerank"] is None
+def test_search_says_what_was_ranked_again(indexed: Running) -> None:
+    assert indexed.ok("/v1/search", query="flour", k=1)["rerank"] is None
     assert indexed.ok("/v1/search", query="flour", k=1, rerank=2)["rerank"]["offered"] == 2
-    index = indexed.service.index
-    assert index is not None
-    own = index.search("flour for bread", 2)
-    assert [(one["source"], one["score"]) for one in found["data"]] == [(one.source, one.score) for one in own]
-    words = indexed.ok("/v1/search", query="rails", mode="words", filter="source = 'rail'")
-    assert [one["source"] for one in words["data"]] == ["rail"]
+    assert indexed.post("/v1/search").json()["error"]["param"] == "query"
 
 
 @pytest.mark.slow
 def test_an_index_that_is_migrated_is_opened_again(served_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.documents import Chunking, Document
+    lm = load(served_folder)
+    where = index_of(tmp_path / "my.index", lm)
+    from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import open_index
 
-    lm, where = load(served_folder), tmp_path / "my.index"
-    open_index(where, lm).add_documents([Document(name, text) for name, text in DOCUMENTS.items()])
-    running = Running(load(served_folder), ServerConfig(index=str(where)), [])
-    try:
+    with Running(load(served_folder), ServerConfig(index=where), []) as running:
         assert running.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"
         assert open_index(where, lm).migrate(chunking=Chunking(tokens=64)) == len(DOCUMENTS)
         assert running.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"
@@ -90,25 +82,6 @@ def test_an_index_that_is_migrated_is_opened_again(served_folder: Path, tmp_path
         assert (found.status_code, found.json()["error"]["code"]) == (503, "index_replaced")
         assert open_index(where, lm.spec).migrate() == len(DOCUMENTS)
         assert running.ok("/v1/search", query="rails", k=1)["data"][0]["source"] == "rail"
-    finally:
-        running.stop()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"query": " "},
-        {"query": "a", "k": 0},
-        {"query": "a", "mode": "x"},
-        {"query": "a", "filter": "1 ="},
-        {"query": "a", "filter": "1 = 1; DROP TABLE chunks"},
-    ],
-)
-def test_search_refuses_in_words(indexed: Running, body: dict[str, Any]) -> None:
-    found = indexed.post("/v1/search", **body)
-    assert found.status_code == 400
-    assert found.json()["error"]["message"]
 
 
 def test_search_without_an_index_says_how_to_get_one(live: Running) -> None:
@@ -157,23 +130,6 @@ def test_attention_is_drawn_of_a_plan_with_skips(live: Running) -> None:
     first, *others = [[np.array(own) for own in (one["before"], one["after"][0])] for one in found["layers"]]
     assert np.array_equal(*first)  # nothing was saved yet
     assert all(np.abs(before - after).max() > 1e-3 for before, after in others)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"text": ""},
-        {"text": "a b c", "plan": "sideways"},
-        {"text": "a b c", "plan": "bidir", "k": 99},
-        {"text": "a b c", "k": 2},
-        {"text": "a b c", "sink_tokens": 2},
-        {"text": "a b c", "plan": "bidir", "k0": 1},
-    ],
-)
-def test_attention_refuses_in_words(live: Running, body: dict[str, Any]) -> None:
-    found = live.post("/v1/attention", **body)
-    assert found.status_code == 400
-    assert found.json()["error"]["message"]
 
 
 @pytest.fixture(scope="module")

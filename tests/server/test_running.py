@@ -1,6 +1,5 @@
 """Real processes: how they start, clients that go, full queues, workers."""
 
-import asyncio
 import itertools
 import json
 import logging
@@ -22,10 +21,8 @@ import pytest
 from gerund.entry import load
 from gerund.server.config import ServerConfig
 from gerund.server.connections import listen
-from tests.cli.helpers import run_cli
-from tests.server.conftest import Running
-
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+from tests.cli.helpers import ENVIRONMENT, run_cli, run_python
+from tests.server.conftest import Running, index_of, until
 
 
 class Process:
@@ -38,10 +35,8 @@ class Process:
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-m", "gerund", "serve", *map(str, arguments), "--port", "0"]
-        env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **environment}
-        self.process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
+        settings = {"env": {**ENVIRONMENT, **environment}, "text": True, "bufsize": 1}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
         self.said: list[str] = []
         self.errors: list[str] = []
         self._readers = [
@@ -59,23 +54,25 @@ class Process:
 
     def ready(self, seconds: float = 90) -> "Process":
         """Wait until it serves."""
-        ends = time.monotonic() + seconds
-        while not any("ready:" in line for line in self.said):
-            if time.monotonic() > ends or self.process.poll() is not None:
-                raise AssertionError(f"it did not start: {self.said} {self.errors}")
-            time.sleep(0.05)
+        is_ready = lambda: any("ready:" in line for line in self.said)  # noqa: E731
+        until(lambda: is_ready() or self.process.poll() is not None, seconds)
+        assert is_ready(), f"it did not start: {self.said} {self.errors}"
         found = re.search(r"http://\S+", self.said[0])
         assert found is not None
         self.url = found.group().rstrip(";")
         return self
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 40) -> int:
-        """Send a signal and return the status."""
-        self.process.send_signal(number)
+    def ended(self, seconds: float = 90) -> int:
+        """Wait until it ends and all that it said is there; return the status."""
         status = self.process.wait(seconds)
         for reader in self._readers:
             reader.join(5)
         return status
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the status."""
+        self.process.send_signal(number)
+        return self.ended(40)
 
     def __enter__(self) -> "Process":
         return self
@@ -83,17 +80,13 @@ class Process:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
-        for reader in self._readers:
-            reader.join(5)
+        self.ended()
 
 
 def refusal(*arguments: object, **environment: str) -> str:
     """Return the one sentence with which the command refuses to start."""
     with Process(*arguments, **environment) as own:
-        assert own.process.wait(60) == 2
-        for reader in own._readers:
-            reader.join(5)
+        assert own.ended() == 2
         [line] = own.errors
         return line
 
@@ -118,9 +111,7 @@ def test_what_cannot_be_served_is_one_sentence(
 ) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "gerund", "serve", str(served_folder), "--port", str(port)]
-        env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = run_python("-m", "gerund", "serve", served_folder, "--port", str(port), check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"port {port} of 127.0.0.1 is in use" in done.stderr
     assert "secret" not in refusal(served_folder, GERUND_API_KEY="se cret")
@@ -143,22 +134,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, workers: 
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     with Process(tmp_path / "model", "--workers", workers) as own:
-        assert own.process.wait(90) == 2
-        for reader in own._readers:
-            reader.join(5)
+        assert own.ended() == 2
         assert "gerund: error:" in own.errors[-1]
         assert not any("Traceback" in line for line in own.errors)
 
 
 @pytest.mark.slow
 def test_a_file_says_it_all_and_an_index_which_model_made_it(tmp_path: Path, served_folder: Path) -> None:
-    pytest.importorskip("lancedb", reason="needs gerund[index]")
-    from gerund.retrieval.documents import Document
-    from gerund.retrieval.index import open_index
-
     lm = load(served_folder, attention="causal")
-    index = tmp_path / "my.index"
-    open_index(index, lm).add_documents([Document("bread", "Bread is made of flour.")])
+    index = index_of(tmp_path / "my.index", lm, {"bread": "Bread is made of flour."})
     keys = write(tmp_path / "keys", "the-key\n")
     content = f"index: {index}\nname: [mine, other]\napi_key_file: {keys}\nlog: json\n"
     config = write(tmp_path / "serve.yaml", content)
@@ -180,39 +164,14 @@ def test_a_file_says_it_all_and_an_index_which_model_made_it(tmp_path: Path, ser
     assert "the-key" not in "".join(own.errors)
 
 
-def test_while_the_model_is_loaded_all_else_is_503(served_lm: Any) -> None:
-    from gerund.server.app import make_app
-    from gerund.server.service import Service
-
-    service = Service(ServerConfig(), ("tiny",))
-
-    async def ask() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app=make_app(service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return [
-                await client.get("/health"),
-                await client.get("/v1/models"),
-                await client.post("/v1/embeddings", json={"input": "a"}),
-                await client.get("/metrics"),
-            ]
-
-    health, models, embeddings, metrics = asyncio.run(ask())
-    assert (health.status_code, health.json()) == (503, {"status": "loading"})
-    for found in (models, embeddings):
-        assert (found.status_code, found.json()["error"]["code"]) == (503, "loading")
-        assert 1 <= int(found.headers["Retry-After"]) <= 60
-    assert metrics.status_code == 200
-
-
 # ------------------------------------------------------------------------------------------------------------ the load
 
 
 @pytest.fixture
 def small(served_folder: Path) -> Iterator[Running]:
     """A server with a small queue and one slot."""
-    running = Running(load(served_folder), ServerConfig(queue_tokens=700, slots=1, timeout=20), [])
-    yield running
-    running.stop()
+    with Running(load(served_folder), ServerConfig(queue_tokens=700, slots=1, timeout=20), []) as running:
+        yield running
 
 
 LONG: dict[str, Any] = {"prompt": "the", "max_tokens": 400, "temperature": 0, "logit_bias": {"2": -100}}
@@ -236,42 +195,17 @@ def test_a_client_that_goes_cancels_its_request(
     client.close()
     assert small.idle(5)
     assert small.service.engine.state().cancelled == before + 1
-    ends = time.monotonic() + 5
-    while not any(record.getMessage() == "request" for record in caplog.records) and time.monotonic() < ends:
-        time.sleep(0.02)
+    until(lambda: any(record.getMessage() == "request" for record in caplog.records), 5)
     assert [record.getMessage() for record in caplog.records] == ["request"], "to go is no defect of the server"
 
 
 @pytest.mark.slow
-def test_a_full_queue_says_when_to_come_again(small: Running) -> None:
-    answers: list[httpx.Response] = []
-    threads = [threading.Thread(target=lambda: answers.append(small.post("/v1/completions", **LONG))) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    statuses = sorted(one.status_code for one in answers)
-    assert statuses[0] == 200
-    assert statuses[-1] == 429
-    assert set(statuses) == {200, 429}
-    for one in answers:
-        if one.status_code == 429:
-            assert 1 <= int(one.headers["Retry-After"]) <= 60
-            assert one.json()["error"]["code"] == "rate_limit_exceeded"
-    many = small.post("/v1/embeddings", input=["the ant in the sun"] * 100)
-    assert many.status_code == 413, "a list counts as its sum, and this one never fits"
-
-
-@pytest.mark.slow
 def test_a_request_has_a_deadline(served_folder: Path) -> None:
-    running = Running(load(served_folder), ServerConfig(timeout=0.2), [])
-    try:
+    with Running(load(served_folder), ServerConfig(timeout=0.2), []) as running:
         found = running.post("/v1/completions", **{**LONG, "n": 8, "temperature": 1})
         assert (found.status_code, found.json()["error"]["code"]) == (504, "timeout")
         assert running.idle()
         assert running.ok("/v1/completions", prompt="a", max_tokens=1)
-    finally:
-        running.stop()
 
 
 # --------------------------------------------------------------------------------------------------------- the workers
@@ -349,10 +283,7 @@ def test_workers_end_with_the_process_that_started_them(served_folder: Path) -> 
         workers = workers_of(children_of(own.process.pid))
         own.process.kill()
         own.process.wait()
-        ends = time.monotonic() + 30
-        while time.monotonic() < ends and any(Path(f"/proc/{one}").exists() for one in workers):
-            time.sleep(0.2)
-        assert not any(Path(f"/proc/{one}").exists() for one in workers)
+        assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers), 30)
 
 
 def children_of(process: int) -> list[int]:
@@ -394,11 +325,10 @@ main()
 
 def test_whoever_ends_it_while_it_loads_gets_status_0(tiny_folder):
     """Python's own way to end a process ends threads within torch's code, which is a crash."""
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ALWAYS_LOADING, str(tiny_folder)]
     with subprocess.Popen(
-        [sys.executable, "-c", ALWAYS_LOADING, str(tiny_folder)], env=env, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert "listening" in process.stdout.readline()
         assert process.stdout.readline() == "loads\n"
@@ -473,23 +403,17 @@ def test_sigterm_drops_no_request_that_was_taken(served_folder: Path) -> None:
 @pytest.mark.slow
 def test_what_is_not_done_by_the_end_is_told(served_folder: Path) -> None:
     # A drain of no time at all: what runs is given up, and its client hears of it.
-    running = Running(load(served_folder), ServerConfig(drain=0.01), [])
-    try:
+    with Running(load(served_folder), ServerConfig(drain=0.01), []) as running:
         found: list[Any] = []
 
         def stream() -> None:
-            body = {"prompt": "the", "max_tokens": 500, "temperature": 0, "logit_bias": {"2": -100}, "stream": True}
-            with running.client.stream("POST", "/v1/completions", json=body) as answer:
+            with running.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
                 found.extend(line for line in answer.iter_lines() if line)
 
         thread = threading.Thread(target=stream)
         thread.start()
-        ends = time.monotonic() + 20
-        while not running.service.engine.state().live_rows and time.monotonic() < ends:
-            time.sleep(0.01)
+        until(lambda: running.service.engine.state().live_rows)
         running._server.should_exit = True
         thread.join(20)
         assert json.loads(found[-1].removeprefix("data: "))["error"]["code"] == "unavailable"
         assert running.service.phase == "ending"
-    finally:
-        running.stop()

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from gerund.entry import load
 from gerund.server.app import make_app
-from gerund.server.bodies import ANY, EVERYWHERE, Body, is_accepted, worst
+from gerund.server.bodies import ANY, EVERYWHERE, Body
 from gerund.server.config import ServerConfig
 from gerund.server.generation_bodies import ChatRequest, CompletionRequest
 from gerund.server.routes.embeddings import (
@@ -25,8 +25,7 @@ from gerund.server.routes.embeddings import (
 )
 from gerund.server.routes.generation import DetokenizeRequest, InfillRequest, TokenizeRequest
 from gerund.settings.sampling import Sampling
-from tests.server.conftest import Running, save_served
-from tests.server.test_routes import events
+from tests.server.conftest import Running, events
 
 CHAT, COMPLETE, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -47,56 +46,6 @@ ROUTES: list[tuple[str, type[Body], dict[str, Any]]] = [
     ("/v1/search", SearchRequest, {"query": "ant"}),
     ("/v1/attention", AttentionRequest, {"text": "the ant"}),
 ]
-# What servers and clients of this kind know and gerund does not do, with values that would change the answer.
-ELSEWHERE: dict[str, Any] = {
-    "prompt_logprobs": 1,
-    "use_beam_search": True,
-    "length_penalty": 2.0,
-    "early_stopping": True,
-    "logits_processors": ["x"],
-    "return_token_ids": True,
-    "add_generation_prompts": True,
-    "chat_template": "{{ 1 }}",
-    "documents_": [{"text": "x"}],
-    "repetition_detection": {"max_pattern_size": 3},
-    "thinking_token_budget": 9,
-    "reasoning_effort": "high",
-    "enable_thinking": False,
-    "verbosity": "low",
-    "mirostat": 2,
-    "dynatemp_range": 0.5,
-    "xtc_probability": 0.1,
-    "dry_multiplier": 0.8,
-    "repeat_penalty": 1.1,
-    "samplers": ["top_k"],
-    "n_probs": 5,
-    "n_keep": 8,
-    "top_a": 0.5,
-    "tfs_z": 0.9,
-    "no_repeat_ngram_size": 3,
-    "do_sample": False,
-    "num_beams": 4,
-    "max_length": 20,
-    "typical": 0.2,
-    "options": {"num_ctx": 5},
-    "instruction": "Rank.",
-    "overlap_tokens": 80,
-    "output_dtype": "int8",
-    "late_chunking": True,
-    "softmax": True,
-    "embedding_types": ["int8"],
-    "output_dimension": 8,
-    "rank_fields": ["title"],
-    "format": "json",
-    "images": ["x"],
-    "num_predict": 3,
-    "raw": True,
-    "system": "Be brief.",
-    "context": [1, 2],
-    "extra_body": {"top_k": 1},
-    "\ud800": 1,
-    "": 1,
-}
 # Objects in bodies, and a field that they do not have.
 NESTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{**HELLO[0], "prefix": True}]}, "messages.0.prefix"),
@@ -105,14 +54,9 @@ NESTED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "lang": "en"}]}]},
      "messages.0.content.0.lang"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_object", "regex": "a"}}, "response_format.regex"),
-    (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},
-     "response_format.json_schema.x"),
     (CHAT, {"messages": HELLO, "stream_options": {"continuous_usage_stats": True}},
      "stream_options.continuous_usage_stats"),
-    (CHAT, {"messages": HELLO, "structured_outputs": {"whitespace_pattern": " "}},
-     "structured_outputs.whitespace_pattern"),
     (CHAT, {"messages": HELLO, "tools": [{"type": "function", "x": 1}]}, "tools.0.x"),
-    (COMPLETE, {"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x"),
     ("/tokenize", {"messages": [{**HELLO[0], "weight": 1}]}, "messages.0.weight"),
 ]  # fmt: skip
 
@@ -132,28 +76,14 @@ def refusal(client: TestClient, route: str, body: Any) -> dict[str, Any]:
     return error
 
 
-def test_hundreds_of_unknown_fields_are_each_refused_by_name() -> None:
-    count = 0
-    for route, form, body in ROUTES:
-        known = {one.alias or name for name, one in form.model_fields.items()}
-        for name, value in ELSEWHERE.items():
-            if name in known or is_accepted(form.without_effect or {}, name, value):
-                continue
-            changed = {**body, name: value}
-            with pytest.raises(ValidationError) as caught:
-                form.model_validate(changed)
-            errors: list[Any] = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
-            place, message, code = worst(errors, changed)
-            shown = name.encode("utf-8", "backslashreplace").decode() or "''"
-            assert (place, shown in message, code) == (shown, True, "not_supported"), (route, name)
-            count += 1
-    assert count > 400
-
-
-@pytest.mark.parametrize(("route", "body"), [(route, body) for route, _, body in ROUTES])
-def test_every_route_refuses_unknown_fields(client: TestClient, route: str, body: dict[str, Any]) -> None:
-    for name, shown in (("no_repeat_ngram_size", "no_repeat_ngram_size"), ("\ud800", "\\ud800"), ("", "''")):
-        error = refusal(client, route, {**body, name: 3})
+@pytest.mark.parametrize(("route", "form", "body"), ROUTES)
+def test_every_route_refuses_unknown_fields_by_name(
+    client: TestClient, route: str, form: type[Body], body: dict[str, Any]
+) -> None:
+    unusual = {name: "other" for name, values in (form.without_effect or {}).items() if values is not ANY}
+    for name in ("no_repeat_ngram_size", "\ud800", "", *unusual):
+        error = refusal(client, route, {**body, name: unusual.get(name, 3)})
+        shown = name.encode("utf-8", "backslashreplace").decode() or "''"
         assert (error["param"], error["code"]) == (shown, "not_supported")
 
 
@@ -173,13 +103,14 @@ def test_a_field_that_is_refused_comes_with_a_hint(client: TestClient) -> None:
     assert said(mirostat=2) == "mirostat is supported with its usual value alone; leave it out"
     assert said(max_token=2) == "there is no field 'max_token'; did you mean 'max_tokens'?"
     assert len(said(**{"x" * 10_000: 1})) < 120
+    assert refusal(client, EMBED, ["a"])["message"] == 'the body is a JSON object, such as {"input": "a text"}'
 
 
 @pytest.mark.parametrize(("route", "form", "body"), [one for one in ROUTES if one[0] != "/v1/search"])
 def test_what_changes_no_answer_is_accepted(live: Running, route: str, form: type[Body], body: Any) -> None:
     accepted = {**EVERYWHERE, **(form.without_effect or {})}
     more = {name: {"a": [1]} if values is ANY else values[0] for name, values in accepted.items()}
-    nulls = {name: None for name in (*ELSEWHERE, *form.model_fields) if name not in ("\ud800", "schema_")}
+    nulls = {name: None for name in ("no_such_field", *form.model_fields) if name != "schema_"}
     plain, found = live.ok(route, **body), live.ok(route, **{**nulls, **more, **body})
     for answer in (plain, found):
         if isinstance(answer, dict):
@@ -205,9 +136,10 @@ def test_what_answers_say_of_a_message_is_taken_back(live: Running) -> None:
     }
     plain = {"role": "assistant", "content": "Hi"}
     part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
-    turns = [{"role": "user", "content": [part]}, message, *HELLO]
-    found = live.ok(CHAT, messages=turns, **GREEDY)
-    assert found["choices"] == live.ok(CHAT, messages=[*HELLO, plain, *HELLO], **GREEDY)["choices"]
+    turns = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [part, part]}, message, *HELLO]
+    same = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello\nHello"}, plain, *HELLO]
+    found = live.ok(CHAT, messages=turns, **GREEDY, model="", tools=[])["choices"]
+    assert found == live.ok(CHAT, messages=same, **GREEDY)["choices"]
 
 
 # ------------------------------------------------------------------------------------------------------ what is built
@@ -264,14 +196,6 @@ def test_the_last_message_is_continued(live: Running, served_lm: Any) -> None:
         assert found["usage"]["prompt_tokens"] == len(ids)
 
 
-@pytest.mark.parametrize("content", ["", "<s>", "a </s>", "</s> b "])
-def test_control_tokens_in_a_continued_message_are_text(live: Running, served_lm: Any, content: str) -> None:
-    turns = [*HELLO, {"role": "assistant", "content": content}]
-    ids = live.ok("/tokenize", messages=turns, continue_final_message=True)["tokens"]
-    assert served_lm.tokenizer.decode(ids) == f"<s>user: Hello\nassistant: {content}"
-    assert (ids.count(1), ids.count(2)) == (1, 0)
-
-
 def test_variables_of_the_template(live: Running, served_lm: Any) -> None:
     tokenizer, template = live.service.lm.tokenizer, live.service.lm.tokenizer.chat_template
     tokenizer.chat_template = template + "{% if style is defined %}({{ style.name }}){% endif %}"
@@ -301,19 +225,10 @@ def test_prompts_are_truncated_at_their_start(live: Running, served_lm: Any) -> 
     assert echo["choices"][0]["text"] == served_lm.tokenizer.decode(ids[-4:])
 
 
-def test_json_in_the_words_of_llama_cpp(live: Running) -> None:
-    pytest.importorskip("llguidance")
-    form = {"type": "json_object", "schema": {"enum": ["yes", "no"]}}
-    found = live.ok(CHAT, messages=HELLO, response_format=form, max_tokens=40, temperature=0)
-    assert json.loads(found["choices"][0]["message"]["content"]) in ("yes", "no")
-
-
 @pytest.mark.slow
 def test_kinds_of_texts_are_read_with_the_encoders_prompts(served_folder: Any) -> None:
-    lm = load(served_folder, prompts={"query": "Q: ", "passage": "P: ", "topic": "T: "})
-    running = Running(lm, ServerConfig(), [])
-    plain = load(served_folder)
-    try:
+    lm, plain = load(served_folder, prompts={"query": "Q: ", "passage": "P: ", "topic": "T: "}), load(served_folder)
+    with Running(lm, ServerConfig(), []) as running:
         for field, kind, prompt in (
             ("input_type", "query", "Q: "), ("input_type", "search_query", "Q: "), ("input_type", "topic", "T: "),
             ("input_type", "document", "P: "), ("input_type", "passage", "P: "), ("task", "retrieval.query", "Q: "),
@@ -323,8 +238,6 @@ def test_kinds_of_texts_are_read_with_the_encoders_prompts(served_folder: Any) -
             vector = np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4")
             assert np.allclose(vector, plain.encode("the ant", prompt=prompt), atol=1e-5), kind
         assert running.post(EMBED, input="a", input_type="clustering").status_code == 400
-    finally:
-        running.stop()
 
 
 def test_an_encoder_without_prompts_reads_all_kinds_alike(live: Running) -> None:
@@ -342,21 +255,20 @@ def test_rerank_returns_as_many_as_top_k_says(live: Running) -> None:
     assert len(live.ok("/rerank", **body, top_k=2, top_n=2)["results"]) == 2
 
 
-IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
 HUGE = 10**30
 
 REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     # route, body, status, param, code
     (CHAT, {}, 400, "messages", None),
     (CHAT, {"messages": []}, 400, "messages", None),
-    (CHAT, {"messages": "Hello"}, 400, "messages", None),
     (CHAT, {"messages": [{"content": "no role"}]}, 400, "messages.0.role", None),
     (CHAT, {"messages": [{"role": "a b", "content": "x"}]}, 400, "messages", None),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content", None),
     (CHAT, {"messages": [{"role": "raise", "content": "x"}]}, 400, "messages", None),
     (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages", None),
     (CHAT, {"messages": [{"role": "user", "content": "the " * 600}]}, 400, "messages", "context_length_exceeded"),
-    (CHAT, {"messages": IMAGE}, 400, "messages.0.content.0", "not_supported"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0",
+     "not_supported"),
     (CHAT, {"messages": [{"role": "tool", "content": "5"}]}, 400, "messages", "not_with_this_model"),
     (CHAT, {"messages": [{"role": "function", "content": "5"}]}, 400, "messages.0", "not_supported"),
     (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools.0.function", None),
@@ -366,7 +278,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}, 400, "modalities", "not_supported"),
     (CHAT, {"messages": HELLO, "model": "gpt-4"}, 404, "model", "model_not_found"),
     (CHAT, {"messages": HELLO, "model": "\ud800"}, 400, "model", None),
-    (CHAT, {"messages": HELLO, "temperature": -1}, 400, "temperature", None),
     (CHAT, {"messages": HELLO, "temperature": 3}, 400, "temperature", None),
     (CHAT, {"messages": HELLO, "temperature": "1"}, 400, "temperature", None),
     (CHAT, {"messages": HELLO, "top_p": 0}, 400, "top_p", None),
@@ -374,13 +285,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "n": True}, 400, "n", None),
     (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, None, None),
     (CHAT, {"messages": HELLO, "seed": HUGE}, 400, "seed", None),
-    (CHAT, {"messages": HELLO, "max_tokens": HUGE}, 400, "max_tokens", None),
     (CHAT, {"messages": HELLO, "max_tokens": 10**6}, 413, None, "request_too_large"),
     (CHAT, {"messages": HELLO, "max_tokens": 10**4, "n": 100}, 413, None, "request_too_large"),
     (CHAT, {"messages": HELLO, "stop": [""]}, 400, "stop.0", None),
-    (CHAT, {"messages": HELLO, "stop": ["a"] * 50}, 400, "stop", None),
     (CHAT, {"messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs", None),
-    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"a": 1}}, 400, "logit_bias", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, 400, "logit_bias", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, 400, "logit_bias", None),
@@ -390,12 +298,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "best_of": 2, "stream": True}, 400, "best_of", None),
     (CHAT, {"messages": HELLO, "best_of": 2, "scorer": "own"}, 400, None, None),
     (CHAT, {"messages": HELLO, "best_of": 2, "scorer": "/etc"}, 400, "scorer", None),
-    (CHAT, {"messages": HELLO, "max_token": 5}, 400, "max_token", "not_supported"),
-    (CHAT, {"message": HELLO}, 400, "message", "not_supported"),
-    (EMBED, {"input": "a", "dimension": 8}, 400, "dimension", "not_supported"),
     (CHAT, {"messages": HELLO, "grammar": "root ::= [a]"}, 400, "grammar", "not_supported"),
-    (CHAT, {"messages": HELLO, "guided_grammar": "root ::= [a]"}, 400, "guided_grammar", "not_supported"),
-    (CHAT, {"messages": HELLO, "json_schema": {}}, 400, "json_schema", "not_supported"),
     (CHAT, {"messages": HELLO, "structured_outputs": {"grammar": "a"}}, 400, "structured_outputs.grammar", None),
     (CHAT, {"messages": HELLO, "structured_outputs": {"structural_tag": "a"}}, 400, None, "not_supported"),
     (CHAT, {"messages": HELLO, "structured_outputs": {"regex": "("}}, 400, "structured_outputs", None),
@@ -414,14 +317,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (COMPLETE, {"prompt": [5000]}, 400, "prompt", None),
     (COMPLETE, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", None),
     (COMPLETE, {"prompt": ["a"] * 256, "max_tokens": 300}, 413, None, "request_too_large"),
-    (COMPLETE, {"prompt": "a", "tools": [{"type": "function"}]}, 400, "tools", "not_supported"),
     (COMPLETE, {"prompt": "a", "n": 2, "temperature": 0}, 400, "n", None),
     (COMPLETE, {"prompt": "a", "max_tokens": 5, "max_new_tokens": 6}, 400, "max_new_tokens", None),
     (COMPLETE, {"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens", None),
-    (COMPLETE, {"prompt": "a", "min_tokens": -1}, 400, "min_tokens", None),
     (COMPLETE, {"prompt": "a", "stop_token_ids": [99999]}, 400, "stop_token_ids", None),
-    (COMPLETE, {"prompt": "a", "stop_token_ids": ["a"]}, 400, "stop_token_ids.0", None),
-    (COMPLETE, {"prompt": "a", "allowed_token_ids": []}, 400, "allowed_token_ids", None),
     (COMPLETE, {"prompt": "a", "allowed_token_ids": [99999]}, 400, "allowed_token_ids", None),
     (COMPLETE, {"prompt": "a", "allowed_token_ids": [2], "min_tokens": 1}, 400, "allowed_token_ids", None),
     (COMPLETE, {"prompt": "a", "bad_words": [""]}, 400, "bad_words.0", None),
@@ -430,16 +329,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (COMPLETE, {"prompt": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", None),
     (COMPLETE, {"prompt": "a", "suffix": "c", "bad_words": ["x"]}, 400, "bad_words", "not_supported"),
     (COMPLETE, {"prompt": "a", "echo": True, "n": 2, "temperature": 0}, 400, "n", None),
-    (
-        CHAT,
-        {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},
-        400,
-        "continue_final_message",
-        None,
-    ),
+    (CHAT, {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, 400,
+     "continue_final_message", None),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", None),
-    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"bos_token": "x"}}, 400, "chat_template_kwargs", None),
-    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs", None),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"style": ["</s>"]}}, 400, "chat_template_kwargs", None),
     (CHAT, {"messages": HELLO, "response_format": {"type": "text", "schema": {}}}, 400, "response_format", None),
     (EMBED, {"input": "a", "input_type": "classification"}, 400, "input_type", None),
@@ -449,7 +341,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (EMBED, {"input": "a", "normalize": False}, 400, "normalize", "not_supported"),
     ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 1, "top_k": 2}, 400, "top_k", None),
     ("/v1/rerank", {"query": "a", "documents": [{"title": "x"}]}, 400, "documents.0.text", None),
-    ("/rerank", {"query": "a", "documents": [{"title": "x"}]}, 400, "documents.0.text", None),
     ("/rerank", {"query": "a", "texts": ["a"], "top_n": 1}, 400, "top_n", "not_supported"),
     (COMPLETE, {"prompt": ["a", "b"], "suffix": "c"}, 400, "prompt", None),
     (COMPLETE, {"prompt": "a", "suffix": "c", "n": 2}, 400, "n", "not_supported"),
@@ -459,18 +350,14 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (EMBED, {"input": " "}, 400, "input", None),
     (EMBED, {"input": ["a", "\n"]}, 400, "input.1", None),
     (EMBED, {"input": "\ud800"}, 400, "input", None),
-    (EMBED, {"input": ["a", None]}, 400, "input.1", None),
-    (EMBED, {"input": "a", "dimensions": 0}, 400, "dimensions", None),
     (EMBED, {"input": "a", "dimensions": 33}, 400, "dimensions", None),
     (EMBED, {"input": "a", "prompt_name": "absent"}, 400, "prompt_name", None),
     (EMBED, {"input": 5}, 400, "input", None),
     (EMBED, {"input": "a", "encoding_format": "int8"}, 400, "encoding_format", None),
-    (EMBED, {"input": "a", "model": "ada"}, 404, "model", "model_not_found"),
     (EMBED, {"input": ["the " * 120] * 1400}, 413, None, "request_too_large"),
     ("/v1/rerank", {"query": "a", "documents": []}, 400, "documents", None),
     ("/v1/rerank", {"query": " ", "documents": ["a"]}, 400, "query", None),
     ("/v1/rerank", {"query": "a", "documents": ["a", " "]}, 400, "documents", None),
-    ("/v2/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, 400, "top_n", None),
     ("/v2/rerank", {"query": "a", "documents": ["a"], "by": "own"}, 400, "by", None),
     ("/rerank", {"query": "a"}, 400, None, None),
     ("/rerank", {"query": "a", "texts": [" "]}, 400, "texts", None),
@@ -481,7 +368,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("/v1/score", {"text_1": "a", "text_2": ["b", " "]}, 400, "text_2.1", None),
     ("/v1/score", {"text_1": " ", "text_2": ["b", "c"]}, 400, "text_1", None),
     ("/infill", {}, 400, "text", None),
-    ("/infill", {"text": "a [blank]", "stream": True}, 400, "stream", "not_supported"),
     ("/infill", {"text": "no gap"}, 400, "text", None),
     ("/infill", {"text": "a [blank]", "pieces": ["a", "b"]}, 400, "pieces", None),
     ("/infill", {"text": "[blank] [blank]"}, 400, "text", None),
@@ -492,10 +378,21 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, 400, "add_special_tokens", "not_supported"),
     ("/tokenize", {}, 400, "prompt", None),
     ("/tokenize", {"prompt": "a", "content": "b"}, 400, "content", None),
-    ("/tokenize", {"prompt": "\ud800"}, 400, "prompt", None),
     ("/detokenize", {"tokens": [10**6]}, 400, "tokens", None),
-    ("/detokenize", {"tokens": [-5]}, 400, "tokens.0", None),
-]
+    ("/v1/attention", {"text": ""}, 400, "text", None),
+    ("/v1/attention", {"text": "a b c", "plan": "sideways"}, 400, None, None),
+    ("/v1/attention", {"text": "a b c", "plan": "bidir", "k": 99}, 400, None, None),
+    ("/v1/attention", {"text": "a b c", "k": 2}, 400, None, None),
+    ("/v1/attention", {"text": "a b c", "plan": "bidir", "k0": 1}, 400, None, None),
+    # what would have no effect
+    ("/v1/score", {"prefix": "a", "continuations": ["b"], "text_2": "c"}, 400, "text_2", None),
+    ("/v1/score", {"text_1": "a", "text_2": "b", "scorer": "pmi"}, 400, "scorer", None),
+    ("/v1/score", {"text_1": "a", "text_2": "b", "continuations": ["c"]}, 400, "continuations", None),
+    (COMPLETE, {"prompt": "a", "scorer": "pmi"}, 400, "scorer", None),
+    ("/infill", {"pieces": ["a", "b"], "blank": "_"}, 400, "blank", None),
+    ("/infill", {"text": "a [blank]", "lengths": 2, "max_tokens": 3}, 400, "max_tokens", None),
+    ("/tokenize", {"prompt": "a", "continue_final_message": True}, 400, "continue_final_message", None),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("route", "body", "status", "param", "code"), REFUSED)
@@ -533,19 +430,6 @@ def test_of_many_mistakes_few_are_described(form: type[BaseModel], body: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("route", "body", "said"),
-    [
-        (EMBED, {"input": "a", "dimension": 8}, "there is no field 'dimension'; did you mean 'dimensions'?"),
-        (COMPLETE, {"prompt": "a", "max_token": 5}, "there is no field 'max_token'; did you mean 'max_tokens'?"),
-        (EMBED, ["a"], 'the body is a JSON object, such as {"input": "a text"}'),
-    ],
-)
-def test_what_is_wrong_with_a_whole_body(live: Running, route: str, body: Any, said: str) -> None:
-    found = live.client.post(route, json=body)
-    assert (found.status_code, found.json()["error"]["message"]) == (400, said)
-
-
-@pytest.mark.parametrize(
     "schema",
     [{"type": "nonsense"}, {"type": 5}, {"$ref": "#/nowhere"}, {"pattern": "("}, {"$ref": "http://example.com/s"}],
 )
@@ -574,16 +458,3 @@ def test_a_route_that_does_not_exist(live: Running) -> None:
     found = live.client.get("/v1/chats")
     assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
     assert found.json()["error"]["message"].startswith("there is no route /v1/chats; ")
-
-
-@pytest.mark.slow
-def test_a_model_without_a_template_says_so(tmp_path: Any) -> None:
-    folder = save_served(tmp_path / "plain", template=None)
-    running = Running(load(folder), ServerConfig(), [])
-    try:
-        found = running.post(CHAT, messages=HELLO)
-        assert (found.status_code, found.json()["error"]["code"]) == (400, "not_with_this_model")
-        assert "no chat template" in found.json()["error"]["message"]
-        assert running.ok(COMPLETE, prompt="a", max_tokens=2)["choices"]
-    finally:
-        running.stop()

@@ -1,4 +1,4 @@
-"""A served model with a second one for its vectors: of gerund, or run by sentence-transformers."""
+"""Other models served: a second one for the vectors, of gerund or of sentence-transformers; and rerankers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from gerund.errors import QueueFullError
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.server.config import ServerConfig
 from gerund.server.service import EncoderQueue
+from tests.ready_made import PAIR_TEMPLATE, answering, reranker
 from tests.server.conftest import Running
 
 
@@ -30,9 +31,8 @@ def outside(other: Any, tmp_path_factory: pytest.TempPathFactory) -> SentenceEnc
 @pytest.fixture(scope="module", params=["gerund", "sentence-transformers"])
 def both(request: pytest.FixtureRequest, served_lm: Any, other: Any) -> Iterator[Running]:
     encoder = other if request.param == "gerund" else request.getfixturevalue("outside")
-    running = Running(served_lm, ServerConfig(max_new_tokens=8), [], encoder)
-    yield running
-    running.stop()
+    with Running(served_lm, ServerConfig(max_new_tokens=8), [], encoder) as running:
+        yield running
 
 
 def test_vectors_are_the_encoders_and_texts_the_models(both: Running, other: Any) -> None:
@@ -80,3 +80,50 @@ def test_a_full_queue_is_told(outside: SentenceEncoder) -> None:
         queue.submit_encode(["a" * 400])
     assert first.result().vectors.shape == (50, outside.dimensions)
     queue.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- rerankers
+
+QUERY = "the ants"
+DOCUMENTS = ["rain in the sun", "the ant", "thin air"]
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("served") / "reranker"
+    reranker(folder, layout="LogitScore", tokenizer=answering(template=PAIR_TEMPLATE))
+    with Running(gerund.load(folder, dtype="float32"), ServerConfig(), []) as running:
+        yield running
+
+
+def test_a_reranker_ranks_by_every_route(ranker: Running) -> None:
+    expected = ranker.lm.rerank(QUERY, DOCUMENTS)
+    for route in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        answer = ranker.ok(route, query=QUERY, documents=DOCUMENTS)
+        found, cost = answer["results"], answer["rerank"]
+        assert (cost["by"], cost["offered"], cost["read"]) == ("model", len(DOCUMENTS), len(DOCUMENTS))
+        assert cost["seconds"] > 0
+        assert [one["index"] for one in found] == expected.indices
+        assert [one["relevance_score"] for one in found] == pytest.approx(expected.scores, abs=1e-5)
+    found = ranker.ok("/rerank", query=QUERY, texts=DOCUMENTS, return_text=True)
+    assert [one["score"] for one in found] == pytest.approx(expected.scores, abs=1e-5)
+    assert [one["text"] for one in found] == [DOCUMENTS[one["index"]] for one in found]
+
+
+def test_what_a_reranker_cannot_do_is_the_clients_mistake(ranker: Running) -> None:
+    for route, body in (
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "by": "vectors"}),
+    ):
+        found = ranker.post(route, **body)
+        assert found.status_code == 400
+        assert "is a reranker" in found.json()["error"]["message"]
+    found = ranker.post("/v1/rerank", query="cat " * 200, documents=["b"])
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "query")
+
+
+def test_a_classifier_is_served_although_it_neither_encodes_nor_generates(tmp_path: Path) -> None:
+    lm = gerund.load(reranker(tmp_path / "st", layout="CrossEncoder"))
+    with Running(lm, ServerConfig(), []) as running:
+        assert len(running.ok("/v1/rerank", query=QUERY, documents=DOCUMENTS)["results"]) == 3
+        assert "cannot generate" in running.post("/v1/completions", prompt="a").json()["error"]["message"]
