@@ -138,4 +138,4 @@ def test_questions_on_a_terminal(folder, tmp_path):
     assert second.text != first.text
     assert "the question is too long" in ran.err
     assert ran.err.count("the answer was cut off") == 2
-    assert "--json is for one answer" in run_cli("ask", tmp_path / "my.index", "--json").mistake
+    assert "--json is for one answer" in run_cli("ask", tmp_path / "my.index", "--json", typed=()).mistake

@@ -47,7 +47,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 MISTYPED = {
     "--hlep": "No such option: --hlep",
     "embd x": "embd",
-    "embed x.txt -o x.npy --k three": "three",
+    "embed x.txt -o x.npy --k three": "'--k'",
     "embed x.txt -o x.npy --attention mask0-bidr": "mask0-bidir",
     "generate x --dtype float23": "float32",
     "export default out --format sentence-transformer": "sentence-transformers",
