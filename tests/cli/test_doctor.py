@@ -104,7 +104,7 @@ def test_a_model_that_no_plan_reaches_is_examined_all_the_same(name, tmp_path):
         *("2 of 4 layers do not obey", "plans that work: causal, echo", "x: sees what it must not"),
     ):
         assert sentence in text
-    assert (report["support"], report["recurrent"]) == ("causal", [])
+    assert (report["support"], bool(report["recurrent"])) == ("causal", False)
     causal = json.loads(run_cli("doctor", folder, "--json", "--attention", "causal").out)
     assert (causal["healthy"], causal["reached"]) == (True, True)
     assert "do not reach" in causal["advice"][0]

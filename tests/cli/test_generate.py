@@ -100,11 +100,9 @@ def test_everything_that_may_be_asked(tiny_folder):
         *("--min-p", 0.01, "--repetition-penalty", 1.1, "--frequency-penalty", 0.2, "--presence-penalty", 0.1),
         *("--logit-bias", "5=1", "-n", 2, "--stop", "q", "--logprobs", 1, "--json"),
     )
-    found = [json.loads(line) for line in ran.out.splitlines()]
-    sampling = gerund.Sampling(
-        *(1.0,), min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1,
-        logit_bias={5: 1.0}, seed=3,
-    )  # fmt: skip
+    found = records(ran.out)
+    penalties = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
+    sampling = Sampling(1.0, min_p=0.01, **penalties, logit_bias={5: 1.0}, seed=3)
     expected = gerund.load(tiny_folder).generate("the cat", 9, sampling, n=2, stop="q", logprobs=1)
     assert [one["text"] for one in found] == [one.text for one in expected]
     assert [[token["id"] for token in one["logprobs"]] for one in found] == [one.token_ids for one in expected]
@@ -119,10 +117,8 @@ def test_forms(tiny_folder, tmp_path):
     for arguments in (["--schema", f"@{schema}"], ["--schema", schema.read_text()], ["--regex", '"[ab]"']):
         ran = run_cli("generate", "x", "-m", tiny_folder, *arguments)
         assert ran.out in ('x"a"\n', 'x"b"\n')
-    assert run_cli("generate", "x", "-m", tiny_folder, "--choice", "yes", "--choice", "no").out in (
-        "xyes\n",
-        "xno\n",
-    )
+    chosen = run_cli("generate", "x", "-m", tiny_folder, "--choice", "yes", "--choice", "no").out
+    assert chosen in ("xyes\n", "xno\n")
 
 
 def test_the_best_of_a_search_is_printed(tiny_folder, lm):
@@ -138,7 +134,7 @@ def test_many_prompts_are_ranked(tiny_folder, lm, tmp_path):
     source.write_text("the cat\nan inn\n")
     options = ["--rerank", "pmi", "--samples", 3, "--temperature", 1, "--seed", 1, "--max-new-tokens", 5]
     ran = run_cli("generate", "-f", source, "-m", tiny_folder, *options)
-    found = [json.loads(line) for line in ran.out.splitlines()]
+    found = records(ran.out)
     expected = lm.generate(["the cat", "an inn"], 5, Sampling(temperature=1.0, seed=1), rerank=Rerank(3))
     assert [record["text"] for record in found] == [one.text for one in expected]
     assert [record["rank_score"] for record in found] == pytest.approx([one.rank_score for one in expected], abs=1e-5)
@@ -218,11 +214,8 @@ class TestExpanding:
     def test_one_query_as_lines(self, bundled):
         ran = self.expanded("--expand", 3, "the cat in the rain", "--keep", "cat", "--keep", "in the")
         assert (ran.code, ran.err) == (0, "")
-        sampling = gerund.Sampling(temperature=1.0, top_p=0.9, seed=1)
-        keep = ["cat", "in the"]
-        assert ran.out.splitlines() == bundled.expand(
-            "the cat in the rain", 3, keep=keep, max_tokens=2, sampling=sampling
-        )
+        how = {"keep": ["cat", "in the"], "max_tokens": 2, "sampling": Sampling(temperature=1.0, top_p=0.9, seed=1)}
+        assert ran.out.splitlines() == bundled.expand("the cat in the rain", 3, **how)
 
     @pytest.mark.slow
     def test_many_queries_as_json(self, tmp_path):

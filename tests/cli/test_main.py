@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from unittest.mock import patch
 
 import pytest
@@ -28,14 +29,14 @@ from tests.cli.helpers import ENVIRONMENT, no_loading, run_cli, run_python
 @pytest.mark.parametrize("command", [["--version"], ["train", "--help"]])
 def test_an_output_that_cannot_be_written_is_one_sentence(command: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = run_python("-m", "gerund", *command, check=False, capture_output=False, stdout=full, stderr=-1)
+        done = run_python("-m", "gerund", *command, check=False, capture_output=False, stdout=full, stderr=PIPE)
     assert done.stderr == "gerund: error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "gerund", "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+        [sys.executable, "-m", "gerund", "recipes"], stdout=PIPE, stderr=PIPE, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None
         process.stdout.close()

@@ -54,7 +54,10 @@ class Process:
 
     def ready(self, seconds: float = 90) -> "Process":
         """Wait until it serves."""
-        is_ready = lambda: any("ready:" in line for line in self.said)  # noqa: E731
+
+        def is_ready() -> bool:
+            return any("ready:" in line for line in self.said)
+
         until(lambda: is_ready() or self.process.poll() is not None, seconds)
         assert is_ready(), f"it did not start: {self.said} {self.errors}"
         found = re.search(r"http://\S+", self.said[0])
