@@ -146,8 +146,8 @@ def test_best_of_by_consensus(tiny_folder):
     ran = run_cli("generate", "the cat", "-m", tiny_folder, *options)
     [one] = lm.generate("the cat", 5, seed=1, best_of=4, rank="consensus")
     assert (ran.code, ran.out) == (0, f"the cat{one.text}\n")
-    options = ["--best-of", 2, "--max-new-tokens", 3, "--json", "--candidates"]
-    [record] = records(run_cli("generate", "a", "-m", tiny_folder, *options).out)
+    options = ["--rerank", "overlap", "--samples", 3, "--max-new-tokens", 4, "--seed", 1, "--json", "--candidates"]
+    [record] = records(run_cli("generate", "x", "-m", tiny_folder, *options).out)
     assert [one["text"] for one in record["candidates"]].count(record["text"]) == 1
     assert record["candidates"][0]["rank_score"] == record["rank_score"]
 
