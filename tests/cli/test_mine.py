@@ -62,12 +62,9 @@ def test_folders_and_options(tmp_path):
     assert (row["span"], row["weight"]) == ("北京大学很", 10)
 
 
-@pytest.mark.parametrize(
-    "options", [["--method", "none"], ["--method", "ict"], ["--method", "crops", "--context", 200]]
-)
-def test_other_methods(corpus, tmp_path, options):
+def test_another_method(corpus, tmp_path):
     out = tmp_path / "pairs.parquet"
-    assert run_cli("mine", corpus, "-o", out, "-j", 1, *options).code == 0
+    assert run_cli("mine", corpus, "-o", out, "-j", 1, "--method", "crops", "--context", 200).code == 0
     assert pq.read_table(out).column("span").null_count == pq.read_table(out).num_rows > 0
 
 

@@ -384,22 +384,14 @@ def test_many_threads_at_once(wide) -> None:
     assert not engine._prepared.generation._job_of
 
 
-# --------------------------------------- long prompts of a model whose keys are rotated differently beyond a limit
-
-
-FOXES = ("fox jumps up", "cold river", "zebu", "quick")
-ROTARY_LIMIT = 52
-RIVERS = "rivers run down" + "w" * 40
-CROSSING = "k" * 49
-
-
 def test_texts_do_not_depend_on_longer_ones_beside_them() -> None:
-    lm = tiny_lm("phi3", **long_rotary(ROTARY_LIMIT))
-    settings = GenerationConfig.of(7, None, {})
-    prompts = [RIVERS, CROSSING, *FOXES]
+    """Of a model whose keys are rotated differently beyond a limit, which one prompt passes and one would come to."""
+    limit, settings = 52, GenerationConfig.of(7, None, {})
+    lm = tiny_lm("phi3", **long_rotary(limit))
+    prompts = ["rivers run down" + "w" * 40, "k" * 49, "fox jumps up", "cold river", "zebu", "quick"]
     with Engine(lm, EngineConfig(slots=8)) as engine:
         with held(engine):
             together = [engine.submit_generate(prompt, settings) for prompt in prompts]
         found = [future.result(30)[0].text for future in together]
-        assert engine.state().context == ROTARY_LIMIT
+        assert engine.state().context == limit
     assert found == [alone(lm, prompt, settings)[0].text for prompt in prompts]
