@@ -119,7 +119,7 @@ class _Add(_Arguments):
 
 async def _search(host: Host, asked: _Search) -> types.CallToolResult:
     hits: list[Hit] = await host.call(
-        lambda index: index.search(asked.query, asked.k, filter=asked.filter), tokens=_tokens(asked.query)
+        lambda index: index.search(query=asked.query, k=asked.k, filter=asked.filter), tokens=_tokens(asked.query)
     )
     lines = [_quotation(hit.rank, hit) for hit in hits] or ["Nothing was found."]
     return _result("\n\n".join(lines), {"results": [hit.to_dict() for hit in hits]})
