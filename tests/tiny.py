@@ -1,6 +1,8 @@
 """Tiny random models of every architecture that the attention plans are tested on."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -12,6 +14,11 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+
+from gerund.attention.interface import attach
+from gerund.attention.layouts import attach_streams, decoder_layers
+from gerund.language_model import LanguageModel
+from gerund.settings.encoder import EncoderConfig
 
 VOCAB = 97
 N_LAYERS = 4
@@ -166,6 +173,34 @@ def tiny(
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attn_implementation)
     _spread(model)
     return model.eval()
+
+
+def ready(model_type: str, **changes: object) -> PreTrainedModel:
+    """Build a tiny random model whose layers take plans, with second passes too."""
+    model = tiny(model_type, **changes)
+    attach(model)
+    attach_streams(decoder_layers(model))
+    return model
+
+
+def tiny_lm(
+    model_type: str = "llama",
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    *,
+    changes: Mapping[str, object] | None = None,
+    **settings: Any,
+) -> LanguageModel:
+    """Put a tiny random model together with a tokenizer, by default the byte-level one.
+
+    Args:
+        model_type: of the language model.
+        tokenizer: whose size the model's vocabulary has.
+        changes: of the model's config.
+        **settings: of the encoder.
+    """
+    tokenizer = tokenizer or byte_tokenizer()
+    model = tiny(model_type, **{"vocab_size": len(tokenizer), **(changes or {})})
+    return LanguageModel(model, tokenizer, EncoderConfig(**settings))
 
 
 def _spread(model: PreTrainedModel) -> None:

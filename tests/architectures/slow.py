@@ -34,9 +34,9 @@ class SlowModel:
         self.body = getattr(model, "model", model) if model.base_model is model else model.base_model
         self.layers = decoder_layers(model)
 
-    def states(self, ids: Sequence[int], plan: AttentionPlan | None) -> Tensor:
+    def states(self, ids: Sequence[int], plan: AttentionPlan | None, span: Sequence[int] = ()) -> Tensor:
         """Return the last hidden states ``(T, D)`` of one text; without a plan those of the untouched model."""
-        return self._run(self.body, ids, plan).last_hidden_state[0]  # type: ignore[no-any-return]
+        return self._run(self.body, ids, plan, span).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def logprobs(self, ids: Sequence[int], span: Sequence[int]) -> Tensor:
         """Return what is predicted at each token ``(T, V)`` under MAGNET's hybrid mask.
@@ -124,18 +124,20 @@ class _Run:
         k, family = self.plan.k or 0, self.plan.name.split("-")[0]
         way = "back" if self.plan.name.endswith("back") else "both"
         own = out = output[0] if isinstance(output, tuple) else output
-        if family == "inter" and index >= n - k and self._converts(layer):
-            out = self._joined(out, self._again(layer, _input(args, kwargs), args, kwargs, index, way))
-        elif family == "extend" and index == n - 1:
-            for _ in range(k):
-                out = self._again(layer, out, args, kwargs, index, way)
-        elif family == "extra":
-            if index == 0:
+        if family == "inter" and self.plan.variant == "paper":
+            if index >= n - k and self._converts(layer):
+                out = self._joined(out, self._again(layer, _input(args, kwargs), args, kwargs, index, way))
+        elif family in ("inter", "extra"):
+            first = 0 if family == "extra" else n - k
+            if index == first:
                 self.second["state"] = _input(args, kwargs)
-            if index < k:
+            if first <= index < first + k:
                 self.second["state"] = self._again(layer, self.second["state"], args, kwargs, index, way)
             if index == n - 1:
                 out = self._joined(out, self.second["state"])
+        elif family == "extend" and index == n - 1:
+            for _ in range(k):
+                out = self._again(layer, out, args, kwargs, index, way)
         if out is own:
             return None
         return (out, *output[1:]) if isinstance(output, tuple) else out

@@ -1,15 +1,72 @@
-"""The slow, obvious way: eager attention under explicit 4-D masks, second streams from real copies of layers."""
+"""The slow, obvious way: what each layer of a plan sees, spelled out, and eager attention under explicit 4-D masks."""
 
-import copy
 import functools
+import inspect
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.layouts import decoder_layers
 from gerund.settings.plan import AttentionPlan
+
+
+def read(
+    model: PreTrainedModel, plan: AttentionPlan, batch: dict[str, Tensor], span_BT: Tensor | None = None
+) -> Tensor:
+    """Return the last hidden states that a model, whose layers take plans, has under one."""
+    bound = BoundPlan(plan.resolve(len(decoder_layers(model))), batch["attention_mask"], span_BT)
+    states = model.base_model(**taken(model, batch), use_cache=False, attention_plan=bound).last_hidden_state
+    bound.check_all_asked("tiny")
+    return states  # type: ignore[no-any-return]
+
+
+def taken(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a model takes of a batch: some tell positions by themselves."""
+    parameters = inspect.signature(model.base_model.forward).parameters
+    return {name: value for name, value in batch.items() if name != "position_ids" or name in parameters}
+
+
+def assert_near(found: Tensor, expected: Tensor, label: Any, rounding: float = 1e-5) -> None:
+    """Compare states, as a fraction of the largest one."""
+    difference = (found - expected).abs().max().item()
+    assert difference <= rounding * max(1.0, expected.abs().max().item()), (label, difference)
+
+
+def assert_gradients_near(model: PreTrainedModel, states: Callable[[], Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare the gradient of a sum of states, with and without checkpointing, with one that was computed slowly.
+
+    Args:
+        model: what is trained.
+        states: computes what is summed.
+        expected: the slow gradient of each weight.
+    """
+    fast = gradients(model, states())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # renamed in newer transformers
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    checkpointed = gradients(model, states())
+    assert expected.keys() == fast.keys() == checkpointed.keys()
+    for key, own in expected.items():
+        scale = max(1.0, own.abs().max().item())
+        torch.testing.assert_close(fast[key], own, atol=2e-4 * scale, rtol=1e-3, msg=lambda m, k=key: f"{k}: {m}")
+        torch.testing.assert_close(checkpointed[key], fast[key], atol=1e-5 * scale, rtol=1e-4)
+
+
+def gradients(model: PreTrainedModel, states: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of a sum for each weight that has one, and leave none behind."""
+    states.sum().backward()
+    found = {key: p.grad.clone() for key, p in model.base_model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
 
 
 def sees(kind: str, query: int, key: int, real: list[int], *, hidden: int, window: int | None, span: list[int]) -> bool:
@@ -112,92 +169,43 @@ def skip_hooks(layers: nn.ModuleList, plan: AttentionPlan) -> list[Any]:
 
 
 class ReferenceModel:
-    """A model in eager attention whose every layer gets the mask that is written out for it."""
+    """A model in eager attention whose every layer gets the mask that is written out for it, and runs once."""
 
     def __init__(self, model: PreTrainedModel, plan: AttentionPlan) -> None:
-        self.model = model
-        if self.model.config._attn_implementation != "eager":
-            self.model.set_attn_implementation("eager")
+        self.model, self.plan = model, plan
+        if model.config._attn_implementation != "eager":
+            model.set_attn_implementation("eager")
         self.layers = decoder_layers(model)
-        self.plan = plan
-        streams = plan.name.startswith(("inter", "extra"))
-        self.copies = {i: self._copy(layer) for i, layer in enumerate(self.layers)} if streams else {}
-        if plan.name.startswith("extend"):
-            self.tops = [self._copy(self.layers[-1]) for _ in range(plan.k or 0)]
-
-    def _copy(self, layer: nn.Module) -> nn.Module:
-        # Weights of its own; the configuration, which every module holds, takes longer to copy than they do.
-        return copy.deepcopy(layer, {id(self.model.config): self.model.config})
 
     def hidden_states(self, batch: dict[str, Tensor], span_BT: Tensor | None = None) -> Tensor:
         real_BT = batch["attention_mask"]
         span_BT = torch.zeros_like(real_BT) if span_BT is None else span_BT
-        n = len(self.layers)
-        masks = [
-            additive(kind, real_BT, hidden=hidden, window=window_of(self.model, i), span_BT=span_BT)
-            for i, (kind, hidden) in enumerate(kinds(self.plan, n))
-        ]
-        way = "back" if self.plan.name.endswith("back") else "both"
-        second_masks = [additive(way, real_BT, window=window_of(self.model, i), span_BT=span_BT) for i in range(n)]
-        tower: dict[str, Tensor] = {}
         handles = []
-        for i, layer in enumerate(self.layers):
-            handles.append(layer.register_forward_pre_hook(_with_mask(masks[i]), with_kwargs=True))
-            handles.append(layer.register_forward_hook(self._streams(i, n, second_masks, tower), with_kwargs=True))
-        handles += skip_hooks(self.layers, self.plan)
+        for i, (kind, hidden) in enumerate(kinds(self.plan, len(self.layers))):
+            mask = additive(kind, real_BT, hidden=hidden, window=window_of(self.model, i), span_BT=span_BT)
+            handles.append(self.layers[i].register_forward_pre_hook(_with_mask(mask), with_kwargs=True))
         try:
             return self.model.base_model(**batch, use_cache=False).last_hidden_state
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _streams(self, i: int, n: int, second_masks: list[Tensor], tower: dict[str, Tensor]) -> Any:
-        family = self.plan.name.split("-")[0]
-        k = self.plan.k or 0
-
-        def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            del layer
-            out = output[0] if isinstance(output, tuple) else output
-            given = args[0] if args else kwargs["hidden_states"]
-            if family == "inter" and self.plan.variant == "paper" and i >= n - k:
-                out = self._join(out, _call(self.copies[i], given, args, kwargs, second_masks[i]))
-            elif family in ("inter", "extra") and (family == "extra" or self.plan.variant == "released"):
-                first = 0 if family == "extra" else n - k
-                if i == first:
-                    tower["state"] = given
-                if first <= i < first + k:
-                    tower["state"] = _call(self.copies[i], tower["state"], args, kwargs, second_masks[i])
-                if i == n - 1:
-                    out = self._join(out, tower["state"])
-            elif family == "extend" and i == n - 1:
-                for top in self.tops:
-                    out = _call(top, out, args, kwargs, second_masks[i])
-            return (out, *output[1:]) if isinstance(output, tuple) else out
-
-        return hook
-
-    def _join(self, left: Tensor, right: Tensor) -> Tensor:
-        return (left + right) / 2 if self.plan.combine == "mean" else left + right
+    @torch.no_grad()
+    def logprobs(self, batch: dict[str, Tensor], span_BT: Tensor | None = None) -> Tensor:
+        """Return what is predicted at each token ``(B, T, V)``, with what each architecture does behind its head."""
+        logits, config = self.model.get_output_embeddings()(self.hidden_states(batch, span_BT)), self.model.config
+        if getattr(config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / config.final_logit_softcapping) * config.final_logit_softcapping
+        logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+        return logits.log_softmax(-1)
 
 
 def _with_mask(mask: Tensor) -> Any:
     def hook(layer: nn.Module, args: Any, kwargs: Any) -> Any:
         del layer
-        return _replace_mask(args, kwargs, mask)
+        if "attention_mask" in kwargs:
+            return args, {**kwargs, "attention_mask": mask}
+        # GPT-2's blocks take it by position.
+        return (*args[:2], mask, *args[3:]), kwargs
 
     return hook
-
-
-def _replace_mask(args: Any, kwargs: Any, mask: Tensor) -> Any:
-    if "attention_mask" in kwargs:
-        return args, {**kwargs, "attention_mask": mask}
-    # GPT-2's blocks take it by position.
-    where = next(i for i, arg in enumerate(args) if i and (arg is None or (isinstance(arg, Tensor) and arg.ndim == 4)))
-    where = 2 if len(args) > 2 else where
-    return (*args[:where], mask, *args[where + 1 :]), kwargs
-
-
-def _call(layer: nn.Module, hidden: Tensor, args: Any, kwargs: Any, mask: Tensor) -> Tensor:
-    args, kwargs = _replace_mask(args, kwargs, mask)
-    output = layer(hidden, *args[1:], **kwargs) if args else layer(**{**kwargs, "hidden_states": hidden})
-    return output[0] if isinstance(output, tuple) else output

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from gerund.attention.bound_plan import BoundPlan
-from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.errors import ConfigError
 from gerund.inference.encode.sweep import Sweep
 from gerund.settings.plan import PLAN_NAMES, AttentionPlan
-from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, tiny
+from tests.attention.reference import assert_near, read
+from tests.tiny import CONFIGS, N_LAYERS, SIDES, batch, ready
 
 ENCODING = [name for name in PLAN_NAMES if name not in ("echo", "hybrid")]
 PLANS = [
@@ -28,18 +26,6 @@ PLANS += [
     AttentionPlan("causal", skips=2),
     AttentionPlan("mask0+bidir", k=3, k0=1, skips=1),
 ]
-
-
-def ready(name):
-    model = tiny(name)
-    attach(model)
-    attach_streams(decoder_layers(model))
-    return model
-
-
-def alone(model, plan, inputs):
-    bound = BoundPlan(plan.resolve(N_LAYERS), inputs["attention_mask"])
-    return model.base_model(**inputs, use_cache=False, attention_plan=bound).last_hidden_state
 
 
 def layers_of(name, ks):
@@ -63,8 +49,7 @@ def test_a_sweep_equals_each_plan_alone(name, side):
     rows = len(inputs["input_ids"])
     assert len(together) == rows * len(PLANS)
     for plan, ours in zip(PLANS, together.split(rows), strict=True):
-        difference = (ours - alone(model, plan, inputs))[real].abs().max().item()
-        assert difference <= 1e-6 * max(1.0, ours[real].abs().max().item()), (plan, difference)
+        assert_near(ours[real], read(model, plan, inputs)[real], plan, rounding=1e-6)
 
 
 @torch.no_grad()
@@ -76,16 +61,6 @@ def test_shared_layers_run_once():
     assert layers_of("extra-back", every_k) == 2 * n
     assert layers_of("extend-back", every_k) == 2 * n
     assert layers_of("mask0-bidir", [0]) == n  # nothing but the causal pass
-
-
-@torch.no_grad()
-def test_the_same_model_still_runs_alone_afterwards():
-    model = ready("llama")
-    inputs = batch("right")
-    before = alone(model, AttentionPlan("inter-back", k=2), inputs)
-    sweep = Sweep([AttentionPlan("mask0-all", k=2).resolve(N_LAYERS)], inputs["attention_mask"])
-    model.base_model(**inputs, use_cache=False, attention_plan=sweep.bound)
-    assert torch.equal(alone(model, AttentionPlan("inter-back", k=2), inputs), before)
 
 
 @pytest.mark.parametrize("name", ["echo", "hybrid"])

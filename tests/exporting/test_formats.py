@@ -1,5 +1,6 @@
 """Merged models, converted checkpoints, and what every format has in common."""
 
+import importlib.util
 import json
 import shutil
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gerund
-from gerund.errors import ConfigError, ModelError, OutputExistsError, ResourceError
+from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError, ResourceError
 from gerund.exporting.formats import convert
 from gerund.exporting.shared import Export
 from gerund.jobs import files
@@ -19,6 +20,7 @@ from gerund.models import loading
 from gerund.models.sources import find
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
@@ -159,6 +161,15 @@ def test_unknown_format(tiny_folder: Path, tmp_path: Path) -> None:
     ):
         load(tiny_folder).export(tmp_path / "out", "tflite")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino", "gguf"])
+def test_without_its_library(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == format else find(name, *a))
+    with pytest.raises(MissingDependencyError, match=rf"needs {format}.*pip install 'gerund\[{format}\]'"):
+        load(tiny_folder).export(tmp_path / "out", format)
+    assert f"'gerund[{format}]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", format).mistake
 
 
 @pytest.mark.sweep(quick=2, check=2)

@@ -10,8 +10,7 @@ import torch
 from tokenizers import Regex, pre_tokenizers
 
 import gerund
-from gerund.errors import ConfigError, MissingDependencyError, ModelError
-from gerund.exporting import gguf as exporting
+from gerund.errors import ConfigError, ModelError
 from gerund.exporting import llama_cpp
 from gerund.exporting.gguf import BYTE, CONTROL, FILE_TYPES, UNKNOWN, UNUSED, packed, token_table, type_of
 from gerund.settings.encoder import GgufType
@@ -21,12 +20,11 @@ from tests.tiny import byte_tokenizer, save_tiny, tiny
 FIND_SPEC = importlib.util.find_spec
 STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
-needs_gguf = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     any(FIND_SPEC(name) is None for name in ("gguf", "xllamacpp")), reason="gguf or xllamacpp is not installed"
 )
 
 
-@needs_gguf
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "changes"),
@@ -51,7 +49,6 @@ def test_architectures(tmp_path: Path, kind: str, changes: dict) -> None:
         llama_cpp.check(lm.model, lm.tokenizer, tmp_path / "out" / "model.gguf")
 
 
-@needs_gguf
 @pytest.mark.slow
 def test_half_precision_keeps_its_type(tmp_path: Path) -> None:
     from gguf import GGUFReader
@@ -66,7 +63,6 @@ def test_half_precision_keeps_its_type(tmp_path: Path) -> None:
     assert torch.equal(stored, lm.model.model.layers[1].mlp.down_proj.weight)
 
 
-@needs_gguf
 @pytest.mark.slow
 def test_a_checkpoint_in_half_precision_whose_logits_are_large(tmp_path: Path) -> None:
     """Rounding in bfloat16 moves such logits by more than the file does, which llama.cpp reads with float32 states."""
@@ -96,7 +92,6 @@ def test_a_checkpoint_in_half_precision_whose_logits_are_large(tmp_path: Path) -
     assert "--format gguf --type q8_0" in refused
 
 
-@needs_gguf
 @pytest.mark.parametrize(
     ("type", "attention", "early_down", "late_down", "narrow"),
     [
@@ -126,7 +121,6 @@ def test_mixtures(type: GgufType, attention: str, early_down: str, late_down: st
     assert of("blk.2.attn_q.weight", 48, 48) == "F16"
 
 
-@needs_gguf
 def test_rows_that_llama_cpp_packs() -> None:
     import gguf
 
@@ -139,7 +133,6 @@ def test_rows_that_llama_cpp_packs() -> None:
         packed(values * 1e6, "F16", "weights")
 
 
-@needs_gguf
 @pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize("type", ["q8_0", "q4_k_m"])
 def test_quantized(tmp_path: Path, type: str) -> None:
@@ -157,7 +150,6 @@ def test_quantized(tmp_path: Path, type: str) -> None:
     assert (cosines > 0.9).all()
 
 
-@needs_gguf
 @pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize(("attention", "pooling"), [("causal", "last"), ("bidir", "mean")])
 def test_an_encoder(tmp_path: Path, attention: str, pooling: str) -> None:
@@ -174,7 +166,6 @@ def test_an_encoder(tmp_path: Path, attention: str, pooling: str) -> None:
     assert abs(again.encode(["a dog", "an owl"]) - lm.encode(["a dog", "an owl"])).max() < 1e-5
 
 
-@needs_gguf
 @pytest.mark.parametrize(
     ("settings", "type", "says"),
     [
@@ -194,7 +185,6 @@ def test_encoders_that_llama_cpp_does_not_have(tiny_folder: Path, tmp_path: Path
         lm.export(tmp_path / "out", "merged", type="q8_0")
 
 
-@needs_gguf
 @pytest.mark.slow
 @pytest.mark.skipif(not STORIES.is_dir(), reason="the model is not there")
 def test_merges_of_characters(tmp_path: Path) -> None:
@@ -208,7 +198,6 @@ def test_merges_of_characters(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@needs_gguf
 @pytest.mark.slow
 def test_the_bundled_model(tmp_path: Path) -> None:
     """It tokenizes as Qwen does; and what it encodes by is no matter."""
@@ -217,7 +206,6 @@ def test_the_bundled_model(tmp_path: Path) -> None:
     assert json.loads(ran.out)["load"] == f"llama-cli -m {tmp_path / 'out' / 'model.gguf'}"
 
 
-@needs_gguf
 @pytest.mark.parametrize(
     ("kind", "changes", "says"),
     [
@@ -248,14 +236,6 @@ def test_tokenizers_that_llama_cpp_has_no_name_for() -> None:
         token_table(tokenizer, len(tokenizer))
 
 
-def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "gguf" else FIND_SPEC(name))
-    with pytest.raises(MissingDependencyError, match=r"needs gguf: pip install 'gerund\[gguf\]'"):
-        gerund.load(tiny_folder).export(tmp_path / "out", "gguf")
-    assert exporting.MODEL_FILE == "model.gguf"
-
-
-@needs_gguf
 def test_a_file_that_is_none(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"x")
     lm = gerund.load(tiny_folder)

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +15,20 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import gerund
-from gerund import AttentionPlan, EncoderConfig, LanguageModel
-from gerund.errors import ConfigError, MissingDependencyError, ModelError, OutputExistsError
+from gerund import LanguageModel
+from gerund.errors import ConfigError, ModelError, OutputExistsError
 from gerund.exporting import onnx as exporting
 from gerund.exporting.onnx import Prepared
 from gerund.exporting.shared import Export, plain_tokenizer
 from gerund.models.heads import ProjectionHead, WordVectors
 from gerund.models.light_head import HeadConfig
-from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
 TEXTS = ["the cat sat on the mat", "a", "in the beginning there was another thing that", "zürich 数据库"]
 FIND_SPEC = importlib.util.find_spec
+pytestmark = pytest.mark.skipif(
+    any(FIND_SPEC(name) is None for name in ("onnx", "onnxscript", "onnxruntime")), reason="ONNX is not installed"
+)
 
 
 def readme_vectors(folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch, begin: int | None = None):
@@ -40,11 +43,6 @@ def readme_vectors(folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPat
     return names["vectors"]
 
 
-needs_onnx = pytest.mark.skipif(
-    any(FIND_SPEC(name) is None for name in ("onnx", "onnxscript", "onnxruntime")), reason="ONNX is not installed"
-)
-
-
 def check_vectors(lm: LanguageModel, folder: Path, settings_file: str, monkeypatch: pytest.MonkeyPatch) -> dict:
     """Compare what the README's program computes with gerund's vectors, and return where each prompt ends."""
     begins = json.loads((folder / settings_file).read_text())["pooled_from"]
@@ -55,7 +53,22 @@ def check_vectors(lm: LanguageModel, folder: Path, settings_file: str, monkeypat
     return begins
 
 
-@needs_onnx
+def check_finds_mistakes(
+    check: Callable[[Prepared, Path], object], runtime: str, folder: Path, begins: dict[str, int], graph: Path
+) -> Prepared:
+    """Hold a graph beside a model that is read otherwise, and the model beside a file that is no graph."""
+    other = gerund.load(folder, attention="bidir", dtype="float32").runtime
+    prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
+    with pytest.raises(ModelError, match=f"{runtime} computes other vectors than gerund"):
+        check(prepared, graph)
+    broken = graph.with_stem("broken")
+    broken.write_bytes(b"x")
+    with pytest.raises(ModelError, match=f"{runtime} refuses its graph"):
+        check(prepared, broken)
+    broken.unlink()
+    return prepared
+
+
 @pytest.mark.slow
 def test_vectors(
     two_layers: Path, prompted: LanguageModel, onnx_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,42 +86,11 @@ def test_vectors(
     cosines = (found * lm.encode(TEXTS)).sum(1) / np.linalg.norm(found, axis=1)
     assert 0.98 < cosines.min() < 0.9999999
     assert (eight / "model.onnx").stat().st_size < 0.8 * (out / "model.onnx").stat().st_size
-    # Beside a model that is read otherwise, the same graph is found to be wrong.
-    other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
-    prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
-    with pytest.raises(ModelError, match="onnxruntime computes other vectors than gerund"):
-        exporting.check(prepared, out / "model.onnx")
+    prepared = check_finds_mistakes(exporting.check, "onnxruntime", two_layers, begins, out / "model.onnx")
     with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
         exporting.check(replace(prepared, begins={"": 0}), out / "model.onnx")
-    (tmp_path / "broken.onnx").write_bytes(b"x")
-    with pytest.raises(ModelError, match="onnxruntime refuses its graph"):
-        exporting.check(prepared, tmp_path / "broken.onnx")
 
 
-@needs_onnx
-@pytest.mark.full  # a minute; prompts and words are tried by smaller graphs, and what a plan masks by encoding itself
-def test_prompts_skips_a_sliding_window_and_a_head_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph finds words by a search of its own."""
-    lm = gerund.load(save_tiny(tmp_path / "base", "mistral"), dtype="float32")
-    plan = AttentionPlan("mask0-bidir", k=2, skips=3)
-    config = EncoderConfig(plan, prompts={"query": "Q:"}, append_eos=True, max_length=20)
-    head = head_with_words(lm.tokenizer, TEXTS[:3])
-    without = LanguageModel(lm.model, lm.tokenizer, replace(config, attention=replace(plan, skips=None)), head=head)
-    lm = LanguageModel(lm.model, lm.tokenizer, config, head=head)
-    lm.export(tmp_path / "out", "onnx")
-    settings = json.loads((tmp_path / "out" / "onnx.json").read_text())
-    assert settings["prompts"] == {"query": "Q:"}
-    for prompt, name in (("", ""), ("Q:", "query")):
-        begin = settings["pooled_from"][name]
-        found = readme_vectors(tmp_path / "out", [prompt + text for text in TEXTS], monkeypatch, begin)
-        with pytest.warns(UserWarning, match="were cut"):
-            vectors, other_vectors = (own.encode(TEXTS, prompt=prompt) for own in (lm, without))
-        assert vectors.shape == (len(TEXTS), 16)
-        np.testing.assert_allclose(found, vectors, atol=1e-5)
-        assert not np.allclose(found, other_vectors, atol=1e-3)
-
-
-@needs_onnx
 def test_what_torch_cannot_export(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **settings: object) -> None:
         raise RuntimeError("no such\noperator")
@@ -135,7 +117,6 @@ def test_a_normalization_that_transformers_loses(
     assert (loses, says) == (architecture == "qwen2",) * 2
 
 
-@needs_onnx
 def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'echo' reads a text twice"):
         gerund.load(tiny_folder, attention="echo").export(tmp_path / "out", "onnx")
@@ -155,14 +136,6 @@ def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
         lm.export(tmp_path / "out", "onnx")
 
 
-def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if "onnx" in name else FIND_SPEC(name))
-    with pytest.raises(MissingDependencyError, match=r"needs onnx, .*pip install 'gerund\[onnx\]'"):
-        gerund.load(tiny_folder).export(tmp_path / "out", "onnx")
-    assert "pip install 'gerund[onnx]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", "onnx").mistake
-
-
-@needs_onnx
 @pytest.mark.full  # torch takes a minute for a model of this size; random vectors of words are tried above
 def test_the_bundled_model(bundled: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled.export(tmp_path / "out", "onnx")
@@ -172,10 +145,10 @@ def test_the_bundled_model(bundled: LanguageModel, tmp_path: Path, monkeypatch: 
     np.testing.assert_allclose(found, bundled.encode(texts), atol=5e-3)  # bfloat16 beside float32
 
 
-@needs_onnx
-def test_coded_vectors_of_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word_bytes", [None, 4])
+def test_vectors_of_words(tmp_path: Path, word_bytes: int | None) -> None:
     tokenizer = gerund.load().tokenizer
-    words = head_with_words(tokenizer, TEXTS[:3], word_bytes=4).words
+    words = head_with_words(tokenizer, TEXTS[:3], word_bytes=word_bytes).words
     assert words is not None
     read = tokenizer([*TEXTS[:2], "unknown"], return_tensors="pt", padding=True, add_special_tokens=False)
     inputs = (read.input_ids, read.attention_mask)

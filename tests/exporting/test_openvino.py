@@ -1,6 +1,5 @@
 """What OpenVINO makes of an exported graph is what gerund makes of the model."""
 
-import importlib.util
 import shutil
 import sys
 from pathlib import Path
@@ -9,19 +8,17 @@ import pytest
 
 import gerund
 from gerund import LanguageModel
-from gerund.errors import ConfigError, MissingDependencyError, ModelError
+from gerund.errors import ConfigError
 from gerund.exporting import onnx
-from gerund.exporting.onnx import MODEL_FILE, Prepared
-from gerund.exporting.shared import Export, plain_tokenizer
-from tests.cli.helpers import run_cli
-from tests.exporting.test_onnx import FIND_SPEC, check_vectors
+from gerund.exporting.onnx import MODEL_FILE
+from gerund.exporting.shared import Export
+from tests.exporting.test_onnx import FIND_SPEC, check_finds_mistakes, check_vectors
 
-needs_openvino = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     any(FIND_SPEC(name) is None for name in ("openvino", "onnx", "onnxscript")), reason="OpenVINO is not installed"
 )
 
 
-@needs_openvino
 @pytest.mark.slow
 def test_vectors(
     two_layers: Path, prompted: LanguageModel, onnx_export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -37,28 +34,13 @@ def test_vectors(
     left = {"openvino_model.xml", "openvino_model.bin", "openvino.json", "README.md"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*left, "tokenizer.json", "tokenizer_config.json"}
     begins = check_vectors(lm, tmp_path / "out", "openvino.json", monkeypatch)
-    # Beside a model that is read otherwise, the same graph is found to be wrong.
-    other = gerund.load(two_layers, attention="bidir", dtype="float32").runtime
-    prepared = Prepared(other, plain_tokenizer(other), {"": begins[""], "Q:": begins["query"]})
-    with pytest.raises(ModelError, match="OpenVINO computes other vectors than gerund"):
-        onnx.check_openvino(prepared, tmp_path / "out" / "openvino_model.xml")
-    (tmp_path / "broken.xml").write_bytes(b"x")
-    with pytest.raises(ModelError, match="OpenVINO refuses its graph"):
-        onnx.check_openvino(prepared, tmp_path / "broken.xml")
+    check_finds_mistakes(onnx.check_openvino, "OpenVINO", two_layers, begins, tmp_path / "out" / "openvino_model.xml")
 
 
 @pytest.mark.slow
-@needs_openvino
 def test_refusals(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="reads a text twice; OpenVINO is for the other plans"):
         gerund.load(tiny_folder, attention="echo").export(tmp_path / "out", "openvino")
     with pytest.raises(ConfigError, match="integers of 64 bits, which OpenVINO cuts to 32; export as onnx"):
         gerund.load().export(tmp_path / "out", "openvino")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_libraries(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "openvino" else FIND_SPEC(name))
-    with pytest.raises(MissingDependencyError, match=r"needs openvino.*: pip install 'gerund\[openvino\]'"):
-        gerund.load(tiny_folder).export(tmp_path / "out", "openvino")
-    assert "'gerund[openvino]'" in run_cli("export", tiny_folder, tmp_path / "out", "--format", "openvino").mistake

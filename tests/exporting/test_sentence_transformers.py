@@ -18,6 +18,7 @@ from gerund.exporting import sentence_transformers as layout
 from gerund.models import sentence_transformers_folder as modules_json
 from gerund.text_analysis import normalized
 from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.ready_made import closed
 from tests.tiny import CONFIGS, REFUSED, byte_tokenizer, save_tiny, tiny
 
 pytest.importorskip("sentence_transformers")
@@ -63,9 +64,11 @@ def custom(lm: LanguageModel, folder: Path, why: str) -> SentenceTransformer:
     return load_exported(folder, device="cpu", model_kwargs={"dtype": "float32"})
 
 
-@pytest.mark.parametrize("name", ["causal", "bidir"])
-def test_plain(tiny_folder: Path, tmp_path: Path, name: str) -> None:
-    lm = load(tiny_folder, attention=name)
+@pytest.mark.parametrize(
+    "settings", [{"attention": "causal"}, {"attention": "bidir"}, {"attention": "inplace-bidir", "k": 4}]
+)
+def test_plain(tiny_folder: Path, tmp_path: Path, settings: dict) -> None:
+    lm = load(tiny_folder, **settings)
     model = plain(lm, tmp_path / "out")
     assert_same(lm, model, (None, "", "query:"))
     assert model.max_seq_length == lm.max_length
@@ -97,23 +100,11 @@ def test_plans_with_our_own_class(tiny_folder: Path, tmp_path: Path, name: str) 
     assert_same(lm, model, (None, "query:", "the "))
 
 
-def test_skips_are_kept_by_our_own_class(tiny_folder: Path, tmp_path: Path) -> None:
-    lm = load(tiny_folder, attention=AttentionPlan("bidir", skips=3))
-    without = load(tiny_folder, attention="bidir")
-    assert not np.allclose(lm.encode(TEXTS), without.encode(TEXTS), atol=1e-3)
-    assert_same(lm, custom(lm, tmp_path / "out", "skips"))
-
-
 @pytest.mark.sweep(quick=0, check=1)
 @pytest.mark.parametrize("recurrent", ["causal", "both"])
 def test_hybrid_models_by_our_own_class(tmp_path: Path, recurrent: str) -> None:
     lm = load(save_tiny(tmp_path / "base", "lfm2"), attention=AttentionPlan("bidir", recurrent=recurrent))
     assert_same(lm, custom(lm, tmp_path / "out", ""), (None, "query:"))
-
-
-def test_a_plan_that_comes_to_bidir(tiny_folder: Path, tmp_path: Path) -> None:
-    lm = load(tiny_folder, attention="inplace-bidir", k=4)
-    assert_same(lm, plain(lm, tmp_path / "out"))
 
 
 @pytest.mark.sweep(quick=4, check=4)
@@ -129,6 +120,21 @@ def test_poolings_and_special_tokens(tmp_path: Path, pooling: str, append_eos: b
         assert_same(lm, model)
     assert model.max_seq_length == 12
     assert len(model) == (3 if pooling == "mean" else 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"attention": AttentionPlan("bidir", skips=3)}, "skips"),
+        ({"pooling": "last-mean"}, "sentence-transformers has no pooling last-mean"),
+        ({"pooling": "weighted-mean", "prompt": "Query:"}, "weights of a weighted mean"),
+    ],
+)
+def test_settings_that_only_our_own_class_has(tiny_folder: Path, tmp_path: Path, settings: dict, why: str) -> None:
+    usual = with_settings(tiny_folder, attention=AttentionPlan("bidir"))
+    lm = with_settings(tiny_folder, **{"attention": AttentionPlan("bidir"), **settings})
+    assert not np.allclose(lm.encode(TEXTS), usual.encode(TEXTS), atol=1e-3)
+    assert_same(lm, custom(lm, tmp_path / "out", why), (None, ""))
 
 
 PROMPTS = {"query": "Query:", "document": "Text:"}
@@ -170,16 +176,6 @@ def test_prompts_that_fuse_with_the_text(tiny_folder: Path, tmp_path: Path) -> N
     words = ["he cat", "hen", "cat"]
     theirs = model.encode(words, prompt_name="query")
     np.testing.assert_allclose(theirs, lm.encode(words, prompt_name="query"), atol=NEAR)
-
-
-def test_a_pooling_that_is_not_theirs_goes_through_gerund(tiny_folder: Path, tmp_path: Path) -> None:
-    lm = with_settings(tiny_folder, attention=AttentionPlan("bidir"), pooling="last-mean")
-    assert_same(lm, custom(lm, tmp_path / "out", "sentence-transformers has no pooling last-mean"))
-
-
-def test_a_weighted_mean_with_prompts(tiny_folder: Path, tmp_path: Path) -> None:
-    lm = with_settings(tiny_folder, attention=AttentionPlan("bidir"), prompt="Query:", pooling="weighted-mean")
-    assert_same(lm, custom(lm, tmp_path / "out", "weights of a weighted mean"), (None, ""))
 
 
 @pytest.mark.sweep(quick=0, check=3)
@@ -258,11 +254,7 @@ def test_padding(tmp_path: Path, side: str) -> None:
 
 @pytest.mark.slow
 def test_a_tokenizer_that_ends_every_text_by_itself(tmp_path: Path) -> None:
-    from tokenizers import processors
-
-    tokenizer = byte_tokenizer()
-    ends = processors.TemplateProcessing(single="<s> $A </s>", pair="$A $B", special_tokens=[("<s>", 1), ("</s>", 2)])
-    tokenizer.backend_tokenizer.post_processor = ends
+    tokenizer = closed(byte_tokenizer())
     base = save_tiny(tmp_path / "base")
     for append_eos in (True, False):
         config = EncoderConfig(AttentionPlan("bidir"), prompt="Query:", append_eos=append_eos)
@@ -340,15 +332,9 @@ def test_export_is_quiet(tiny_folder: Path, tmp_path: Path, capfd) -> None:
 
 @pytest.mark.slow
 def test_a_real_model(stories_folder: Path, tmp_path: Path) -> None:
-    lm = load(stories_folder, attention="bidir")
-    assert_same(lm, plain(lm, tmp_path / "plain"))
+    lm = with_settings(stories_folder, attention=AttentionPlan("bidir"), prompts={"query": "Find: ", "text": "Once:"})
+    lm.export(tmp_path / "out", "sentence-transformers")
+    model = load_exported(tmp_path / "out", device="cpu", model_kwargs={"dtype": "float32"})
+    assert_same(lm, model, (None, "query", "text"))
     lm = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, attention=AttentionPlan(), prompt="Once upon "))
     assert_same(lm, custom(lm, tmp_path / "own", "has no attention plan"), (None, ""))
-
-
-@pytest.mark.slow
-def test_a_real_model_with_prompts(stories_folder: Path, tmp_path: Path) -> None:
-    lm = load(stories_folder, attention="bidir")
-    lm = LanguageModel(lm.model, lm.tokenizer, replace(lm.encoder, prompts={"query": "Find: ", "text": "Once:"}))
-    lm.export(tmp_path / "out", "sentence-transformers")
-    assert_same(lm, load_exported(tmp_path / "out", device="cpu", model_kwargs={"dtype": "float32"}), ("query", "text"))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tokenizers import processors
 from transformers import LlamaForCausalLM
 
 from gerund.attention import probe
@@ -14,6 +13,7 @@ from gerund.inference.lm_head import TokenHead
 from gerund.language_model import LanguageModel
 from gerund.settings.plan import AttentionPlan
 from tests.attention.reference import ReferenceModel
+from tests.ready_made import closed
 from tests.tiny import CONFIGS, REFUSED, VOCAB, byte_tokenizer, tiny
 
 # Each with its own way to change logits behind the head.
@@ -33,7 +33,8 @@ def sequences(lengths=LENGTHS, vocabulary=VOCAB):
 
 @torch.no_grad()
 def slow(model, ids, first):
-    logits = model(torch.tensor([ids])).logits[0].float().log_softmax(dim=-1)
+    # The last token is only predicted, and needs no place in the context.
+    logits = model(torch.tensor([ids[:-1] or ids])).logits[0].float().log_softmax(dim=-1)
     return np.array([logits[place - 1, ids[place]].item() for place in range(first, len(ids))], dtype=np.float32)
 
 
@@ -98,11 +99,7 @@ def test_the_last_token_needs_no_room_in_the_context():
     model, tokenizer = model_and_tokenizer()
     ids = sequences((65, 66), len(tokenizer))
     [own] = sequence_logprobs(model, tokenizer, [(ids[0], 60)])
-    # The model is given 64 tokens; the plain way to 65 log-probabilities would feed it one more.
-    with torch.no_grad():
-        last = model(torch.tensor([ids[0][:-1]])).logits[0, -1].log_softmax(dim=-1)[ids[0][-1]]
-    assert len(own) == 5
-    assert own[-1] == pytest.approx(last.item(), abs=1e-5)
+    np.testing.assert_allclose(own, slow(model, ids[0], 60), atol=1e-5)
     with pytest.raises(TextError, match="sequence 1 has 66 tokens and the model's context ends at 64"):
         sequence_logprobs(model, tokenizer, [(ids[0], 1), (ids[1], 1)])
 
@@ -164,12 +161,9 @@ def test_an_empty_prefix_starts_from_the_beginning_token():
 def test_a_token_that_closes_every_text_is_not_scored():
     model, tokenizer = model_and_tokenizer(bos=True)
     [plain] = continuation_logprobs(model, tokenizer, [("He", " ran")])
-    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    assert tokenizer("He").input_ids[-1] == 2
-    [closed] = continuation_logprobs(model, tokenizer, [("He", " ran")])
-    np.testing.assert_allclose(closed.continuation, plain.continuation, atol=1e-6)
+    assert closed(tokenizer)("He").input_ids[-1] == 2
+    [found] = continuation_logprobs(model, tokenizer, [("He", " ran")])
+    np.testing.assert_allclose(found.continuation, plain.continuation, atol=1e-6)
 
 
 @pytest.mark.parametrize("bos", [True, False])
@@ -179,14 +173,8 @@ def test_a_long_prefix_loses_its_left_end(bos):
     [found] = continuation_logprobs(model, tokenizer, [(prefix, continuation)], with_prefix=True)
     ids = tokenizer(prefix + continuation, add_special_tokens=False).input_ids
     kept = [1, *ids[-64:]] if bos else ids[-65:]  # 64 tokens are read, and the last one is only predicted
-    np.testing.assert_allclose(np.concatenate([found.prefix, found.continuation]), slow_long(model, kept), atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([found.prefix, found.continuation]), slow(model, kept, 1), atol=1e-5)
     assert (len(found.continuation), found.lost) == (3, 0)
-
-
-@torch.no_grad()
-def slow_long(model, ids):
-    logits = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(dim=-1)
-    return np.array([logits[place, token].item() for place, token in enumerate(ids[1:])])
 
 
 @pytest.mark.parametrize("bos", [True, False])
@@ -196,7 +184,7 @@ def test_a_continuation_beyond_the_context_loses_its_right_end_with_a_count(bos)
     [found] = continuation_logprobs(model, tokenizer, [("zz", continuation)], with_prefix=True)
     ids = tokenizer(continuation, add_special_tokens=False).input_ids[:64]
     start = 1 if bos else tokenizer("z").input_ids[0]  # without a beginning token one token of the prefix stays
-    np.testing.assert_allclose(found.continuation, slow_long(model, [start, *ids]), atol=1e-5)
+    np.testing.assert_allclose(found.continuation, slow(model, [start, *ids], 1), atol=1e-5)
     assert len(found.continuation) + found.lost == 72
     assert found.lost == 8
     assert len(found.prefix) == 0
@@ -248,20 +236,13 @@ def labels_of(tokenizer, text):
     return batch.input_ids, labels
 
 
-@torch.no_grad()
 def slow_spans(name, text, plan, bos=True):
     """Score one text alone: eager attention, a mask that is written out, the whole vocabulary."""
     model, tokenizer = model_and_tokenizer(name, bos)
     ids, labels = labels_of(tokenizer, text)
     batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     span = torch.tensor([labels]) if plan == "hybrid" else None
-    states = ReferenceModel(model, AttentionPlan(plan)).hidden_states(batch, span)
-    logits = model.get_output_embeddings()(states)
-    config = model.config
-    if getattr(config, "final_logit_softcapping", None):
-        logits = torch.tanh(logits / config.final_logit_softcapping) * config.final_logit_softcapping
-    logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
-    logprobs = logits.log_softmax(dim=-1)[0]
+    logprobs = ReferenceModel(model, AttentionPlan(plan)).logprobs(batch, span)[0]
     return [
         [logprobs[place - 1, ids[place]].item() for place, label in enumerate(labels) if label == number]
         for number in range(1, len(text.spans) + 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gerund import AttentionPlan, EncoderConfig, Rerank, Sampling
+from gerund import AttentionPlan, Rerank, Sampling
 from gerund.inference.encode.incremental import IncrementalEncoder
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import GenerationConfig
@@ -15,16 +15,14 @@ from gerund.inference.likelihood import causal_runtime, sequence_logprobs
 from gerund.inference.tokens import Tokens, rotary_limit, token_batches
 from gerund.language_model import LanguageModel
 from tests.inference.long_rotary import long_rotary
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import tiny, tiny_lm
 
 LIMIT = 32
 TEXTS = ["fox jumps up", "cold river", "b" * 20 + "rivers run down" + "w" * 24, "k" * 32, "quick zebu " + "g" * 20]
 
 
 def lm_of(plan: str = "causal") -> LanguageModel:
-    tokenizer = byte_tokenizer()
-    model = tiny("phi3", vocab_size=len(tokenizer), **long_rotary(LIMIT))
-    return LanguageModel(model, tokenizer, EncoderConfig(attention=AttentionPlan(plan)))
+    return tiny_lm("phi3", changes=long_rotary(LIMIT), attention=AttentionPlan(plan))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from gerund import ConfigError, TextError
 from gerund.checks import check_texts
 from gerund.inference.encode.spans import check_words, word_tokens
 from gerund.inference.tokens import InputFormat, tokenize
+from tests.ready_made import closed
 from tests.tiny import byte_tokenizer
 
 
@@ -119,6 +120,17 @@ def test_words_to_tokens_by_offsets(tokenizer):
     for word, own in zip(sentence, word_tokens(sentence, tokens.offsets), strict=True):
         ids = [tokens.ids[tokens.text_from + place] for place in own]
         assert tokenizer.decode(ids).strip() == word
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+def test_a_tokenizer_that_ends_texts_by_itself_uses_all_the_room(append_eos):
+    tokenizer = closed(byte_tokenizer())
+    before, text = tokenizer.backend_tokenizer.to_str(), "the cat sat on the mat " * 30
+    with pytest.warns(UserWarning, match="1 of 2 texts were longer than 10 tokens"):
+        [long, short] = tokenize(tokenizer, [text, "x"], InputFormat(max_length=10, append_eos=append_eos))
+    assert tokenizer.backend_tokenizer.to_str() == before
+    assert (long.ids[0], long.ids[-1]) == (short.ids[0], short.ids[-1]) == (1, 2)
+    assert long.ids == tokenizer(text, truncation=True, max_length=10).input_ids
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
-"""A decoder in plain numpy over the unpacked blocks of a GGUF file, slow and obvious; and random files for it."""
+"""Random GGUF files, and what transformers computes from their unpacked weights."""
 
 from pathlib import Path
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Type
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gerund.gguf_file import GgufFile, read_file
+from gerund.gguf_file import read_file
+from gerund.models.gguf_architectures import read_config, read_weights
 
 WIDTH, HEADS, KV_HEADS, HEAD, INNER, LAYERS, VOCABULARY = 64, 4, 2, 16, 96, 2, 50
 
 
-def write_llama(path: Path, kind: Type = Type.Q4_1, *, output: bool = False, seed: int = 0) -> GgufFile:
+def write_llama(path: Path, kind: Type = Type.Q4_1, *, output: bool = False, seed: int = 0) -> Path:
     """Write a random file of architecture llama, with matrices of this type."""
     generator = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
@@ -50,45 +53,24 @@ def write_llama(path: Path, kind: Type = Type.Q4_1, *, output: bool = False, see
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return read_file(path)
+    return path
 
 
-def logits(file: GgufFile, ids: list[int], visible: np.ndarray) -> np.ndarray:
-    """Return the logits (T, V) of one text under a mask (T, T), in float64, of a file of architecture llama."""
+def unpacked(path: Path) -> PreTrainedModel:
+    """Return the model of a file in float32."""
+    file = read_file(path)
+    config = read_config(file)
+    config.dtype = torch.float32  # Gemma rounds the scale of its embeddings to the model's type
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    read_weights(file, skeleton, torch.float32)
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(skeleton.state_dict())
+    return model.eval()
 
-    def weight(name: str) -> np.ndarray:
-        return file.tensors.read(f"{name}.weight").astype(np.float64)
 
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        epsilon = file.fraction("attention.layer_norm_rms_epsilon") or 0.0
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight(name)
-
-    def rotated(x_THd: np.ndarray) -> np.ndarray:
-        # llama.cpp rotates neighbours: dimensions 2i and 2i + 1.
-        size = x_THd.shape[-1]
-        angle = np.arange(len(x_THd))[:, None] * (file.fraction("rope.freq_base") or 0.0) ** (
-            -np.arange(0, size, 2) / size
-        )
-        turned = (x_THd[..., 0::2] + 1j * x_THd[..., 1::2]) * np.exp(1j * angle)[:, None]
-        return np.stack([turned.real, turned.imag], -1).reshape(x_THd.shape)
-
-    heads, kv_heads = file.number("attention.head_count"), file.number("attention.head_count_kv")
-    x = weight("token_embd")[ids]
-    for layer in range(file.number("block_count")):
-        block = f"blk.{layer}"
-        y = norm(x, f"{block}.attn_norm")
-        query, key, value = (
-            (y @ weight(f"{block}.attn_{name}").T).reshape(len(ids), count, -1)
-            for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
-        )
-        query, key = rotated(query), rotated(key)
-        key, value = (np.repeat(part, heads // kv_heads, 1) for part in (key, value))
-        scores = np.einsum("thd,shd->hts", query, key) / np.sqrt(query.shape[-1])
-        scores = np.exp(np.where(visible, scores, -np.inf))
-        mixed = np.einsum("hts,shd->thd", scores / scores.sum(-1, keepdims=True), value)
-        x = x + mixed.reshape(len(ids), -1) @ weight(f"{block}.attn_output").T
-        y = norm(x, f"{block}.ffn_norm")
-        gate = y @ weight(f"{block}.ffn_gate").T
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ weight(f"{block}.ffn_up").T)) @ weight(f"{block}.ffn_down").T
-    head = "output" if "output.weight" in file.tensors.infos else "token_embd"
-    return norm(x, "output_norm") @ weight(head).T
+@torch.no_grad()
+def logits(path: Path, ids: np.ndarray, *, both_ways: bool = False) -> np.ndarray:
+    """Return the logits (T, V) of one text."""
+    mask = torch.zeros(1, 1, len(ids), len(ids)) if both_ways else None
+    return unpacked(path)(torch.tensor(ids)[None], attention_mask=mask, use_cache=False).logits[0].numpy()

@@ -21,7 +21,7 @@ def logits(model: PackedNetwork) -> np.ndarray:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return reference.write_llama(tmp_path / "model.gguf").path
+    return reference.write_llama(tmp_path / "model.gguf")
 
 
 @pytest.fixture

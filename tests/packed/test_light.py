@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jinja2 import TemplateError
 
 import gerund
@@ -24,34 +24,25 @@ from gerund.models.light_runtime import light_source
 from gerund.models.light_tokenizer import read_light_tokenizer
 from gerund.models.tokenizer_cache import settings_of
 from tests.inference.generate.test_prompts import HELLO, chat_tokenizer
-from tests.models.test_gguf_files import write
-from tests.tiny import tiny
 
 PROMPTS = ["the cat", "once upon a time there was a dog in the garden", "", "the cat", "naïve café"]
 SMOLLM2 = Path(__file__).resolve().parents[3] / "real" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-# Runs commands, and says what they imported of that which they should do without.
+# Runs commands, some modules left out, and says what they imported of that which they should do without.
 PROGRAM = """
 import io, json, sys
 from contextlib import redirect_stdout, suppress
+commands, missing = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(missing))
 from gerund.cli.main import main
-for words, given in json.loads(sys.argv[1]):
+for words, given in commands:
     sys.argv, sys.stdin = ["gerund", *words], io.TextIOWrapper(io.BytesIO(given.encode()))
     said = io.StringIO()
     with redirect_stdout(said), suppress(SystemExit):
         main()
     print(json.dumps(said.getvalue()))
-print(json.dumps([name for name in ("torch", "transformers", "onnx") if name in sys.modules]))
+print(json.dumps([name for name in ("torch", "transformers", "onnx") if sys.modules.get(name)]))
 """
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("light")
-    tokenizer = chat_tokenizer()
-    torch.manual_seed(0)
-    tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
-    return write(gerund.load(folder / "base"), folder / "tiny.gguf", type="q8_0")
+TORCH = ("torch", "transformers", "peft", "accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -220,20 +211,24 @@ def test_torch_is_left_out_only_where_nothing_needs_it(file: Path, tiny_folder: 
     assert isinstance(load_writer(ModelSpec.of(file, device="cpu")), gerund.LanguageModel)
 
 
-def run(*commands: tuple[list[object], str]) -> list[str]:
-    """Run commands, each with its standard input, in a process that imports no torch; return what each wrote."""
-    given = json.dumps([(list(map(str, words)), stdin) for words, stdin in commands])
+def run(*commands: tuple[list[object], str], missing: Sequence[str] = ()) -> tuple[list[str], list[str], str]:
+    """Run commands, each with its standard input, in a process of their own where some modules cannot be imported.
+
+    Returns:
+        What each wrote, what was imported of that which they should do without, and the messages.
+    """
+    given = json.dumps([[(list(map(str, words)), stdin) for words, stdin in commands], missing])
     done = subprocess.run([sys.executable, "-c", PROGRAM, given], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
     *said, imported = [json.loads(line) for line in done.stdout.splitlines()]
-    assert imported == []
-    return said
+    return said, imported, done.stderr
 
 
 def test_commands_do_without_torch(file: Path, light: PackedWriter):
     assert light is not None  # which built its graph
     common = ["--device", "cpu", "--max-new-tokens", 6]
-    written, said = run((["generate", "the cat", "-m", file, *common], ""), (["chat", file, *common], "the cat"))
+    commands = (["generate", "the cat", "-m", file, *common], ""), (["chat", file, *common], "the cat")
+    (written, said), *rest = run(*commands)
+    assert rest == [[], ""]
     assert written == "the cat" + light.generate("the cat", 6)[0].text + "\n"
     assert said == light.chat([{"role": "user", "content": "the cat"}], 6)[0].text + "\n"
 

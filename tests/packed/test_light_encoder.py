@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +15,7 @@ from gerund.errors import UnsupportedModelError
 from gerund.inference.encode import packed_runtime
 from gerund.light_entry import light_model
 from gerund.light_model import LightModel
-from tests.packed.test_light import SMOLLM2, file  # noqa: F401 - a fixture
+from tests.packed.test_light import TORCH, run
 
 TEXTS = [
     "the cat sat on the mat",
@@ -26,19 +23,6 @@ TEXTS = [
     "once upon a time there was a dog in the garden and it barked",
     "naïve café",
 ]
-# Runs commands where torch and transformers cannot be imported, and prints what each wrote.
-WITHOUT_TORCH = """
-import io, json, sys
-from contextlib import redirect_stdout, suppress
-
-sys.modules.update(dict.fromkeys(("torch", "transformers", "peft", "accelerate")))
-from gerund.cli.main import main
-for words in json.loads(sys.argv[1]):
-    sys.argv, said = ["gerund", *words], io.StringIO()
-    with redirect_stdout(said), suppress(SystemExit):
-        main()
-    print(json.dumps(said.getvalue()))
-"""
 
 
 def light_of(path: Path, **settings: Any) -> LightModel:
@@ -58,7 +42,7 @@ def light_of(path: Path, **settings: Any) -> LightModel:
         {"attention": "bidir", "exit_layer": 1, "normalize": False, "pool_prompt": True, "prompt": "a "},
     ],
 )
-def test_vectors_are_those_under_torch(file: Path, settings: dict[str, Any]):  # noqa: F811
+def test_vectors_are_those_under_torch(file: Path, settings: dict[str, Any]):
     light, lm = light_of(file, **settings), gerund.load(file, runtime="packed", **settings)
     own, other = light.encode_with_usage(TEXTS), lm.encode_with_usage(TEXTS)
     np.testing.assert_allclose(own.vectors, other.vectors, atol=1e-5)
@@ -70,9 +54,7 @@ def test_vectors_are_those_under_torch(file: Path, settings: dict[str, Any]):  #
 
 
 def test_an_adapter_that_was_trained_to_infill_is_known_without_torch(
-    file: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     light = light_of(file)
     assert light.fills_gaps is gerund.load(file, runtime="packed").fills_gaps is False
@@ -85,7 +67,7 @@ def test_an_adapter_that_was_trained_to_infill_is_known_without_torch(
     assert light._full is trained._full is None, "neither asked the model of torch"
 
 
-def test_tokens_words_and_spans_too(file: Path):  # noqa: F811
+def test_tokens_words_and_spans_too(file: Path):
     light, lm = light_of(file), gerund.load(file, runtime="packed")
     for own, other in zip(light.encode_tokens(TEXTS), lm.encode_tokens(TEXTS), strict=True):
         np.testing.assert_allclose(own, other, atol=1e-4)
@@ -96,14 +78,14 @@ def test_tokens_words_and_spans_too(file: Path):  # noqa: F811
     assert light.encode_query(TEXTS[0], precision="ubinary").dtype == np.uint8
 
 
-def test_a_text_does_not_depend_on_its_batch(file: Path):  # noqa: F811
+def test_a_text_does_not_depend_on_its_batch(file: Path):
     light = light_of(file, attention="bidir")
     together = light.encode(TEXTS, batch_size=4)
     alone = np.stack([light.encode(text) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
-def test_a_layer_that_reads_otherwise_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_a_layer_that_reads_otherwise_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch):
     light = light_of(file, attention="bidir")
     real = packed_runtime.moved_by_layer
     monkeypatch.setattr(packed_runtime, "moved_by_layer", lambda *given: real(*given) * np.tri(3))
@@ -111,7 +93,7 @@ def test_a_layer_that_reads_otherwise_is_refused(file: Path, monkeypatch: pytest
         packed_runtime.verify(light.network, light.runtime.plan)
 
 
-def test_what_needs_torch_is_left_to_it(file: Path):  # noqa: F811
+def test_what_needs_torch_is_left_to_it(file: Path):
     for settings in (
         {"layers": "all"},
         {"attention": "inter-bidir"},
@@ -128,19 +110,12 @@ def test_what_needs_torch_is_left_to_it(file: Path):  # noqa: F811
     assert other._full is None, "neither asked the model of torch"
 
 
-def without_torch(*commands: list[object]) -> tuple[list[str], str]:
-    """Run commands where torch cannot be imported; return what each wrote, and the messages."""
-    given = json.dumps([list(map(str, words)) for words in commands])
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, given], capture_output=True, text=True, check=False)
-    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
-
-
-def test_an_installation_without_torch_works(file: Path, tmp_path: Path):  # noqa: F811
+def test_an_installation_without_torch_works(file: Path, tmp_path: Path):
     light = light_of(file)
     light.generate("the cat", 2)  # its graph and tokenizer are in the cache now, which transformers has made
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     index, ask = tmp_path / "my.index", ["ask", tmp_path / "my.index", "Where was the dog?", "--json"]
-    (written, embedded, _, found, quoted, generated, ranked, _), said = without_torch(
+    commands = [
         ["generate", "the cat", "-m", file, "--max-new-tokens", 6],
         ["embed", tmp_path / "texts.txt", "-m", file, "-o", tmp_path / "out.npy", "--json"],
         ["index", tmp_path / "texts.txt", "-m", file, "-o", index, "--chunk-tokens", 32],
@@ -149,7 +124,9 @@ def test_an_installation_without_torch_works(file: Path, tmp_path: Path):  # noq
         [*ask, "--generate", "--max-new-tokens", 4, "--no-fallback", "-k", 1],
         ["search", index, "dog", "--rerank", 2, "--json"],
         ["search", index, "dog", "--rerank", 2, "--rerank-by", "yesno"],
-    )
+    ]
+    found_by, _, said = run(*((words, "") for words in commands), missing=TORCH)
+    written, embedded, _, found, quoted, generated, ranked, _ = found_by
     hits = [hit.to_dict() for hit in gerund.open_index(index).search("dog")]
     assert [json.loads(line)["text"] for line in found.splitlines()] == [hit["text"] for hit in hits]
     assert {json.loads(line)["text"] for line in ranked.splitlines()} == {hit["text"] for hit in hits}
@@ -165,20 +142,7 @@ def test_an_installation_without_torch_works(file: Path, tmp_path: Path):  # noq
 
 def test_what_is_missing_is_said(tiny_folder: Path, tmp_path: Path):
     (tmp_path / "texts.txt").write_text("a\n")
-    _, said = without_torch(["embed", tmp_path / "texts.txt", "-m", tiny_folder, "-o", tmp_path / "out.npy"])
+    command = ["embed", tmp_path / "texts.txt", "-m", tiny_folder, "-o", tmp_path / "out.npy"]
+    _, _, said = run((command, ""), missing=TORCH)
     assert "torch and transformers, which are not installed" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.full  # a tiny file is tried in the same way above
-@pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
-def test_a_real_file_with_its_bundled_adapter():
-    light, lm = light_of(SMOLLM2), gerund.load(SMOLLM2, runtime="packed")
-    assert light.spec.adapter == lm.spec.adapter == "auto"
-    # Activations are rounded to 8 bits: texts in batches of other shapes differ in the third digit.
-    assert (light.encode(TEXTS) * lm.encode(TEXTS)).sum(axis=1).min() > 0.9995
-    assert (light.fingerprint(), light.space) == (lm.fingerprint(), lm.space)
-    before = os.times()
-    without_torch(["embed", "-", "-m", SMOLLM2, "-o", os.devnull])
-    after = os.times()
-    assert after.children_user - before.children_user < 5

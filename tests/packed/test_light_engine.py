@@ -21,7 +21,6 @@ from gerund.light_entry import light_model
 from gerund.light_model import LightModel
 from gerund.scoring import query_likelihood
 from gerund.scoring.query_likelihood import MEASURES, QueryPrompt
-from tests.packed.test_light import SMOLLM2, file  # noqa: F401 - a fixture
 from tests.packed.test_light_encoder import TEXTS
 
 DOCUMENTS = ["a dog barked in the garden", "trains run on rails", "the garden of the cat, " * 3 + "the end"]
@@ -54,14 +53,14 @@ server.service.close()
 
 
 @pytest.fixture(scope="module")
-def light(file: Path) -> LightModel:  # noqa: F811
+def light(file: Path) -> LightModel:
     found = light_model(ModelSpec.of(file, runtime="packed"))
     assert found is not None
     return found
 
 
 @pytest.fixture(scope="module")
-def lm(file: Path) -> gerund.LanguageModel:  # noqa: F811
+def lm(file: Path) -> gerund.LanguageModel:
     return gerund.load(file, runtime="packed")
 
 
@@ -233,28 +232,6 @@ def test_a_server_without_torch(light: LightModel):
     assert status < 500
     assert "this needs torch and transformers" in refused
     assert "Traceback" not in said
-
-
-@pytest.mark.full  # a tiny file is tried in the same way above
-@pytest.mark.skipif(not SMOLLM2.is_file(), reason="there is no SmolLM2 in ../real")
-def test_a_real_file_is_served_alike():
-    light, lm = (
-        light_model(ModelSpec.of(SMOLLM2, device="cpu", runtime="packed")),
-        gerund.load(SMOLLM2, runtime="packed"),
-    )
-    assert light is not None
-    documents = ["Bread is baked of flour, water and salt.", "Trains run on rails."]
-    found = []
-    for one in (light, lm):
-        with Engine(one, EngineConfig(slots=4)) as engine:
-            futures = [
-                engine.submit_generate(f"Tell me of {word}", GenerationConfig(24)) for word in ("cats", "the sea")
-            ]
-            found.append([future.result(120)[0].text for future in futures])
-            assert engine.state().guarantee != "none"
-        found[-1].append(one.rerank("how to bake bread", documents, by="lift").scores)
-    assert found[0][:2] == found[1][:2]
-    assert found[0][2] == pytest.approx(found[1][2], abs=1e-3)
 
 
 def test_a_short_beginning_that_prompts_share_is_read_once(light: LightModel):

@@ -1,4 +1,4 @@
-"""A packed network computes what plain numpy computes over the file's blocks, however the work is divided."""
+"""A packed network computes what transformers computes from the file's blocks, however the work is divided."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from gerund.errors import ConfigError, ModelError, ResourceError
+from gerund.gguf_file import read_file
 from gerund.packed import graph, graph_cache
 from gerund.packed import network as packed_network
 from gerund.packed.network import MASKED, KeyValues, PackedNetwork, parts_of
@@ -22,24 +23,23 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-4}
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PackedNetwork:
-    path = tmp_path_factory.mktemp("packed") / "model.gguf"
-    reference.write_llama(path)
+    path = reference.write_llama(tmp_path_factory.mktemp("packed") / "model.gguf")
     return PackedNetwork.open(path, threads=1, accuracy=0)
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.F32])
 def test_logits_are_those_of_the_blocks(tmp_path: Path, kind: Type):
-    file = reference.write_llama(tmp_path / "model.gguf", kind, output=True)
-    expected = reference.logits(file, IDS[0].tolist(), CAUSAL)
-    run = PackedNetwork.open(file.path, threads=1, accuracy=0).run(IDS[:1], outputs=["logits"])
+    path = reference.write_llama(tmp_path / "model.gguf", kind, output=True)
+    expected = reference.logits(path, IDS[0])
+    run = PackedNetwork.open(path, threads=1, accuracy=0).run(IDS[:1], outputs=["logits"])
     np.testing.assert_allclose(run.logits[0], expected, atol=1e-4)
-    rounded = PackedNetwork.open(file.path, threads=1).run(IDS[:1], outputs=["logits"])
+    rounded = PackedNetwork.open(path, threads=1).run(IDS[:1], outputs=["logits"])
     assert np.corrcoef(rounded.logits.ravel(), expected.ravel())[0, 1] > 0.999
 
 
 @pytest.mark.parametrize("kind", [Type.Q5_1, Type.Q8_0])
 def test_a_large_head_is_multiplied_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Type):
-    file = reference.write_llama(tmp_path / "model.gguf", kind, output=True)
+    file = read_file(reference.write_llama(tmp_path / "model.gguf", kind, output=True))
     whole = PackedNetwork.open(file.path, threads=1, cache=tmp_path / "whole").run(IDS, outputs=["logits"]).logits
     head = GgufWeights(file, read_shape(file)).matrix("head")
     monkeypatch.setattr(graph, "PIECE", head.codes_NGb.nbytes // 2)
@@ -60,7 +60,7 @@ def test_each_layer_takes_its_mask(network: PackedNetwork):
     np.testing.assert_array_equal(upper[1], causal[1])
     np.testing.assert_array_equal(lower[1], all_layers[1])
     assert all(np.abs(one[2] - causal[2]).max() > 0.01 for one in (upper, lower, all_layers))
-    expected = reference.logits(network._weights.file, IDS[1].tolist(), np.ones((6, 6), bool))
+    expected = reference.logits(network.sources[0], IDS[1], both_ways=True)
     logits = network.run(IDS, masks_PB1TS=masks[1:], outputs=["logits"]).logits
     np.testing.assert_allclose(logits[1], expected, atol=1e-4)
 
@@ -207,8 +207,7 @@ def test_what_does_not_fit_is_refused(network: PackedNetwork, tmp_path: Path):
         network.run(IDS, masks_PB1TS=np.zeros((1, 2, 1, 6, 7), np.float32))
     with pytest.raises(ConfigError, match="not words"):
         network.run(IDS, outputs=["words"])
-    path = tmp_path / "model.gguf"
-    reference.write_llama(path)
+    path = reference.write_llama(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_gate", b"blk.1.ffn_gaze"))
     with pytest.raises(ModelError, match=r"ffn_gate\.weight is missing"):
         PackedNetwork.open(path)

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gerund.gguf_file import read_file
-from gerund.models.gguf_architectures import read_config, read_weights
 from gerund.packed.network import MASKED, PackedNetwork
+from tests.packed import reference
 
 FILES = sorted((Path(__file__).resolve().parents[3] / "real").glob("*.gguf"))
 IDS = np.array([[504, 2365, 429, 253, 655, 665, 253, 1165, 30, 198, 429, 253]])
@@ -20,23 +17,10 @@ pytestmark = [
 ]
 
 
-def unpacked(path: Path) -> PreTrainedModel:
-    file = read_file(path)
-    config = read_config(file)
-    config.dtype = torch.float32  # Gemma rounds the scale of its embeddings to the model's type
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
-    read_weights(file, skeleton, torch.float32)
-    model = AutoModelForCausalLM.from_config(config)
-    model.load_state_dict(skeleton.state_dict())
-    return model.eval()
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.full
 def test_a_real_file(path: Path, tmp_path: Path):
-    with torch.no_grad():
-        expected = unpacked(path)(torch.tensor(IDS), use_cache=False).logits[0].numpy()
+    expected = reference.logits(path, IDS[0])
     exact = PackedNetwork.open(path, threads=1, cache=tmp_path, accuracy=0).run(IDS, outputs=["logits"]).logits[0]
     np.testing.assert_allclose(exact, expected, atol=1e-3)
     network = PackedNetwork.open(path, threads=1, cache=tmp_path)

@@ -62,15 +62,12 @@ def test_sides_stand_in_one_order_whatever_came_first():
         ("infilling/one", (100.0, 20.0, 9.0), [False, False, True]),
         # Where all are equal none is better than another.
         ("sts/one", (0.2, 0.2, 0.2), [False, False, False]),
+        ("sts/one", (0.2,), [False]),
     ],
 )
 def test_best(task, values, expected):
-    row = row_of(compare([made(task, name, value) for name, value in zip("abc", values, strict=True)]), task)
+    row = row_of(compare([made(task, name, value) for name, value in zip("abc", values, strict=False)]), task)
     assert best(row) == expected
-
-
-def test_a_single_system_is_not_best():
-    assert best(row_of(compare([made("sts/one", "a", 0.5)]), "sts/one")) == [False]
 
 
 def test_a_missing_score_is_not_best():
@@ -115,11 +112,9 @@ def test_means_of_a_kind():
     # Who has no score of a kind keeps none of the others out.
     assert classification.shown == ("60.00", "65.00", "", "")
     assert classification.label == "mean of 1 task"
-
-
-def test_bm25_has_no_mean_of_what_it_did_not_finish():
-    results = [result for result in several() if (result.task, result.system) != ("retrieval/two", "bm25")]
-    assert group_of(compare(results), "retrieval").mean.shown == ("15.00", "26.00", "25.00", "")
+    # BM25 has no mean of what it did not finish.
+    fewer = [result for result in several() if (result.task, result.system) != ("retrieval/two", "bm25")]
+    assert group_of(compare(fewer), "retrieval").mean.shown == ("15.00", "26.00", "25.00", "")
 
 
 def test_without_a_common_task_means_are_blank_and_say_so():

@@ -72,27 +72,23 @@ def test_other_models_of_the_same_name_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "other, fits",
+    "prompts, other, fits",
     [
-        ({}, True),
-        ({"seed": 1}, False),
-        ({"limit": 10}, False),
-        ({"split": "validation"}, False),
-        ({"prompts": {"sts": "Find: "}}, False),
-        ({"document_prompts": {"sts": "Text: "}}, False),
+        ({}, {}, True),
+        ({}, {"seed": 1}, False),
+        ({}, {"limit": 10}, False),
+        ({}, {"split": "validation"}, False),
+        ({}, {"prompts": {"sts": "Find: "}}, False),
+        ({}, {"document_prompts": {"sts": "Text: "}}, False),
+        # Prompts of other tasks do not matter.
+        ({"one": "a"}, {"prompts": {"two": "b"}}, True),
+        ({"one": "a"}, {"prompts": {"one": "a", "two": "b"}}, True),
+        ({"one": "a"}, {"prompts": {"one": "c"}}, False),
     ],
 )
-def test_what_was_told_otherwise_is_left_out(other, fits):
+def test_what_was_told_otherwise_is_left_out(prompts, other, fits):
+    now = replace(done(made("sts/one", "a", 0.5), labels=["a"]), config=EvaluationConfig(prompts=prompts))
     earlier = made("sts/two", "a", 0.4, config={**SETTINGS, **other})
-    assert (len(joined(done(made("sts/one", "a", 0.5), labels=["a"]), [earlier])) == 2) == fits
-
-
-@pytest.mark.parametrize(
-    "prompts, fits", [({"two": "b"}, True), ({"one": "a", "two": "b"}, True), ({"one": "c"}, False)]
-)
-def test_prompts_of_other_tasks_do_not_matter(prompts, fits):
-    now = replace(done(made("sts/one", "a", 0.5), labels=["a"]), config=EvaluationConfig(prompts={"one": "a"}))
-    earlier = made("sts/two", "a", 0.4, config={**SETTINGS, "prompts": prompts})
     assert (len(joined(now, [earlier])) == 2) == fits
 
 
@@ -307,6 +303,9 @@ def test_the_defaults_are_said_too(tmp_path):
     assert ["sts/one", "100", "1", "–", "–"] in page.table
     assert "1 system, 1 task, measured on 2025-01-01" in page.text
     assert "Means are over" not in page.text
+    assert not page.having("img")
+    assert "Pictures" not in page.text
+    assert page.source == page_of(tmp_path / "again", [made("sts/one", "a", 0.5)]).source
 
 
 def test_hostile_names_do_no_harm(tmp_path):
@@ -345,19 +344,8 @@ def test_pictures_have_their_size(tmp_path):
     assert [figure.get("class") for figure in page.having("figure")] == ["wide", None]
 
 
-def test_without_pictures_there_is_no_place_for_them(tmp_path):
-    page = page_of(tmp_path, several())
-    assert not page.having("img")
-    assert "Pictures" not in page.text
-
-
 def test_an_empty_comparison_is_a_page(tmp_path):
     assert "0 systems, 0 tasks" in page_of(tmp_path, []).text
-
-
-def test_the_same_results_give_the_same_page(tmp_path):
-    first, second = page_of(tmp_path / "a", several()), page_of(tmp_path / "b", several())
-    assert first.source == second.source
 
 
 @pytest.mark.parametrize(

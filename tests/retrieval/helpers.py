@@ -30,6 +30,14 @@ DIMENSIONS = 8
 ABOUT = IndexMetadata("0123456789abcdef", "a model", DIMENSIONS, "causal, mean", Chunking())
 
 
+def write_notes(folder: Path) -> Path:
+    """Write the notes into a new folder, a file each."""
+    folder.mkdir()
+    for name, text in NOTES.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
 def notes_index(lm: "LanguageModel", tokens: int = 128) -> "Index":
     """Return an index in memory of the notes."""
     from gerund.retrieval.index import open_index

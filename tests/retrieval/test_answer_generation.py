@@ -10,8 +10,9 @@ from gerund.inference.generate.session import TENSORS
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import Question
 from tests.cli.helpers import run_cli
-from tests.retrieval.helpers import NOTES, notes_index
+from tests.retrieval.helpers import notes_index, write_notes
 from tests.retrieval.test_question_answering import QUESTION, TURNS, chat_model
+from tests.tiny import tiny_lm
 
 ASKED = {"method": "generate", "context": "chunks", "max_new_tokens": 8, "fallback": False}
 
@@ -99,12 +100,8 @@ def test_where_there_is_nothing_to_keep_it_is_refused(index, lm, tmp_path):
 
 
 def test_a_model_whose_keys_cannot_be_moved_is_refused(tmp_path):
-    from gerund.language_model import LanguageModel
-    from tests.tiny import byte_tokenizer, tiny
-
-    tokenizer = byte_tokenizer()
-    tokenizer.model_max_length = 2000
-    lm = LanguageModel(tiny("gpt2", vocab_size=len(tokenizer), n_positions=2000), tokenizer)
+    lm = tiny_lm("gpt2", changes={"n_positions": 2000})
+    lm.tokenizer.model_max_length = 2000
     index = notes_index(lm, tokens=100)
     with pytest.raises(ConfigError, match="can't be moved"):
         index.ask(QUESTION, 3, **ASKED, approximate_cache=tmp_path)
@@ -112,10 +109,7 @@ def test_a_model_whose_keys_cannot_be_moved_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_from_the_command_line(tmp_path):
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    for name, text in NOTES.items():
-        (notes / name).with_suffix(".txt").write_text(text)
+    notes = write_notes(tmp_path / "notes")
     assert run_cli("index", notes, "-o", tmp_path / "my.index").code == 0
     ask = ["ask", tmp_path / "my.index", QUESTION, "--generate", "--max-new-tokens", 4, "--json"]
     more = ["--approximate-cache", "--cache", tmp_path / "cache"]

@@ -61,22 +61,19 @@ def test_what_is_there_and_is_no_index(tmp_path):
     assert LanceStore(tmp_path / "empty").about() is None
 
 
-def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
-    def refuse(_self):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "my.index").mkdir()
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(InputError, match=r"my\.index cannot be read or written: permission denied"):
-        LanceStore(tmp_path / "my.index")
-
-
-def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
+def test_a_folder_that_may_not_be_read_or_written_or_made(tmp_path, monkeypatch):
     LanceStore(tmp_path / "my.index").create(ABOUT)
 
     def refuse(_self):
         raise PermissionError(13, "Permission denied")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", refuse)
+        with pytest.raises(InputError, match=r"my\.index cannot be read or written: permission denied"):
+            LanceStore(tmp_path / "my.index")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match=r"my\.index cannot be read or written: Not a directory"):
+        LanceStore(tmp_path / "file" / "my.index").create(ABOUT)
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     for write in (
         lambda store: stored(store, [chunk("a", "One.")]),
@@ -86,12 +83,6 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"my\.index cannot be read or written: Permission denied"):
             write(LanceStore(tmp_path / "my.index"))
     assert LanceStore(tmp_path / "my.index").count() == 0
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match=r"my\.index cannot be read or written: Not a directory"):
-        LanceStore(tmp_path / "file" / "my.index").create(ABOUT)
 
 
 @pytest.mark.slow

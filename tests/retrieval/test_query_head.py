@@ -11,7 +11,7 @@ import pytest
 from gerund.errors import ConfigError, DataError, FingerprintError, TextError
 from gerund.inference.generate.session import read_with_states
 from gerund.retrieval.documents import Chunking, Document
-from gerund.retrieval.index import Index, open_index
+from gerund.retrieval.index import open_index
 from gerund.retrieval.query_head import ConversationReader, QueryHead, states_of
 from gerund.retrieval.question_answering import PendingAnswer, Question
 from tests.cli.helpers import run_cli
@@ -37,7 +37,7 @@ def lm() -> Any:
 
 
 @pytest.fixture(scope="module")
-def index(lm: Any) -> Index:
+def index(lm: Any) -> Any:
     made = open_index(None, lm, chunking=Chunking(tokens=200))
     made.add_documents(documents())
     made.fit_query_head(30)
@@ -48,9 +48,8 @@ def asked(question: str, history: Any = ()) -> Question:
     return Question.of(question, 3, {"chat": True, "history": history, "method": "generate", "fallback": False})
 
 
-def test_the_head_is_ridge_regression_on_means_of_states(index: Index, lm: Any) -> None:
+def test_the_head_is_ridge_regression_on_means_of_states(index: Any, lm: Any) -> None:
     head = index.query_head
-    assert head is not None
     reader = ConversationReader(lm, head)
     vector = reader.vector(asked(FIRST))
     ids = reader.prompter.without_sources(FIRST, ())
@@ -68,8 +67,7 @@ def test_the_head_is_ridge_regression_on_means_of_states(index: Index, lm: Any) 
     assert np.allclose(vector, expected / np.linalg.norm(expected), atol=1e-4)
 
 
-def test_a_conversation_is_read_once(index: Index, lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert index.query_head is not None
+def test_a_conversation_is_read_once(index: Any, lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, fresh = ConversationReader(lm, index.query_head), ConversationReader(lm, index.query_head)
     read: list[int] = []
 
@@ -86,7 +84,7 @@ def test_a_conversation_is_read_once(index: Index, lm: Any, monkeypatch: pytest.
     assert not np.allclose(follow, fresh.vector(asked(SECOND)), atol=1e-3)
 
 
-def test_the_answer_goes_on_from_what_was_read(index: Index, lm: Any) -> None:
+def test_the_answer_goes_on_from_what_was_read(index: Any, lm: Any) -> None:
     pending = index.prepare(asked(FIRST))
     assert isinstance(pending, PendingAnswer)
     assert pending.session is not None
@@ -100,7 +98,7 @@ def test_the_answer_goes_on_from_what_was_read(index: Index, lm: Any) -> None:
     assert follow.found
 
 
-def test_without_a_head_or_a_chat_the_query_is_encoded(index: Index, lm: Any) -> None:
+def test_without_a_head_or_a_chat_the_query_is_encoded(index: Any, lm: Any) -> None:
     other = open_index(None, lm, chunking=Chunking(tokens=200))
     other.add_documents(documents())
     question = "which barn has a swallow?"
@@ -108,9 +106,8 @@ def test_without_a_head_or_a_chat_the_query_is_encoded(index: Index, lm: Any) ->
     assert other.ask(question, 3, chat=True, method="extractive") == index.ask(question, 3, method="extractive")
 
 
-def test_the_oldest_turns_go_where_the_context_is_full(index: Index, lm: Any) -> None:
+def test_the_oldest_turns_go_where_the_context_is_full(index: Any, lm: Any) -> None:
     long = [{"role": "user", "content": "x " * 300}, {"role": "assistant", "content": "y " * 300}]
-    assert index.query_head is not None
     reader = ConversationReader(lm, index.query_head)
     vector = reader.vector(asked(FIRST, [*long, *long, *TURN]))
     assert np.array_equal(vector, ConversationReader(lm, index.query_head).vector(asked(FIRST, TURN)))
@@ -155,7 +152,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert (watched.code, "--query-head has no use with --watch" in watched.err) == (2, True)
 
 
-def test_each_line_is_a_turn(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_is_a_turn(index: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gerund.cli.ask.open_existing", lambda *_: index)
     monkeypatch.setattr("gerund.cli.ask._demand_there", lambda *_: None)
     said = run_cli("ask", "my.index", "--chat", "--extractive", stdin=f"{FIRST}\n\n{SECOND}\n")

@@ -316,20 +316,6 @@ def test_only_the_nearest_by_their_bits_are_looked_at_again(tmp_path):
     assert sources(store.vectors(query, 2)) == [f"d{place}" for place in wanted]
 
 
-def test_filters(filled):
-    stored(filled, [chunk("sea", "Steam at sea."), chunk("sea", "More steam at sea.", 1)])
-    query = vector_of("anything")
-    assert sources(filled.words(KeywordQuery("steam"), 9, "source = 'rail' OR start > 0")) in (
-        ["rail", "sea"],
-        ["sea", "rail"],
-    )
-    assert sorted(sources(filled.vectors(query, 9, "file LIKE 's%' AND stop > 100"))) == ["sea"]
-    assert filled.vectors(query, 9, "source = 'it''s'")[0][0].source == "it's"
-    assert filled.vectors(query, 9, "source = 'nobody'") == []
-    # What a filter leaves is ranked whole: it does not thin out what was found without it.
-    assert len(filled.vectors(query, 1, "source = 'sea'")) == 1
-
-
 @pytest.mark.parametrize("where", ["nope = 3", "source =", "1); DROP TABLE chunks; --", "("])
 def test_filters_that_cannot_be_used(filled, where):
     for search in (

@@ -8,7 +8,7 @@ from gerund.errors import DataError
 from gerund.retrieval.questions import QUESTIONS, WeightChoice, _questions
 from gerund.types import Generation
 from tests.cli.helpers import run_cli
-from tests.retrieval.helpers import NOTES, notes_index
+from tests.retrieval.helpers import NOTES, notes_index, write_notes
 
 QUESTIONS_BY_HAND = {"bread": "Question: How is bread made?", "rail": "public railway steam", "birds": "no"}
 
@@ -95,10 +95,7 @@ def test_mistakes(bundled, monkeypatch):
 def test_on_the_command_line(tmp_path, monkeypatch, writes):
     pytest.importorskip("lancedb")
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "notes"
-    folder.mkdir()
-    for name, text in NOTES.items():
-        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    write_notes(tmp_path / "notes")
     assert run_cli("index", "notes", "-o", "my.index").code == 0
     ran = run_cli("index", "-o", "my.index", "--choose-weight", 3)
     assert (ran.code, len(writes)) == (0, 3)

@@ -9,30 +9,23 @@ import pytest
 import torch
 
 import gerund
-from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
+from gerund import AttentionPlan, ConfigError, TextError
 from gerund.attention.bound_plan import BoundPlan
 from gerund.errors import DataError
 from gerund.inference.encode.multi import TokenReader, rounded
-from gerund.language_model import LanguageModel
 from gerund.models.heads import LateHead
 from gerund.scoring.late_interaction import LateInteraction, TokenRarity, maxsim
 from gerund.settings.encoder import LateConfig
-from tests.cli.helpers import no_loading, run_cli
-from tests.tiny import byte_tokenizer, tiny
+from tests.cli.helpers import run_cli
+from tests.tiny import tiny_lm
 
 QUERY = "the tin"
 DOCUMENTS = ["a cat in the inn.", "there", "an in-tin thing in the rain", "there"]
 
 
-def build(plan="causal", model_type="llama", layers=4, **settings):
-    tokenizer = byte_tokenizer()
-    model = tiny(model_type, vocab_size=len(tokenizer), num_hidden_layers=layers)
-    return LanguageModel(model, tokenizer, EncoderConfig(AttentionPlan(plan), **settings))
-
-
 @pytest.fixture(scope="module")
 def lm():
-    return build()
+    return tiny_lm(attention=AttentionPlan("causal"))
 
 
 def states_of(lm, text, marker, layer):
@@ -63,7 +56,7 @@ def slow_score(lm, query, document, layer, projection=None, collection=None):
 
 @pytest.mark.parametrize("plan", ["causal", "bidir"])
 def test_equals_one_token_at_a_time(plan):
-    lm = build(plan)
+    lm = tiny_lm(attention=AttentionPlan(plan))
     ranking = lm.rerank(QUERY, DOCUMENTS, by="maxsim")
     assert ranking.by == "maxsim"
     for place, score in ranking:
@@ -147,13 +140,6 @@ def test_in_fewer_bits_the_score_is_almost_the_same(lm, precision, apart):
     assert rounded(np.zeros((0, 4), dtype=np.float32), precision).shape == (0, 4)
 
 
-def test_fused_with_a_first_stage_and_by_the_clock(lm):
-    ranking = lm.rerank(QUERY, DOCUMENTS, by="maxsim", scores=[4, 3, 2, 1], depth=2, weight=0.5)
-    assert (ranking.read, sorted(ranking.indices[:2]), ranking.indices[2:]) == (2, [0, 1], [2, 3])
-    late = lm.rerank(QUERY, DOCUMENTS, by="maxsim", scores=[4, 3, 2, 1], deadline=1e-9)
-    assert (late.read, late.indices) == (0, [0, 1, 2, 3])
-
-
 def test_what_cannot_be_compared(lm):
     assert lm.rerank(QUERY, [], by="maxsim").indices == []
     assert lm.rerank(QUERY, ["rain"], by="maxsim").indices == [0]
@@ -168,7 +154,7 @@ def test_what_cannot_be_compared(lm):
             lm.encode_multi(texts)
     with pytest.raises(TextError, match="the query is empty"):
         lm.rerank(" ", DOCUMENTS, by="maxsim")
-    short = build(max_length=24)
+    short = tiny_lm(attention=AttentionPlan("causal"), max_length=24)
     with pytest.warns(UserWarning, match="were cut"):
         assert len(short.rerank("rain " * 50, ["rain " * 90, "tin"], by="maxsim")) == 2
 
@@ -179,12 +165,3 @@ def test_rare_tokens_of_a_collection_count_more(lm):
     found = LateInteraction(lm, QUERY, rarity=rarity)(DOCUMENTS)
     wanted = [slow_score(lm, QUERY, text, 2, collection=DOCUMENTS) for text in DOCUMENTS]
     np.testing.assert_allclose(found, wanted, atol=1e-5)
-
-
-def test_on_the_command_line(tiny_folder):
-    ran = run_cli("rerank", QUERY, *DOCUMENTS, "-m", tiny_folder, "--by", "maxsim", "--json")
-    ranking = gerund.load(tiny_folder).rerank(QUERY, DOCUMENTS, by="maxsim")
-    assert json.loads(ran.out)["indices"] == ranking.indices
-    with no_loading():
-        ran = run_cli("rerank", QUERY, "a", "-m", tiny_folder, "--by", "maxsin")
-    assert (ran.code, "unknown measure of relevance 'maxsin'" in ran.err) == (2, True)

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import gerund
-from gerund import AttentionPlan, ConfigError, EncoderConfig, TextError
+from gerund import AttentionPlan, ConfigError, TextError
 from gerund.evaluation.tuning import measures_of
 from gerund.inference.inspection import unplanned_maps
-from gerund.language_model import LanguageModel
 from gerund.scoring.prompted import Listwise, QueryAttention
-from tests.cli.helpers import run_cli
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import byte_tokenizer, tiny_lm
 
 QUERY = "the tin"
 DOCUMENTS = ["a cat in the inn.", "there", "an in-tin thing in the rain", "<s> of tins"]
@@ -27,8 +24,8 @@ def build(template=None, answers=("Yes", "No"), limit=2000):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(list(answers))
     tokenizer.chat_template, tokenizer.model_max_length = template, limit
-    model = tiny("llama", vocab_size=len(tokenizer), num_hidden_layers=3, max_position_embeddings=limit)
-    return LanguageModel(model, tokenizer, EncoderConfig(AttentionPlan("causal")))
+    changes = {"num_hidden_layers": 3, "max_position_embeddings": limit}
+    return tiny_lm("llama", tokenizer, changes=changes, attention=AttentionPlan("causal"))
 
 
 @pytest.fixture(scope="module", params=[None, TEMPLATE], ids=["plain", "chat"])
@@ -161,10 +158,3 @@ def test_only_what_a_model_can_do_is_tried():
     assert "yesno" not in measures_of(lm)
     with pytest.raises(ConfigError, match="no single tokens for Yes and No"):
         lm.rerank(QUERY, DOCUMENTS, by="yesno")
-
-
-def test_command_line(tiny_folder):
-    done = run_cli("rerank", QUERY, *DOCUMENTS[:3], "-m", str(tiny_folder), "--by", "attention", "--json")
-    assert done.code == 0, done.err
-    assert gerund.load(tiny_folder).rerank(QUERY, DOCUMENTS[:3], by="attention").indices[0] in (0, 1, 2)
-    assert '"read": 3' in done.out

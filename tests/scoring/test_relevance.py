@@ -31,15 +31,12 @@ def lm(tiny_folder):
 
 
 def logprobs(lm, before, query=QUERY):
-    """Return the log-probability of each of the query's tokens, each behind a whole pass."""
-    ids = lm.tokenizer(before).input_ids
+    """Return the log-probability of each of the query's tokens behind a text, or behind tokens."""
+    ids = lm.tokenizer(before).input_ids if isinstance(before, str) else before
     own = lm.tokenizer(" " + query, add_special_tokens=False).input_ids
-    scores = []
-    for place, token in enumerate(own):
-        with torch.no_grad():
-            logits = lm.model(torch.tensor([ids + own[:place]]), use_cache=False).logits[0, -1]
-        scores.append(float(logits.log_softmax(-1)[token]))
-    return np.array(scores)
+    with torch.no_grad():
+        found = lm.model(torch.tensor([ids + own]), use_cache=False).logits[0].log_softmax(-1)
+    return np.array([float(found[len(ids) + place - 1, token]) for place, token in enumerate(own)])
 
 
 def by_hand(lm, by, documents=DOCUMENTS):
@@ -78,12 +75,7 @@ def test_the_query_stands_in_a_turn_of_the_chat(lm):
     [text] = chats.rerank(QUERY, ["a cat"], by="likelihood").scores
     ids = [chats.tokenizer.bos_token_id, *chats.tokenizer("user: Document: a cat\n\nQuery:", add_special_tokens=False)
            .input_ids]  # fmt: skip
-    own = chats.tokenizer(" " + QUERY, add_special_tokens=False).input_ids
-    with torch.no_grad():
-        found = chats.model(torch.tensor([ids + own]), use_cache=False).logits[0].log_softmax(-1)
-    assert text == pytest.approx(
-        float(np.mean([found[len(ids) + at - 1, token] for at, token in enumerate(own)])), abs=1e-4
-    )
+    assert text == pytest.approx(logprobs(chats, ids).mean(), abs=1e-4)
     # What a document spells is text, never the end of its turn.
     spelled = split_pairs(chats.tokenizer, [(prompt.before("a<s>b"), " x")], None)
     assert spelled[0].ids.count(chats.tokenizer.bos_token_id) == 1

@@ -15,16 +15,11 @@ from gerund.language_model import LanguageModel
 from gerund.models.saved_settings import saved_fields, settings_from
 from gerund.settings.model_spec import EncoderSpec
 from tests.cli.helpers import run_cli
-from tests.tiny import N_LAYERS, byte_tokenizer, tiny
+from tests.tiny import N_LAYERS, tiny, tiny_lm
 
 TEXTS = ["A dog", "is it a cat?", "the other thing, in the rain."]
 EXIT = N_LAYERS - 2
 OTHERS = [("sentence-transformers", "mask0-bidir"), ("onnx", "bidir")]
-
-
-def build(model_type: str = "llama", **settings) -> LanguageModel:
-    tokenizer = byte_tokenizer()
-    return LanguageModel(tiny(model_type, vocab_size=len(tokenizer)), tokenizer, EncoderConfig(**settings))
 
 
 def layers_run(lm: LanguageModel, work) -> set[int]:
@@ -55,20 +50,20 @@ def alone(lm: LanguageModel, n_layers: int) -> LanguageModel:
 @pytest.mark.parametrize("plan", ["causal", "mask0-bidir", "inter-back", "extra-bidir", "extend-back"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_vectors_are_those_of_a_model_of_so_many_layers(model_type: str, plan: str) -> None:
-    lm = build(model_type, attention=AttentionPlan(plan, k=None if plan == "causal" else 1), exit_layer=EXIT)
+    lm = tiny_lm(model_type, attention=AttentionPlan(plan, k=None if plan == "causal" else 1), exit_layer=EXIT)
     other = alone(lm, EXIT)
     np.testing.assert_array_equal(lm.encode(TEXTS), other.encode(TEXTS))
     assert lm.n_layers == N_LAYERS
     assert layers_run(lm, lambda: lm.encode(TEXTS)) == set(range(EXIT))
     # What generates is the whole model, as it was.
-    whole = build(model_type)
+    whole = tiny_lm(model_type)
     whole.model.load_state_dict(lm.model.state_dict())
     assert layers_run(lm, lambda: lm.generate("A dog", 2)) == set(range(N_LAYERS))
     assert [one.token_ids for one in lm.generate(TEXTS, 5)] == [one.token_ids for one in whole.generate(TEXTS, 5)]
 
 
 def test_the_last_state_is_a_layers_output_after_the_final_norm() -> None:
-    lm = build(attention=AttentionPlan("causal"), exit_layer=EXIT)
+    lm = tiny_lm(attention=AttentionPlan("causal"), exit_layer=EXIT)
     [tokens] = text_tokens(lm.runtime, ["A dog"])
     with torch.no_grad():
         slow = lm.model(torch.tensor([tokens.ids]), output_hidden_states=True).hidden_states[EXIT]
@@ -77,7 +72,7 @@ def test_the_last_state_is_a_layers_output_after_the_final_norm() -> None:
 
 
 def test_layers_above_those_that_are_mixed_are_not_computed() -> None:
-    lm = build(attention=AttentionPlan("causal"), layers=f"1+{EXIT}")
+    lm = tiny_lm(attention=AttentionPlan("causal"), layers=f"1+{EXIT}")
     with torch.no_grad():
         ids = lm.tokenizer("A dog", return_tensors="pt").input_ids
         hidden = lm.model(ids, output_hidden_states=True).hidden_states
@@ -93,7 +88,7 @@ def test_layers_above_those_that_are_mixed_are_not_computed() -> None:
 
 
 def test_gradients_come_from_the_lower_layers_alone() -> None:
-    lm = build(attention=AttentionPlan("bidir"), exit_layer=EXIT)
+    lm = tiny_lm(attention=AttentionPlan("bidir"), exit_layer=EXIT)
     ids = lm.tokenizer("A dog", return_tensors="pt").input_ids
     real = torch.ones_like(ids, dtype=torch.bool)
 

@@ -11,7 +11,7 @@ from gerund.inference.encode import incremental
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.encode.texts import text_tokens
 from gerund.settings.plan import AttentionPlan
-from tests.tiny import CONFIGS, save_tiny
+from tests.tiny import CONFIGS, save_tiny, tiny_lm
 
 ROUNDS = [
     ["the cat", "an inn", "the"],
@@ -76,24 +76,21 @@ def test_reads_what_is_new(tiny_folder, monkeypatch):
 
 
 @pytest.mark.parametrize("plan", ["bidir", "mask0-bidir", "echo", "extra-bidir"])
-def test_not_under_a_plan_that_looks_ahead(tiny_folder, plan):
-    lm = gerund.load(tiny_folder, attention=plan)
-    assert not can_encode_incrementally(lm.runtime)
-
-
-def test_not_with_a_window(tmp_path):
-    lm = gerund.load(save_tiny(tmp_path / "mistral", "mistral"), attention="causal")
-    assert not can_encode_incrementally(lm.runtime)
+def test_not_under_a_plan_that_looks_ahead(plan):
+    assert not can_encode_incrementally(tiny_lm(attention=AttentionPlan(plan)).runtime)
 
 
 @pytest.mark.parametrize(
-    "more", [{"window_size": 8}, {"attention_chunk_size": 8}, {"layer_types": ["full_attention", "linear_attention"]}]
+    ("name", "value"),
+    [
+        *(("window_size", 8), ("attention_chunk_size", 8)),
+        *(("sliding_window", 3), ("layer_types", ["full_attention", "linear_attention"])),
+    ],
 )
-def test_not_with_a_window_by_another_name(tiny_folder, more):
-    lm = gerund.load(tiny_folder, attention="causal")
+def test_not_with_a_window_whatever_its_name(name, value):
+    lm = tiny_lm(attention=AttentionPlan("causal"))
     assert can_encode_incrementally(lm.runtime)
-    for name, value in more.items():
-        setattr(lm.model.config, name, value)
+    setattr(lm.model.config, name, value)
     assert not can_encode_incrementally(lm.runtime)
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import gerund
 from gerund.errors import ConfigError
 from gerund.evaluation.systems.base import EmbeddingCache, key_of_text
 from gerund.evaluation.systems.language_model import language_model_system, precompute
@@ -15,7 +14,7 @@ from gerund.inference.encode.texts import template_tokens
 from gerund.settings.encoder import EncoderConfig, same_pass
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import settings_of_template
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import byte_tokenizer, tiny_lm
 
 TEXTS = ["a cat sat", "", "two dogs ran away", "rain"]
 SAMPLE = [f"{one} {other}" for one in "abcd" for other in "wxyz"]
@@ -36,9 +35,7 @@ PASSES = {
 def lm():
     tokenizer = byte_tokenizer()
     tokenizer.model_max_length = 1024
-    return gerund.LanguageModel(
-        tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=1024), tokenizer, CAUSAL
-    )
+    return tiny_lm("llama", tokenizer, changes={"max_position_embeddings": 1024}, attention=CAUSAL.attention)
 
 
 def readings(config):

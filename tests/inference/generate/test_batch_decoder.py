@@ -13,7 +13,7 @@ from gerund.inference.generate.reproducibility import check_batching
 from gerund.inference.generate.sequence import Cancelled, Piece
 from gerund.inference.generate.slots import Slots
 from gerund.language_model import LanguageModel
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import tiny_lm
 
 PROMPTS = ["the cat", "x", "in another the thing", "an", "the end of the thing", "er", "and then in the", "a"]
 SEEDS = Sampling(temperature=1.0, seed=list(range(8)))
@@ -44,8 +44,8 @@ def steps(monkeypatch):
 
 
 def lm_of(kind: str = "llama", dtype: torch.dtype = torch.float32) -> LanguageModel:
-    tokenizer = byte_tokenizer()
-    return LanguageModel(tiny(kind, vocab_size=len(tokenizer)).to(dtype), tokenizer)
+    lm = tiny_lm(kind)
+    return LanguageModel(lm.model.to(dtype), lm.tokenizer)
 
 
 def has_equal_bits(lm: LanguageModel) -> bool:

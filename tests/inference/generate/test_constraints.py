@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-import gerund
-from gerund import ConfigError, EncoderConfig, GenerationConfig, Rerank, Sampling, TextError
+from gerund import ConfigError, GenerationConfig, Rerank, Sampling, TextError
 from gerund.inference.generate.constraints import SpelledVocabulary
 from gerund.inference.generate.detokenizing import TextTail, token_bytes, vocabulary_bytes
 from gerund.language_model import LanguageModel
-from tests.tiny import byte_tokenizer, tiny
+from tests.inference.generate.test_sequence import by_hand
+from tests.tiny import byte_tokenizer, tiny_lm
 
 SAMPLED = Sampling(temperature=1.0, seed=6)
 PROMPTS = ["the cat", "x", "in another the thing"]
@@ -19,24 +19,17 @@ PROMPTS = ["the cat", "x", "in another the thing"]
 
 @pytest.fixture(scope="module")
 def lm() -> LanguageModel:
-    tokenizer = byte_tokenizer()
-    return LanguageModel(tiny("llama", vocab_size=len(tokenizer)), tokenizer, EncoderConfig())
+    return tiny_lm()
 
 
 def choosing(lm: LanguageModel, prompt: str, count: int, may: Any) -> list[int]:
     """Write greedily, one whole pass of the model per token, with what ``may`` says of a token after the new ones."""
-    ids, new = lm.tokenizer(prompt).input_ids, list[int]()
-    for _ in range(count):
-        with torch.no_grad():
-            logits_V = lm.model(torch.tensor([[*ids, *new]]), use_cache=False).logits[0, -1].clone()
-        for token in range(len(logits_V)):
-            if not may(token, new):
-                logits_V[token] = float("-inf")
-        token = int(logits_V.argmax())
-        if token == lm.tokenizer.eos_token_id:
-            break
-        new.append(token)
-    return new
+
+    def change(logits_V: torch.Tensor, _ids: list[int], new: list[int]) -> torch.Tensor:
+        allowed_V = torch.tensor([may(token, new) for token in range(len(logits_V))])
+        return torch.where(allowed_V, logits_V, -torch.inf)
+
+    return by_hand(lm, prompt, count, change)
 
 
 def spelled(lm: LanguageModel, tokens: list[int]) -> bytes:
@@ -71,17 +64,6 @@ def test_bad_words_occur_nowhere_not_even_across_tokens(lm: LanguageModel) -> No
         assert one.token_ids == choosing(lm, prompt, 8, may)
         assert not any(word in one.text for word in words)
         assert one.token_ids != other.token_ids
-
-
-@pytest.mark.slow
-def test_bad_words_of_a_real_model() -> None:
-    lm = gerund.load()
-    [plain] = lm.generate("The old man", 16)
-    words = ["the", " of", plain.text[2:5], "ed"]
-    for sampling in (None, SAMPLED):
-        [one] = lm.generate("The old man", 16, sampling, bad_words=words)
-        assert one.text.strip()
-        assert not any(word in one.text for word in words)
 
 
 def test_what_tokens_spell_in_one_go(lm: LanguageModel) -> None:

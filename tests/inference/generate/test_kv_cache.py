@@ -4,12 +4,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from gerund import ConfigError, EncoderConfig
+from gerund import ConfigError
 from gerund.attention.layer_state import CACHE
 from gerund.inference.generate import kv_cache as module
 from gerund.inference.generate.kv_cache import cache_for, copy_on_write, key_rotations, preallocated_cache
-from gerund.language_model import LanguageModel
-from tests.tiny import CONFIGS, GIVEN, LATENT, ODD, RECURRENT, byte_tokenizer, tiny
+from tests.tiny import CONFIGS, GIVEN, LATENT, ODD, RECURRENT, VOCAB, tiny, tiny_lm
 
 
 def both(rows=3):
@@ -83,17 +82,6 @@ def test_nothing_is_copied_for_a_token():
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_a_model_writes_with_it(name):
-    model = tiny(name)
-    ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
-    cache = preallocated_cache()
-    with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
-        parts = [model(ids[:, at : at + 1], use_cache=True, **{CACHE: cache}).logits for at in range(3)]
-    assert torch.allclose(torch.cat(parts, dim=1), whole[:, :3], atol=1e-5)
-
-
 @pytest.mark.sweep(quick=6, check=9)
 @pytest.mark.parametrize("name", [*CONFIGS, *RECURRENT, *GIVEN, *LATENT, *ODD])
 def test_transformers_loop_writes_the_same_with_it(name):
@@ -135,7 +123,7 @@ PREFIX, ONE, OTHER, REST = (
 
 
 def reader(kind, **changes):
-    return LanguageModel(tiny(kind, **changes), byte_tokenizer(), EncoderConfig(max_length=64))
+    return tiny_lm(kind, changes={"vocab_size": VOCAB, **changes}, max_length=64)
 
 
 @torch.no_grad()

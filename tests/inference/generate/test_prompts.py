@@ -9,7 +9,7 @@ from gerund import ConfigError, EncoderConfig, ModelError, Rendered, Rerank, Sam
 from gerund.inference.generate.prompts import TemplateOptions, prompt_ids, render
 from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import byte_tokenizer, tiny_lm
 
 TEMPLATE = (
     "<s>{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n"
@@ -18,8 +18,8 @@ TEMPLATE = (
 HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "the cat"}]
 
 
-def chat_tokenizer(template=TEMPLATE):
-    tokenizer = byte_tokenizer()
+def chat_tokenizer(template=TEMPLATE, bos=True):
+    tokenizer = byte_tokenizer(bos)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = template
     tokenizer.model_max_length = 512
@@ -28,9 +28,7 @@ def chat_tokenizer(template=TEMPLATE):
 
 @pytest.fixture(scope="module")
 def lm():
-    tokenizer = chat_tokenizer()
-    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=512)
-    return LanguageModel(model, tokenizer, EncoderConfig())
+    return tiny_lm("llama", chat_tokenizer(), changes={"max_position_embeddings": 512})
 
 
 def with_user(text):
@@ -101,12 +99,6 @@ class TestTemplates:
         [one, *_] = found.literal
         assert "<|im_end|>" in found[one[0] : one[1]]
         assert text_ids(tokenizer, found).count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
-
-    def test_never_two_beginning_tokens(self, lm):
-        text = lm.tokenizer.apply_chat_template(HELLO, tokenize=False)
-        for specials in (False, True):
-            ids = text_ids(lm.tokenizer, Rendered(text, with_specials=specials))
-            assert ids.count(lm.tokenizer.bos_token_id) == 1
 
     def test_parts_are_one_text(self, lm):
         parts = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|>"}]

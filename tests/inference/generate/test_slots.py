@@ -15,17 +15,15 @@ from gerund.inference.generate import reproducibility
 from gerund.inference.generate.batch_decoder import PrefixCache
 from gerund.inference.generate.reproducibility import check_batching, slots_of
 from gerund.inference.generate.slots import Slots, unsupported_reason, without_hooks
-from gerund.language_model import LanguageModel
 from gerund.packed import LEAST_READ
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import byte_tokenizer, tiny_lm
 
 FIT = ["llama", "qwen3", "gpt2", "gpt_neox", "olmo2", "phi", "opt", "cohere", "qwen2_moe", "deepseek_v2"]
 UNFIT = ["mistral", "gemma2", "gpt_oss", "lfm2", "qwen3_next", "bloom", "longcat_flash", "gemma3n_text"]
 
 
 def model_of(kind: str, dtype: torch.dtype = torch.float32, **changes: object):
-    tokenizer = byte_tokenizer()
-    return LanguageModel(tiny(kind, vocab_size=len(tokenizer), **changes).to(dtype), tokenizer).model
+    return tiny_lm(kind, changes=changes).model.to(dtype)
 
 
 @torch.no_grad()

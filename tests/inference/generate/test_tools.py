@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import gerund
-from gerund import ConfigError, EncoderConfig, ModelError, TextError
+from gerund import ConfigError, ModelError, TextError
 from gerund.inference.generate.prompts import TemplateOptions, render
 from gerund.inference.generate.tool_formats import FORMATS, SMOLLM2, ToolFormat, format_of
 from gerund.inference.generate.tool_reading import CallDelta, CallReader, with_calls
@@ -18,7 +18,7 @@ from gerund.inference.text_ids import text_ids
 from gerund.language_model import LanguageModel
 from gerund.types import Generation, ToolCall
 from tests.inference.generate.test_prompts import HELLO, TEMPLATE, chat_tokenizer
-from tests.tiny import tiny
+from tests.tiny import tiny_lm
 
 BY_NAME: dict[str, ToolFormat] = {one.name: one for one in (*FORMATS, SMOLLM2)}
 NAMES = ["get", "now"]
@@ -57,9 +57,7 @@ def model(template: str, *tokens: str) -> LanguageModel:
     if tokens:
         tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>", *tokens]})
     tokenizer.model_max_length = 4096
-    return LanguageModel(
-        tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=4096), tokenizer, EncoderConfig()
-    )
+    return tiny_lm("llama", tokenizer, changes={"max_position_embeddings": 4096})
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.inference.inspection import causal_plan, mean_maps
 from gerund.reporting.plots.attention import MOST_LAYERS, attention_figure, pick_layers
 from gerund.settings.plan import AttentionPlan
-from tests.tiny import N_LAYERS, tiny
+from tests.tiny import N_LAYERS, ready
 
 
 def maps(plan, lengths=(9,), seed=0):
-    model = tiny("llama", seed)
-    attach(model)
-    attach_streams(decoder_layers(model))
+    model = ready("llama", seed=seed)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in lengths]
     resolved = AttentionPlan(plan).resolve(N_LAYERS) if plan else causal_plan(N_LAYERS)

@@ -1,13 +1,12 @@
 """What all pictures share: bytes that repeat, colours that stay apart, and matplotlib left as it was."""
 
 import itertools
-import sys
 
 import matplotlib
 import numpy as np
 import pytest
 
-from gerund.errors import ConfigError, MissingDependencyError
+from gerund.errors import ConfigError
 from gerund.reporting.plots.style import (
     COLOURS,
     MARKERS,
@@ -96,9 +95,3 @@ def test_what_the_font_lacks_is_a_box():
 def test_unknown_formats_are_refused():
     with pytest.raises(ConfigError, match="valid are: png, svg, pdf"):
         picture(None, "gif")
-
-
-def test_without_matplotlib_the_message_has_the_pip_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'gerund\[plot\]'"):
-        new_figure(1, 1)

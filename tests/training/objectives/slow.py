@@ -6,7 +6,7 @@ Nothing in here uses gerund's masks, batches or losses. ``eager`` is a copy of t
 import torch
 
 from gerund.settings.plan import AttentionPlan
-from tests.attention.reference import ReferenceModel
+from tests.architectures.slow import SlowModel
 
 
 def causal(query, key, span):
@@ -34,8 +34,7 @@ def states(eager, ids, sees, span=None):
 
 
 def plan_states(eager, ids, plan: AttentionPlan):
-    ones = torch.ones(1, len(ids), dtype=torch.long)
-    return ReferenceModel(eager, plan).hidden_states({"input_ids": torch.tensor([ids]), "attention_mask": ones})[0]
+    return SlowModel(eager).states(ids, plan)
 
 
 def surprise(eager, state, token):
