@@ -10,7 +10,6 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,6 @@ from gerund.errors import ConfigError, InputError, ResourceError
 from gerund.jobs import engine
 from gerund.jobs.engine import SHARED_FILE, LocalEngine, StatefulWork, cores, map_shards, shared_folder_check
 from tests.jobs.shard_work import killed_once, killed_or_busy_once, pages_taken, square
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def where(_number: int) -> int:
@@ -137,19 +134,6 @@ def test_workers():
         LocalEngine(0)
     with pytest.raises(ConfigError, match="from 1 to 100000, got"):
         LocalEngine(10**30)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("job", ["parts", "mine"])
-def test_workers_and_drivers_that_are_killed_lose_and_double_nothing(tmp_path, job):
-    command = [sys.executable, "-m", "tests.jobs.killed_workers", tmp_path]
-    done = subprocess.run(
-        [*map(str, command), "--jobs", job, "--workers-killed", "2", "--drivers-killed", "3"],
-        capture_output=True, text=True, cwd=ROOT, timeout=280, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{job} 3 drivers killed", f"{job} 2 workers killed"]
 
 
 @pytest.fixture(autouse=True)

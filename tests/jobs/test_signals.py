@@ -7,11 +7,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from gerund.inference.encode import batches, sweep
+from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.signals import interrupt_deferred
+from tests.cli.helpers import run_cli
 from tests.data.mining.corpora import articles, write_jsonl
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
@@ -184,23 +186,6 @@ def test_a_command_says_what_is_kept(tmp_path, number):
     assert not (parts / "lock").exists()
 
 
-@pytest.mark.full
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_embed_and_eval_killed_in_the_middle_of_a_shard(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.killed_commands", str(tmp_path)],
-        check=False,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.count("passes") == 2
-
-
 @pytest.mark.slow
 def test_a_long_command_that_is_interrupted_before_its_work_says_so(tmp_path):
     """The command waits for its input; nothing was begun."""
@@ -215,3 +200,65 @@ def test_a_long_command_that_is_interrupted_before_its_work_says_so(tmp_path):
     assert err.count(f"gerund: interrupted; {told}\n") == 1
     assert "Traceback" not in err
     assert not (tmp_path / "out.parquet.parts").exists()
+
+
+class Passes:
+    """The passes of a model through this process, of which that with a number may be interrupted."""
+
+    def __init__(self, monkeypatch):
+        self.count, self.stop_at, run = 0, None, EncoderRuntime.run
+
+        def counted(runtime, *arguments):
+            self.count += 1
+            if self.count == self.stop_at:
+                raise KeyboardInterrupt
+            return run(runtime, *arguments)
+
+        monkeypatch.setattr(EncoderRuntime, "run", counted)
+        for module in (batches, sweep):
+            monkeypatch.setattr(module, "default_batch_tokens", lambda *_: 64)
+
+    def of(self, command, stop_at=None):
+        """Run a command; return how many passes it made, and how it ended."""
+        self.count, self.stop_at = 0, stop_at
+        ran = run_cli(*command)
+        return self.count, ran
+
+
+def embedding(folder, model, target):
+    (folder / "in.txt").write_text("".join(f"{'the cat and ' * (i % 4)}text {i}\n" for i in range(20)))
+    return "embed", folder / "in.txt", "-m", model, "-o", target / "out.parquet"
+
+
+def evaluation(folder, model, target):
+    (folder / "data" / "sts").mkdir(parents=True, exist_ok=True)
+    rows = "".join(f"{i % 6}\tthe cat and text {i}\ta text {-i}\n" for i in range(40))
+    (folder / "data" / "sts" / "small.test.tsv").write_text(rows)
+    plans = "--plan", "causal", "--plan", "mask0-bidir:k=2"
+    return "eval", model, "--tasks", "sts", "--data", folder / "data", "-o", target, "--no-pictures", *plans
+
+
+def kept(target):
+    """Return the bytes of the vectors that a command has kept, and the names of its scores."""
+    vectors = [*target.glob("*.parquet"), *(target / "embeddings").rglob("*")]
+    return {path.name: path.read_bytes() for path in vectors if path.is_file()} | {
+        path.name: b"" for path in (target / "scores").glob("*")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [embedding, evaluation])
+def test_in_the_middle_of_a_shard_only_the_interrupted_pass_is_made_again(command, tiny_folder, tmp_path, monkeypatch):
+    passes = Passes(monkeypatch)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    undisturbed, ran = passes.of(command(tmp_path, tiny_folder, whole))
+    assert ran.code == 0, ran.err
+    assert undisturbed > 6
+    for stop_at in (3, 2):
+        _, ran = passes.of(command(tmp_path, tiny_folder, broken), stop_at)
+        assert ran.code == 130
+        assert ran.err.count("gerund: interrupted; ") == 1
+    rest, ran = passes.of(command(tmp_path, tiny_folder, broken))
+    assert (ran.code, rest) == (0, undisturbed - 3), ran.err
+    assert kept(broken) == kept(whole)
+    assert not list(broken.rglob("unfinished*"))

@@ -10,13 +10,11 @@ from gerund.data.passages import cut_to_words
 from gerund.errors import ConfigError, DataError
 from gerund.inference.generate.generation import fit_prefix
 from gerund.jobs import engine
-from gerund.jobs.engine import LocalEngine
 from gerund.papers import rankgen_negatives as negative_passages
-from gerund.papers.rankgen_negatives import NegativesConfig, make_negatives
 from gerund.scoring.word_overlap import OverlapScorer
 from tests.cli.helpers import run_cli
 from tests.jobs.pickled import PickledEngine
-from tests.papers.rankgen_negatives.runs import SENTENCES, SMALL, bytes_of, demand_same_elsewhere, make, rows
+from tests.papers.rankgen_negatives.runs import SENTENCES, bytes_of, demand_same_elsewhere, make, rows
 
 
 class TestPassages:
@@ -152,19 +150,8 @@ class TestElsewhere:
     """Workers make the very parts that this process makes."""
 
     @pytest.mark.slow
-    def test_the_same_bytes(self, books, tmp_path, lm):
-        settings = NegativesConfig(**{**SMALL, "generate": 0.5, "hard": 1, "per_document": 4, "part_documents": 2})
-        make_negatives([books], tmp_path / "alone", settings, lm=lm, scorer=OverlapScorer())
-        elsewhere = negative_passages.Elsewhere(LocalEngine(1), lambda: (lm, OverlapScorer()))
-        made = make_negatives(
-            [books], tmp_path / "spread", settings, lm=lm, scorer=OverlapScorer(), elsewhere=elsewhere
-        )
-        assert made.generated > 0
-        assert bytes_of(tmp_path / "spread") == bytes_of(tmp_path / "alone")
-
-    @pytest.mark.full  # starting them takes longest; the work of one that is sent to another is tried below
-    def test_two_processes_make_the_same_bytes(self, books, tmp_path, tiny_folder):
-        demand_same_elsewhere(LocalEngine(2), books, tmp_path, tiny_folder)
+    def test_the_same_bytes(self, books, tmp_path, tiny_folder):
+        demand_same_elsewhere(PickledEngine(2), books, tmp_path, tiny_folder)
 
     @pytest.mark.slow
     def test_on_the_command_line(self, books, tmp_path, tiny_folder):

@@ -4,9 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -152,18 +149,3 @@ class TestInterruption:
         ran = run_cli("negatives", books, "-o", tmp_path / "out", "--generate", 0)
         assert ran.code == 1
         assert ran.err == f"gerund: error: cannot write {tmp_path / 'out'}: Permission denied\n"
-
-    @pytest.mark.full  # a process of its own; interruptions and what resumes them are tried above
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-    def test_killed_before_every_step_on_the_disk(self, tmp_path):
-        root = Path(__file__).resolve().parents[3]
-        ran = subprocess.run(
-            [sys.executable, "-m", "tests.papers.rankgen_negatives.crashes", str(tmp_path)],
-            check=False,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert ran.returncode == 0, ran.stderr[-2000:]
-        assert int(ran.stdout) > 10
