@@ -150,15 +150,6 @@ def test_saving_leaves_the_model_in_memory_alone(tiny_folder: Path, tmp_path: Pa
     assert torch.equal(lm.model(IDS).logits, logits)
 
 
-def test_a_real_model(stories_folder: Path, tmp_path: Path) -> None:
-    lm = load(stories_folder)
-    lm.save(tmp_path / "out")
-    again = load(tmp_path / "out")
-    assert np.array_equal(again.encode(TEXTS), lm.encode(TEXTS))
-    assert again.generate("Once upon a time", max_new_tokens=12) == lm.generate("Once upon a time", max_new_tokens=12)
-    assert torch.equal(plain_logits(tmp_path / "out"), plain_logits(stories_folder))
-
-
 @pytest.mark.slow
 def test_two_encoders_share_one_model(tiny_folder: Path) -> None:
     plans = {name: AttentionPlan(name) for name in ("inter-bidir", "extra-back", "mask0-all")}

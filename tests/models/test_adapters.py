@@ -142,45 +142,6 @@ def test_half_precision(tiny_folder: Path, adapter_folder: Path, tmp_path: Path)
     assert (merged.encode(TEXTS) * lm.encode(TEXTS)).sum(axis=1).min() > 0.999
 
 
-@pytest.mark.slow
-def test_one_thread_generates_while_others_encode(tiny_folder: Path, adapter_folder: Path) -> None:
-    plain, lm = load(tiny_folder, k=2), load(tiny_folder, adapter_folder, k=2)
-    wanted_vectors = lm.encode(TEXTS)
-    wanted_logits = logits(plain)
-    wanted_text = [item.token_ids for item in plain.generate(TEXTS, max_new_tokens=4)]
-    wrong: list[str] = []
-    barrier = threading.Barrier(6)
-
-    def encode() -> None:
-        for _ in range(20):
-            if not np.array_equal(lm.encode(TEXTS), wanted_vectors):
-                wrong.append("encode")
-
-    def run() -> None:
-        for _ in range(60):
-            if not torch.equal(logits(lm), wanted_logits):
-                wrong.append("logits")
-
-    def write() -> None:
-        for _ in range(4):
-            if [item.token_ids for item in lm.generate(TEXTS, max_new_tokens=4)] != wanted_text:
-                wrong.append("generate")
-
-    def after(work) -> None:
-        barrier.wait()
-        try:
-            work()
-        except Exception as error:
-            wrong.append(repr(error))
-
-    threads = [threading.Thread(target=after, args=(work,)) for work in (encode, encode, run, run, write, write)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     inactive = logits(lm)
@@ -318,7 +279,6 @@ def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
     assert all(merged[name].data_ptr() == own[name].data_ptr() for name in own)
 
 
-TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 SPAN = ("the old man", " looked at", " the sea")
 SAMPLED = Sampling(temperature=1.0, top_p=0.9, seed=3)
 ROUNDS = 6

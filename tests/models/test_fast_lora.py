@@ -1,6 +1,5 @@
 """LoRA layers read quickly: what PEFT makes of them, at no more cost, and never in the way of the untouched weights."""
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -83,33 +82,6 @@ def test_changed_weights_are_seen(folders):
     with torch.no_grad():
         layers[0].base_layer.weight.add_(0.1)
     assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
-
-
-@pytest.mark.slow
-def test_generating_beside_it_is_the_untouched_model_s_to_the_bit(folders):
-    lm = load(folders)
-    plain = gerund.load(folders[0], k=2, dtype="float32")
-    ids = torch.arange(3, 20)[None]
-    with torch.no_grad():
-        right = plain.model(ids).logits
-    wrong, stop = [], threading.Event()
-
-    def encode():
-        while not stop.is_set():
-            lm.encode(TEXTS)
-
-    threads = [threading.Thread(target=encode) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(20):
-            with torch.no_grad():
-                wrong.append(not torch.equal(lm.model(ids).logits, right))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not any(wrong)
 
 
 def test_other_adapters_are_left_to_peft(tmp_path):

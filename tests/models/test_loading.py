@@ -24,6 +24,7 @@ from gerund.models.weights import refuse_fetched_code
 from gerund.progress import say_once
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
+from tests.ready_made import change
 from tests.tiny import byte_tokenizer, save_tiny, tiny
 
 
@@ -43,16 +44,6 @@ def refusal(model: object, kind: type[Exception] = ModelError, **options) -> str
     return message
 
 
-def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def test_a_model_folder(folder: Path) -> None:
-    lm = gerund.load(folder, dtype="float32")
-    assert lm.encode("a cat").shape == (lm.dimensions,)
-    assert gerund.load(str(folder), dtype="float32").fingerprint() == lm.fingerprint()
-
-
 @pytest.mark.parametrize("name", ["./absent", "/absent/model", "a/b/c", "", Path("absent"), "The cat sat.", "cat."])
 def test_no_such_folder(name: object) -> None:
     assert "there is no folder or file" in refusal(name)
@@ -65,10 +56,6 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [5, b"model", ["model"]])
 def test_what_names_no_model(model: object) -> None:
     assert f"a model is given by its name or its folder, not as {model!r}" in refusal(model, ConfigError)
-
-
-def test_a_file(folder: Path) -> None:
-    assert "is not a GGUF file; give a model's folder" in refusal(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["defualt", "Default", "defalt"])
@@ -88,15 +75,6 @@ def test_default_is_the_bundled_model(folder: Path, monkeypatch: pytest.MonkeyPa
     assert find("default") == find(None)
     assert find("./default").folder == Path("default")
     assert find(Path("./default")).folder == Path("default")
-
-
-def test_a_hub_id_without_network() -> None:
-    assert "there is no folder, file or short name 'some/model'" in refusal("some/model")
-
-
-def test_an_adapter_given_as_model(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert "names no model; give its base model, and this folder as the adapter" in refusal(tmp_path)
 
 
 def test_a_folder_with_model_and_adapter(folder: Path) -> None:
@@ -141,23 +119,6 @@ def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
         lm.generate("a")
 
 
-class Boom:
-    """Leaves a trace when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_pickled_weights_are_not_opened(folder: Path, tmp_path: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({"weight": Boom(tmp_path / "opened")}, folder / "pytorch_model.bin")
-    assert "safetensors" in refusal(folder)
-    assert not (tmp_path / "opened").exists()
-
-
 def test_code_in_the_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
     (folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     own = {"AutoConfig": "modeling_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
@@ -179,11 +140,6 @@ def test_missing_weights_are_not_made_up(folder: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert "model.layers.1.mlp.up_proj.weight missing from its weights" in refusal(folder)
-
-
-def test_weights_of_the_wrong_shape(folder: Path) -> None:
-    change(folder / "config.json", intermediate_size=96)
-    assert refusal(folder).startswith(f"cannot load {folder}")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])

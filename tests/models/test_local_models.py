@@ -53,7 +53,7 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
 def test_another_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.gguf").write_text("not a model")
     assert not is_gguf(tmp_path / "notes.gguf")
-    with pytest.raises(ModelError, match="is not a GGUF file"):
+    with pytest.raises(ModelError, match="is not a GGUF file; give a model's folder"):
         find(tmp_path / "notes.gguf")
 
 

@@ -1,6 +1,5 @@
 """Quantised checkpoints load, encode and generate where the kernels are, and else say what is missing."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,15 +11,14 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 import gerund
 from gerund.errors import ModelError
 from gerund.models.weights import PACKINGS, _is_installed
+from tests import ready_made
 from tests.tiny import save_tiny
 
 TEXTS = ["a dog in the garden", "an owl"]
 
 
 def change(folder, **quantization):
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = quantization
-    (folder / "config.json").write_text(json.dumps(config))
+    ready_made.change(folder / "config.json", quantization_config=quantization)
 
 
 @pytest.mark.parametrize("method", [name for name, packing in PACKINGS.items() if packing.packages])

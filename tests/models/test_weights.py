@@ -16,6 +16,7 @@ from gerund.models.heads import ProjectionHead, read_head
 from gerund.models.light_head import HeadConfig
 from gerund.models.sources import find
 from gerund.models.weights import WEIGHTS, shards_of
+from tests.ready_made import change
 from tests.tiny import byte_tokenizer, save_tiny, save_tiny_t5
 
 INDEX = "model.safetensors.index.json"
@@ -36,10 +37,6 @@ def refusal(model: Path, kind: type[Exception] = ModelError) -> str:
     assert "\n" not in message
     assert len(message) <= 300
     return message
-
-
-def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def spoil(folder: Path, **changes: torch.Tensor) -> None:
@@ -143,11 +140,12 @@ def test_what_is_copied_stays_within_the_folder(folder: Path) -> None:
 
 def test_pickled_weights_are_named(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"x")
+    torch.save({"weight": Boom(folder / "opened")}, folder / "pytorch_model.bin")
     said = (
         "it has no safetensors weights, only pytorch_model.bin, which may run code when it is opened; convert it first"
     )
     assert refusal(folder) == f"cannot load {folder}: {said}"
+    assert not (folder / "opened").exists()
     (folder / "pytorch_model.bin").unlink()
     assert refusal(folder) == f"cannot load {folder}: it has no safetensors weights"
 

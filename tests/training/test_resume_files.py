@@ -1,6 +1,7 @@
 """A run goes on only with the files of pairs, passages and vectors that it began with, which no token cache knows."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -116,15 +117,22 @@ def test_a_name_in_brackets_is_no_markup(capsys):
     assert capsys.readouterr().err == "tokenising the training documents of wiki[en] and wiki[/en]\n"
 
 
-def test_what_saves_memory_may_change(tmp_path, settings, write_recipe):
+def test_what_saves_memory_may_change_and_nothing_else(tmp_path, settings, write_recipe):
     settings["objectives"] = [{"kind": "mntp", "length": 16, "batch_size": 8}]
     settings["data"]["sources"] = [{"name": "a", "files": ["a.train.jsonl"]}]
     recipe = load_recipe(write_recipe(settings))
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
     less = ["objectives.mntp.micro_batch_size=2", "model.gradient_checkpointing=true"]
     check_resumable(load_recipe(write_recipe(settings), less), tmp_path, 0)
-    with pytest.raises(ConfigError, match=r"objectives\.mntp\.batch_size was 8 and is 4"):
-        check_resumable(load_recipe(write_recipe(settings), ["objectives.mntp.batch_size=4"]), tmp_path, 0)
+    for override, told in {
+        "objectives.mntp.batch_size=4": "objectives.mntp.batch_size was 8 and is 4",
+        "objectives.mntp.weight=2": "objectives.mntp.weight.0.1 was 1.0 and is 2.0",
+        "model.lora.dropout=0.5": "model.lora.dropout was 0.0 and is 0.5",
+        "encoder.prompt=Read": 'encoder.prompt was null and is "Read"',
+        "objectives=[{kind: causal, length: 16, batch_size: 8}]": "objectives",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(f"since settings have changed: {told}")):
+            check_resumable(load_recipe(write_recipe(settings), [override]), tmp_path, 0)
 
 
 def test_files_of_an_objective_that_joins_in_later_are_new(tmp_path):

@@ -8,8 +8,6 @@ SAME = ("causal", "hybrid", "unimae", "rankgen", "gur")
 # T5 than gur are left to `make check-all`.
 ALIKE = [pytest.param(name, marks=pytest.mark.full) for name in ("sscl", "span", "stack", "extend")]
 STEPS = [*SAME, "distill", "parallel", *ALIKE]
-# All weights, from scratch; an adapter with heads beside it.
-SHARDED = ("causal", "unimae")
 TEXTS = {"sources": ["a"], "batch_size": 4, "micro_batch_size": 1, "length": 24}
 TEXTS_ALONE = {name: value for name, value in TEXTS.items() if name != "sources"}
 PAIRS = {"files": ["pairs.jsonl"]}
