@@ -1,14 +1,11 @@
 """The adapter to MTEB: its protocol, its own mock tasks, prompts, and vectors that nothing can be scored on."""
 
 import logging
-import os
 import random
-import subprocess
 import sys
 import warnings
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -30,7 +27,7 @@ from gerund.evaluation.tasks.similarity import Sts
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import AttentionPlan
 from gerund.settings.templates import PromptText
-from tests.evaluation.tables import Table, forbid_network, random_table, write_collection, write_lines
+from tests.evaluation.tables import Table, forbid_network, random_table
 from tests.tiny import byte_tokenizer, tiny
 
 
@@ -156,59 +153,6 @@ def test_it_is_public():
     from gerund import evaluation
 
     assert evaluation.MTEBEncoder is MTEBEncoder
-
-
-ROOT = Path(__file__).resolve().parents[2]
-
-SCRIPT = """
-import socket, sys
-def refuse(*_):
-    raise AssertionError("something reached for the network")
-socket.socket.connect = refuse
-from pathlib import Path
-from gerund.evaluation.task import EvaluationConfig
-from gerund.evaluation.tasks.classification import Classification, Clustering
-from gerund.evaluation.tasks.retrieval import Reranking, Retrieval
-from gerund.evaluation.tasks.similarity import PairClassification, Sts
-from tests.evaluation.tables import random_table
-folder = Path(sys.argv[1])
-kinds = [Sts, PairClassification, Clustering, Classification, Retrieval, Reranking]
-for [task] in [kind.find(folder) for kind in kinds]:
-    texts = [*task.texts(EvaluationConfig()), "", *map(str, range(20))]
-    print(task.name, task.run(random_table(texts), EvaluationConfig()).value)
-"""
-
-
-def write_folder(folder: Path) -> None:
-    texts = [str(number) for number in range(20)]
-    (folder / "sts").mkdir()
-    (folder / "sts" / "a.test.tsv").write_text("".join(f"{n}\t{n}\t{n + 1}\n" for n in range(6)))
-    pairs = [{"text1": str(n), "text2": str(n + 3), "label": n % 2} for n in range(8)]
-    write_lines(folder / "pairs" / "a.jsonl", pairs)
-    rows = [{"text": text, "label": str(n % 3)} for n, text in enumerate(texts)]
-    write_lines(folder / "clustering" / "a.jsonl", rows)
-    for split in ("train", "test"):
-        write_lines(folder / "classification" / "a" / f"{split}.jsonl", rows)
-    documents = {text: f"{text} {int(text) % 3}" for text in texts}
-    write_collection(folder / "retrieval" / "a", documents, {"q": "1", "r": "2"}, [("q", "1", 1), ("r", "5", 2)])
-
-
-@pytest.mark.full  # a process that imports MTEB; the tests of each task run with the network forbidden
-def test_local_tasks_fetch_nothing_and_say_nothing_even_when_nothing_tells_them_to_stay_offline(tmp_path):
-    write_folder(tmp_path)
-    free = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path)],
-        cwd=ROOT,
-        env={**free, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    kinds = [line.split("/")[0] for line in done.stdout.splitlines()]
-    assert kinds == ["sts", "pair-classification", "clustering", "classification", "retrieval", "reranking"]
-    assert done.stderr == ""
 
 
 def test_the_default_seed_is_mtebs():

@@ -282,10 +282,10 @@ def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
 SPAN = ("the old man", " looked at", " the sea")
 SAMPLED = Sampling(temperature=1.0, top_p=0.9, seed=3)
 ROUNDS = 6
-LAYERS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "gemma2": "all-linear"}
+LAYERS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}
 
 
-@pytest.fixture(params=["llama", "gpt2", pytest.param("gemma2", marks=pytest.mark.full)])
+@pytest.fixture(params=["llama", "gpt2"])
 def models(request, tmp_path: Path) -> tuple[gerund.LanguageModel, gerund.LanguageModel]:
     """The same model without and with an adapter."""
     base = save_tiny(tmp_path / "base", request.param)
@@ -353,7 +353,6 @@ def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
     assert wrong == []
 
 
-# PEFT's, about settings for experts that it has made up itself, and about an old name of transformers'.
 @pytest.fixture(params=["qwen2_moe", "deepseek_v3"])
 def experts(request, tmp_path):
     torch.manual_seed(0)

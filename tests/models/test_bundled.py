@@ -15,18 +15,14 @@ from safetensors.torch import load_file, save_file
 import gerund
 from gerund import progress
 from gerund.models import bundled
-from gerund.models.bundled import MOST_BEYOND
 from gerund.models.heads import ProjectionHead
 from gerund.models.light_head import HeadConfig
-from gerund.models.loading import read_config
-from gerund.models.sources import find
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
 from tests.models.test_gguf_files import write
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in PEFT_WARNINGS]
 
-REAL = Path(__file__).resolve().parents[3] / "real"
 TEXTS = ["The old man looked at the sea.", "Prices rose.", "naïve café, in the rain"]
 DIMENSIONS = 5
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "bundle_adapters.py"
@@ -157,28 +153,3 @@ def test_an_index_of_the_model_alone_goes_on(tiny_folder: Path, tmp_path: Path, 
     assert (ran.code, ran.err) == (0, "")
     refused = run_cli("search", tmp_path / "old.index", "bread", "-m", tiny_folder)
     assert "open it with that model, or migrate it" in refused.err
-
-
-@pytest.mark.full  # a tiny file is tried in the same way above
-@pytest.mark.skipif(not (REAL / "smollm2").is_dir(), reason="there is no SmolLM2 in ../real")
-def test_smollm2_is_recognized_in_all_its_forms(tmp_path: Path) -> None:
-    base = REAL / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    model = REAL / "smollm2"
-    write_base = runpy.run_path(str(EXAMPLE))["write_base"]
-    write_base(tmp_path, read_config(find(model)), gerund.load(model, adapter=False).tokenizer, [base])
-    own = bundled.BundledAdapters(tmp_path)
-    assert own.fits_config(read_config(find(base)))
-    assert own.fits_config(read_config(find(model)))
-    lm = gerund.load(model, adapter=False, dtype="float32")
-    assert own.sample.beyond([model / "model.safetensors"]) == 0
-    for kind in ("q8_0", "q4_0"):
-        lm.export(tmp_path / kind, "gguf", type=kind)
-        [exported] = (tmp_path / kind).glob("*.gguf")
-        assert own.sample.beyond([exported]) < MOST_BEYOND / 2
-    tensors = load_file(model / "model.safetensors")
-    for share, expected in ((0.0, False), (0.1, True)):
-        for name, tensor in tensors.items():
-            if "proj" in name:
-                tensors[name] = tensor + share * tensor.float().std() * torch.randn_like(tensor)
-        save_file(tensors, tmp_path / "tuned.safetensors")
-        assert (own.sample.beyond([tmp_path / "tuned.safetensors"]) > MOST_BEYOND) == expected

@@ -96,24 +96,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "a language model that is said to be a reranker": {"layout": None, **CHAT},
 }
-QUICK = ("LogitScore in a chat template", "CrossEncoder")
-# Of what differs from these in kind, `make check` tries one of each.
-CHECKED = {
-    "LogitScore of two plain texts",
-    "LogitScore, gemma2 caps its logits",
-    "CrossEncoder, both directions",
-    "classifier",
-    "classifier, the last token is the padding",
-    "a language model that is said to be a reranker",
-}
-REST = [
-    pytest.param(name, marks=pytest.mark.slow if name in CHECKED else pytest.mark.full)
-    for name in LAYOUTS
-    if name not in QUICK
-]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *REST])
+@pytest.mark.sweep(quick=2, check=8)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_scores_of_sentence_transformers(tmp_path: Path, name: str) -> None:
     settings = dict(LAYOUTS[name])
     if callable(tokenizer := settings.pop("tokenizer", None)):

@@ -56,13 +56,10 @@ def test_the_same_vectors_under_each_plan(lm, cached, monkeypatch):
             np.testing.assert_allclose(own, wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "engine", [PickledEngine(2), pytest.param(LocalEngine(2), marks=pytest.mark.full)], ids=["pickled", "processes"]
-)
-def test_two_processes(lm, monkeypatch, engine):
+def test_in_another_process(lm, monkeypatch):
     monkeypatch.setattr(workers, "_SHARD", 3)
     [system] = systems_of([lm], [EncoderSpec(attention="bidir")])
-    with encoded_by(engine, [system]):
+    with encoded_by(PickledEngine(2), [system]):
         found = system.encode(TEXTS, normalize=True)
     np.testing.assert_allclose(found, system.lm.encode(TEXTS, normalize=True, empty="zeros"), atol=1e-6)
 

@@ -231,15 +231,6 @@ def test_windows_reach_every_token_once():
             assert found == list(range(first, n))
 
 
-@pytest.mark.full
-def test_the_scale_is_that_of_the_embedded_default(data_folder, bundled):
-    """The model card says 1.174 bits per byte of wiki.test; a tenth of it is quick and near."""
-    wiki = next(one for one in PerplexityTask.find(data_folder) if one.name == "perplexity/wiki")
-    assert wiki.has_validation
-    score = replace(wiki, max_tokens=5000).run(language_model_system("default", bundled), QUIET)
-    assert score.value == pytest.approx(1.17, abs=0.08)
-
-
 def test_an_encoders_own_limit_on_length_changes_nothing(corpus, tmp_path):
     folder = save_tiny(tmp_path / "model")
     lm = gerund.load(folder)

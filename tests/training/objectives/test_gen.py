@@ -19,7 +19,6 @@ from gerund.training.run import train
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny_t5
 from tests.training.conftest import adapter_settings, plain_settings, sentences
-from tests.training.outcomes import CrashError, assert_equal_states, crash_at
 
 _TEXTS = 24
 
@@ -227,20 +226,6 @@ def test_what_knows_no_answer_tokens_says_so(trained, tmp_path):
         gerund.load(folder, pooling="last")
     plain = gerund.load(folder, adapter="none", dtype="float32")
     assert (plain.runtime.answers, plain.head, plain.dimensions) == (None, None, 16)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_the_same(run, tmp_path, monkeypatch):
-    often = ("steps=4", "eval_steps=2", "save_steps=2", "objectives.gen.micro_batch_size=2")
-    run("whole", *often)
-    with monkeypatch.context() as patch:
-        crash_at(patch, 3)
-        with pytest.raises(CrashError):
-            run("cut", *often)
-    run("cut", *often, resume=True)
-    assert_equal_states(tmp_path / "whole", tmp_path / "cut")
-    one, other = (gerund.load(tmp_path / name / "model", dtype="float32") for name in ("whole", "cut"))
-    assert one.fingerprint() == other.fingerprint()
 
 
 def test_the_model_answers_once(base, tmp_path, monkeypatch):

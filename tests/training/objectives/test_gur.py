@@ -1,7 +1,6 @@
 """GUR and span corruption: batches and losses against slow ones, and training them from end to end."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -180,16 +179,6 @@ class TestTraining:
         first = json.loads((folder.parent / "log.jsonl").read_text().splitlines()[0])
         assert {"loss_gur", "loss_lm", "gur_accuracy"} <= set(first)
 
-    @pytest.mark.full
-    def test_learns(self, place, tmp_path):
-        changes = ["steps=80", "save_steps=80", "log_steps=10", "optimizer.learning_rate=0.003"]
-        settings = recipe(place, tmp_path / "out", overrides=changes, rate=0.05, batch_size=12, temperature=0.05)
-        train(settings)
-        logs = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-        logs = [log for log in logs if "loss" in log]
-        assert logs[-1]["loss_gur"] < 0.8 * logs[0]["loss_gur"]
-        assert logs[-1]["loss_lm"] < 0.8 * logs[0]["loss_lm"]
-
     @pytest.mark.slow
     def test_goes_on_from_a_model_with_a_head(self, place, trained, tmp_path):
         folder = trained
@@ -204,16 +193,6 @@ class TestTraining:
                 train(recipe(place, tmp_path / "three", **changes, model=model))
 
     @pytest.mark.slow
-    def test_resumes_to_the_same_model(self, place, trained, tmp_path):
-        whole, settings = trained, recipe(place, tmp_path / "again", encoder={"pooling": "first"})
-        shutil.copytree(whole.parent, tmp_path / "again")
-        shutil.rmtree(tmp_path / "again" / "model")
-        shutil.rmtree(tmp_path / "again" / "checkpoints" / "checkpoint-4")
-        again = train(settings, resume=True)
-        for name in ("model.safetensors", "head.safetensors"):
-            assert (again / name).read_bytes() == (whole / name).read_bytes()
-
-    @pytest.mark.slow
     def test_a_decoder_only_model_learns_by_two_objectives(self, place, tmp_path):
         objectives = [
             {"kind": "gur", "pairs": {"files": ["pairs.jsonl"]}, "batch_size": 6, "length": 32},
@@ -226,12 +205,6 @@ class TestTraining:
         assert lm.head is None
         plain = gerund.load(place / "llama", attention="causal", dtype="float32")
         assert lm.generate("the cat", 6) == plain.generate("the cat", 6)
-
-    @pytest.mark.slow
-    def test_a_decoder_only_model_may_have_a_head(self, place, tmp_path):
-        lora = {"base": str(place / "llama"), "lora": {"rank": 4, "alpha": 8}}
-        folder = train(recipe(place, tmp_path / "out", model=lora, encoder={"attention": "bidir"}, dimensions=16))
-        assert gerund.load(folder).encode("the cat").shape == (16,)
 
 
 class TestMistakes:

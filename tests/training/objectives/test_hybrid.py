@@ -13,7 +13,7 @@ from gerund.attention.bound_plan import BoundPlan
 from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
-from gerund.training.objectives.base import Objective, split_rows
+from gerund.training.objectives.base import Objective
 from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
 from gerund.training.objectives.settings import MntpConfig, MsgConfig
 from gerund.training.step import StepData, TrainingModule, run_step
@@ -89,18 +89,6 @@ def test_adapters_get_the_same_gradients(tokenizer, make, formatter, ids_of):
     assert_equal_losses(
         HybridLosses(2, names)(model, batch), expected_losses(eager, batch, names, "next"), model, eager
     )
-
-
-@pytest.mark.parametrize("part", [1, 2, 4])
-def test_parts_add_up(model, make, formatter, ids_of, part):
-    batch = make(ids_of(*LENGTHS), formatter, ("mntp", "msg")).make(0, 0, len(LENGTHS))
-    losses = HybridLosses(2, ("mntp", "msg"))
-    whole = losses(model, batch)
-    parts = [losses(model, own) for own in split_rows(batch, part)]
-    counts = [losses.counts(own) for own in split_rows(batch, part)]
-    for name, value in whole.items():
-        torch.testing.assert_close(sum(own[name] for own in parts), value, rtol=1e-11, atol=1e-11)
-        assert sum(own[name] for own in counts) == losses.counts(batch)[name]
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 2])

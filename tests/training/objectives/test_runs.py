@@ -240,17 +240,6 @@ def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, mon
         torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
 
 
-@pytest.mark.full
-@needs_compiler
-@torchs_own
-def test_compiled_layers_learn_the_same(recipe_of, tmp_path, monkeypatch):
-    """One objective, traced and run by torch itself."""
-    compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_module(self, **how, backend="eager"))
-    alone = json.dumps([{**SMALL, "kind": "mntp"}])
-    assert_compiled_layers_learn_the_same(recipe_of, "magnet", [f"objectives={alone}"], tmp_path, monkeypatch)
-
-
 @pytest.mark.full  # each takes minutes, which torch's own compiler needs
 @pytest.mark.parametrize(
     ("name", "others"),

@@ -6,7 +6,6 @@ import torch
 from gerund.errors import ConfigError
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
-from gerund.training.objectives.base import split_rows
 from gerund.training.objectives.settings import UnimaeConfig
 from gerund.training.objectives.unimae import ReconstructionDecoder, UnimaeBatches, UnimaeLosses, reconstruction_mask
 from tests.tiny import byte_tokenizer
@@ -68,15 +67,6 @@ def test_without_masks_mar_is_plain_language_modelling(model, make, ids_of, doub
     # The end token behind a text is not predicted.
     expected = sum(causal_loss(model, torch.tensor([[0, *row]])) for row in rows)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("part", [1, 4])
-def test_parts_add_up(model, make, ids_of, double, part):
-    batch = make(ids_of(*LENGTHS)).make(0, 0, len(LENGTHS))
-    losses = head()
-    whole, parts = losses(model, batch), [losses(model, own) for own in split_rows(batch, part)]
-    for name, value in whole.items():
-        torch.testing.assert_close(sum(own[name] for own in parts), value, rtol=1e-11, atol=1e-11)
 
 
 def test_what_each_position_sees(make, ids_of):
