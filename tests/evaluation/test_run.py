@@ -197,11 +197,6 @@ def test_words_that_do_not_fit_together_are_read_in_groups(lm, monkeypatch):
     assert {one.label for group in groups for one in group} == {one.label for one in systems}
 
 
-def test_bm25_alone_with_nothing_to_rank():
-    with pytest.raises(ConfigError, match="can generate texts, and bm25 can only rank documents and score candidates"):
-        evaluate(systems_of(["bm25"]), [TOY])
-
-
 def test_an_encoder_decoder_leaves_likelihoods_to_others(lm, tmp_path):
     t5 = gerund.load(save_tiny_t5(tmp_path / "t5"))
     task = ToyLikelihood(name="toy-likelihood/one")

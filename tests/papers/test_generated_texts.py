@@ -307,18 +307,6 @@ def test_compressed_corpora_are_read(tmp_path, system):
 
 
 @pytest.mark.slow
-def test_a_real_model_repeats_itself_when_it_is_greedy(stories_folder, data_folder):
-    [wiki] = [task for task in Writing.find(data_folder) if task.name == "writing/wiki"]
-    task = replace(wiki, samples=12, prefix_words=8, max_new_tokens=60)
-    system = language_model_system("stories", gerund.load(stories_folder))
-    greedy, nucleus = (
-        replace(task, decoding=name).run(system, EvaluationConfig()).metrics for name in ("greedy", "nucleus")
-    )
-    assert greedy["rep_1"] > nucleus["rep_1"]
-    assert greedy["rep"] > greedy["human_rep"]
-
-
-@pytest.mark.slow
 def test_what_a_scorer_likes_best_is_kept(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(4)]), samples=4)
     ranking = {"rerank": "avg_cll", "rerank_samples": 4, "rerank_beams": 2, "rerank_every": 2}

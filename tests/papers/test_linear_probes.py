@@ -135,12 +135,8 @@ def task_few_shot(tmp_path: Path) -> FewShot:
     return found
 
 
-def test_found_where_there_are_files_few_shot(task_few_shot: FewShot, tmp_path: Path) -> None:
-    assert (task_few_shot.name, task_few_shot.runs, task_few_shot.has_validation) == ("few-shot/made-up", 5, False)
-    assert FewShot.find(tmp_path / "none") == []
-
-
 def test_samples(task_few_shot: FewShot) -> None:
+    assert (task_few_shot.name, task_few_shot.runs, task_few_shot.has_validation) == ("few-shot/made-up", 5, False)
     train, _ = task_few_shot.learnt_and_scored(EvaluationConfig())
     samples = task_few_shot._samples(train, EvaluationConfig())
     assert sorted(samples) == [(shots, number) for shots in (10, 100) for number in range(5)]
@@ -212,30 +208,9 @@ def test_one_sample_has_no_spread(task_few_shot: FewShot) -> None:
     assert (score.spread, score.runs) == (None, 1)
 
 
-def test_a_limit_counts_the_texts_of_each_split_few_shot(task_few_shot: FewShot) -> None:
-    letters = Letters()
-    score = task_few_shot.run(letters, EvaluationConfig(limit=6))
-    assert score.size == 6
-    assert len(letters.encoded) == 12
-    assert task_few_shot.run(letters, EvaluationConfig(limit=1)).size == 1
-
-
-def test_a_constant_embedding_is_no_error(tmp_path: Path) -> None:
-    rows = [("t", "b"), ("t", "b"), ("t", "a")]
-    write_classification(tmp_path, train=rows, test=[*rows, ("t", "b")])
-    [task_few_shot] = FewShot.find(tmp_path)
-    assert task_few_shot.run(Constant(), EvaluationConfig()).metrics == {
-        "accuracy_at_10": 0.75,
-        "accuracy_at_100": 0.75,
-    }
-
-
 def test_bad_input_few_shot(task_few_shot: FewShot) -> None:
     with pytest.raises(ConfigError, match="runs=0 leaves nothing"):
         replace(task_few_shot, runs=0)
-    write_classification(task_few_shot.files[0].parents[2], test=[("a pear", "pear")])
-    with pytest.raises(DataError, match="no example of label 'pear'"):
-        task_few_shot.run(Letters(), EvaluationConfig())
 
 
 LENGTHS = [3, 1, 4, 2, 5, 1, 2, 6, 3, 2, 1]
@@ -340,23 +315,6 @@ def test_training_repeats_and_leaves_other_generators_alone() -> None:
     [other] = train_taggers(vectors, [tags], seed=1, steps=20)
     np.testing.assert_array_equal(first.weight_CD, second.weight_CD)
     assert not np.allclose(first.weight_CD, other.weight_CD)
-
-
-@pytest.mark.slow
-def test_a_classifier_learns_what_can_be_learnt() -> None:
-    _, tags, _ = made_up()
-    names = ["A", "N", "V"]
-    flat = [tag for sentence in tags for tag in sentence]
-    vectors = 10 * np.eye(3, 8, dtype=np.float32)[[names.index(tag) for tag in flat]]
-    [tagger] = train_taggers(vectors, [tags], seed=0, steps=1000)
-    assert tagger.predict(vectors) == flat
-
-
-@pytest.mark.slow
-def test_equal_vectors_get_the_most_frequent_tag() -> None:
-    tags = [["B", "A", "B"], ["B", "C"]]
-    [tagger] = train_taggers(np.ones((5, 4), np.float32), [tags], seed=0, steps=1500)
-    assert tagger.predict(np.ones((3, 4), np.float32)) == ["B", "B", "B"]
 
 
 def test_prediction_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -354,14 +354,6 @@ def test_bad_input(tasks: dict[str, TokenTask], tmp_path: Path) -> None:
         task.run(Spelling(), EvaluationConfig())
 
 
-@pytest.mark.slow
-def test_a_real_model_knows_something(data_folder: Path, stories_folder: Path) -> None:
-    system = language_model_system("stories", gerund.load(stories_folder, attention="causal"))
-    score = {task.kind: task.run(system, EvaluationConfig(limit=300)).value for task in tagging_tasks(data_folder)}
-    assert score["pos"] > 0.5
-    assert 0 <= score["ner"] < score["chunking"] < score["pos"] + 0.2
-
-
 GOOD = """-DOCSTART- -X- O O
 
 EU NNP I-NP I-ORG

@@ -148,19 +148,3 @@ def test_vectors_outlive_the_process(tmp_path):
     again = EmbeddingCache(tmp_path).vectors("f", "p", ["b", "c"], encode)
     assert again.tolist() == [[1, 98], [1, 99]]
     assert encode.asked == ["c"]
-
-
-@pytest.mark.parametrize(
-    ("name", "bytes_left"), [("vectors", 8), ("vectors", 11), ("keys", 16), ("keys", 25), ("keys", 0)]
-)
-def test_a_killed_writer_leaves_nothing_wrong(tmp_path, name, bytes_left):
-    """Whatever of two rows (8 bytes and a key of 16 each) is on the disk, only whole ones are read."""
-    EmbeddingCache(tmp_path).vectors("f", "", ["a", "bb"], Encoder())
-    [store] = tmp_path.iterdir()
-    file = store / name
-    file.write_bytes(file.read_bytes()[:bytes_left])
-    encode = Encoder()
-    again = EmbeddingCache(tmp_path).vectors("f", "", ["bb", "a", "ccc"], encode)
-    assert again.tolist() == [[2, 98], [1, 97], [3, 99]]
-    assert "bb" in encode.asked
-    assert EmbeddingCache(tmp_path).vectors("f", "", ["ccc", "bb"], Encoder()).tolist() == [[3, 99], [2, 98]]

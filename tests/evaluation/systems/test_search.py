@@ -424,8 +424,3 @@ def test_on_the_command_line(folder_index):
         ran = run_cli("eval", "default", "index:words", *report)
         assert ran.code == 0, ran.err
         assert "index (words)" in ran.out + ran.err
-
-
-def test_slips_in_a_name_show_before_anything_is_loaded(folder_index):
-    report = ["--tasks", "retrieval", "--data", folder_index, "-o", folder_index / "report"]
-    assert "unknown part after index:" in run_cli("eval", "index:x", *report).mistake

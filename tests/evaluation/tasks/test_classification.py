@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification
 from gerund.evaluation.tasks.classification import Classification, Clustering, ZeroShot
@@ -173,16 +171,6 @@ def test_the_texts_are_those_that_are_encoded(task: ZeroShot) -> None:
         assert letters.encoded == task.texts(config)
         assert set(letters.prompts) == {task.prompt(config)}
         assert score.size == len(letters.encoded) - 3
-
-
-def test_a_real_model(task: ZeroShot, tiny_folder: Path) -> None:
-    lm = gerund.load(tiny_folder, attention="causal")
-    texts, labels = zip(*fruits(4, start=2), strict=True)
-    nearest = lm.similarity(list(texts), NAMES).argmax(axis=1)
-    expected = np.mean(
-        [["apple_tree", "fig-tree", "plum"][place] == label for place, label in zip(nearest, labels, strict=True)]
-    )
-    assert task.run(language_model_system("tiny", lm), EvaluationConfig()).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("label", [3, "-7", "_", "4.5"])
