@@ -30,6 +30,7 @@ from gerund.jobs.files import (
     write_atomic,
 )
 from tests.cli.helpers import run_cli
+from tests.jobs.crashes import killed_before
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path):
@@ -214,7 +215,6 @@ def test_only_what_is_abandoned_is_removed(tmp_path, holder):
     assert not (tmp_path / "out").exists()
 
 
-KILLED = 77
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
 
 
@@ -229,50 +229,18 @@ def write(target: Path, text: str, *, overwrite: bool = True) -> None:
             (work / name).write_text(f"{name} {text}")
 
 
-# Operations from one kill to the next; a fork of a process with all libraries takes a while. A fifth of them has the
-# moment in which the old folder has another name.
-IN_SHORT = pytest.mark.parametrize(
-    "every", [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.full)]
-)
-
-
-def killed_after(operations: int, action) -> bool:
-    """Run ``action`` in a child that dies right before its n-th file operation; tell whether it died."""
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        left = operations
-
-        def hook(event: str, args: tuple) -> None:
-            nonlocal left
-            writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-            if writes or event.startswith(("os.", "shutil.", "ctypes.dlsym")):
-                left -= 1
-                if left < 0:
-                    os._exit(KILLED)
-
-        sys.addaudithook(hook)
-        try:
-            action()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, KILLED), code
-    return code == KILLED
-
-
-def kills(action, check, every: int = 1) -> int:
-    """Kill ``action`` before its first, second, ... operation and check what is left; return how many there are."""
-    for operation in range(0, 1000, every):
-        died = killed_after(operation, action)
+def kills(action, check) -> int:
+    """Kill ``action`` before its first, second, ... step on the disk and check what is left; return how many it has."""
+    for operation in range(1000):
+        died = killed_before(operation, action)
         check(died)
         if not died:
             return operation
     raise AssertionError("it never finishes")
 
 
-@IN_SHORT
-def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path, every: int) -> None:
+@pytest.mark.slow
+def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path) -> None:
     target = tmp_path / "parent" / "out"
     write(tmp_path / "wanted", "new")
 
@@ -285,12 +253,12 @@ def test_killed_anywhere_leaves_nothing_or_all(tmp_path: Path, every: int) -> No
         else:
             assert died
 
-    assert kills(lambda: write(target, "new", overwrite=False), check, every) > 8
+    assert kills(lambda: write(target, "new", overwrite=False), check) > 8
 
 
-@IN_SHORT
+@pytest.mark.slow
 @pytest.mark.parametrize("can_exchange", [True, False])
-def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, monkeypatch, every: int) -> None:
+def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, monkeypatch) -> None:
     if not can_exchange:
         monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     target = tmp_path / "out"
@@ -309,7 +277,7 @@ def test_killed_anywhere_leaves_old_or_new(tmp_path: Path, can_exchange: bool, m
         seen.append(contents(place) == new)
         write(target, "old")
 
-    assert kills(lambda: write(target, "new"), check, every) > 8
+    assert kills(lambda: write(target, "new"), check) > 8
     assert seen == sorted(seen)  # first old, from some operation on new
     assert seen[-1]
     assert names == ({"out"} if can_exchange else {"out", ".out.old"})
@@ -332,8 +300,8 @@ def test_what_a_killed_one_has_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == bystanders | {"out"}
 
 
-@pytest.mark.parametrize("every", [pytest.param(7, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.full)])
-def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Path, every: int) -> None:
+@pytest.mark.slow
+def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Path) -> None:
     lm = gerund.load(tiny_folder, k=1, dtype="float32")
     lm.fingerprint()  # threads do not survive a fork
     other = gerund.load(tiny_folder, k=2, dtype="float32")
@@ -349,7 +317,7 @@ def test_killed_anywhere_a_saved_model_is_whole(tmp_path: Path, tiny_folder: Pat
         seen.append(contents(target) == new)
         assert seen[-1] or contents(target) == old
 
-    assert kills(lambda: lm.save(target, overwrite=True), check, every) > 20
+    assert kills(lambda: lm.save(target, overwrite=True), check) > 20
     assert seen[0] is False
     assert seen[-1] is True
 

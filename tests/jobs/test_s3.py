@@ -5,7 +5,6 @@ They are no part of the development environment, whose versions they do not all 
 """
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gerund
 from tests.cli.helpers import run_cli
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 pytest.importorskip("moto.server", reason="moto's server is not installed")
-
-LINES = [
-    f"The municipality of the {word} lies on the hill. In {year} the municipality of the {word} built a bridge."
-    for word, year in (("cat", 1901), ("dog", 1922), ("owl", 1943), ("fox", 1964))
-]
 
 
 @pytest.fixture(scope="module")
@@ -51,42 +46,17 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     s3fs.S3FileSystem.clear_instance_cache()
     store = s3fs.S3FileSystem()
     store.mkdir("bucket")
-    store.pipe_file(
-        "bucket/in.jsonl", "".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(LINES)).encode()
-    )
+    store.pipe_file("bucket/in.txt", b"one text\nanother text\n")
     yield store
     store.rm("bucket", recursive=True)
     s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_embedding_from_s3_to_s3(bucket: Any, tiny_folder: Path, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    ran = run_cli(
-        "embed", "-m", tiny_folder, "s3://bucket/in.jsonl", "-o", "s3://bucket/out.parquet", "--work", tmp_path
-    )
+    ran = run_cli("embed", "-m", tiny_folder, "s3://bucket/in.txt", "-o", "s3://bucket/out.npy", "--work", tmp_path)
     assert ran.code == 0, ran.err
-    bucket.get("bucket/in.jsonl", str(tmp_path / "in.jsonl"))
-    assert run_cli("embed", "-m", tiny_folder, tmp_path / "in.jsonl", "-o", tmp_path / "out.parquet").code == 0
-    there, here = (
-        pq.read_table(io.BytesIO(bucket.cat_file("bucket/out.parquet"))),
-        pq.read_table(tmp_path / "out.parquet"),
-    )
-    assert there["id"].to_pylist() == here["id"].to_pylist()
-    assert np.array_equal(there["embedding"].to_pylist(), here["embedding"].to_pylist())
-    again = run_cli(
-        "embed", "-m", tiny_folder, "s3://bucket/in.jsonl", "-o", "s3://bucket/out.parquet", "--work", tmp_path
-    )
-    assert again.code == 2
-    assert "s3://bucket/out.parquet exists already" in again.err
-
-
-def test_mining_from_s3_to_s3(bucket: Any, tmp_path: Path) -> None:
-    ran = run_cli("mine", "s3://bucket/in.jsonl", "-o", "s3://bucket/pairs.jsonl", "--work", tmp_path)
-    assert ran.code == 0, ran.err
-    bucket.get("bucket/in.jsonl", str(tmp_path / "in.jsonl"))
-    assert run_cli("mine", tmp_path / "in.jsonl", "-o", tmp_path / "pairs.jsonl").code == 0
-    assert bucket.cat_file("bucket/pairs.jsonl") == (tmp_path / "pairs.jsonl").read_bytes() != b""
+    found = np.load(io.BytesIO(bucket.cat_file("bucket/out.npy")))
+    np.testing.assert_allclose(found, gerund.load(tiny_folder).encode(["one text", "another text"]), atol=1e-6)
 
 
 def test_an_index_on_s3(bucket: Any, tiny_folder: Path, tmp_path: Path) -> None:

@@ -84,20 +84,6 @@ class TestGoingOn:
         assert embed(source, output).resumed_rows == 9
         np.testing.assert_array_equal(read_embeddings(output).vectors, fake_encode(self.LONG).vectors)
 
-    @pytest.mark.parametrize("change", [lambda text: text + "text 10\n", lambda text: text[: text.rindex("x text 9")]])
-    def test_an_input_that_grows_or_shrinks_on_the_way(self, source, output, change):
-        source.write_text("".join(f"{text}\n" for text in self.LONG))
-
-        class Editor(Encoder):
-            def __call__(self, texts, kept=None):
-                if not self.shards:
-                    source.write_text(change(source.read_text()))
-                return super().__call__(texts, kept)
-
-        with pytest.raises(DataError, match=r"in.txt has changed since this command began to read it"):
-            embed(source, output, Editor())
-        assert not output.exists()
-
     def test_work_of_another_version_is_refused(self, source, output):
         interrupted(source, output)
         (working(output) / "manifest.json").write_text('{"settings": {}, "input": {"digest": "x"}, "name": "in.txt"}')

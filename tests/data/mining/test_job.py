@@ -347,11 +347,6 @@ class TestSameBytes:
         run(corpus, output)
         return output.read_bytes()
 
-    @pytest.mark.slow
-    def test_for_two_processes(self, corpus, output, whole):
-        mine([corpus], output, SMALL, workers=2, show=False)
-        assert output.read_bytes() == whole
-
     @pytest.mark.parametrize("count", [1, 3])
     def test_after_an_interruption(self, corpus, output, whole, monkeypatch, count):
         with monkeypatch.context() as patch:

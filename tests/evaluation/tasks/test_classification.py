@@ -79,15 +79,6 @@ def test_constant_embeddings_score_one_class(folder):
     assert score.notes == ()
 
 
-def test_a_label_that_cannot_be_learnt_is_refused(tmp_path):
-    write(tmp_path / "classification" / "small", train=TRAIN, test=[*TEST, ("x", "white")])
-    with pytest.raises(DataError, match="no example of label 'white'"):
-        task_in(tmp_path).run(table_of(), EvaluationConfig())
-    write(tmp_path / "classification" / "small", train=[TRAIN[0], TRAIN[3]], test=[TEST[0]])
-    with pytest.raises(DataError, match="every example has the label 'red'"):
-        task_in(tmp_path).run(table_of(), EvaluationConfig())
-
-
 def test_tasks_are_folders_with_a_training_and_a_test_set(folder):
     write(folder / "classification" / "untested", train=TRAIN, valid=VALID)
     [task] = Classification.find(folder)

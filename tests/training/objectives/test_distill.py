@@ -203,24 +203,6 @@ def test_micro_batches_change_nothing(run, settings):
 
 
 @pytest.mark.slow
-def test_with_pairs_and_corrupted_texts_in_one_recipe(run, settings, corpus):
-    rows = [json.dumps({"text_a": sentences(f"a{i}", 1), "text_b": sentences(f"b{i}", 1)}) for i in range(20)]
-    (corpus / "pairs.jsonl").write_text("\n".join(rows), "utf-8")
-    settings["steps"], settings["save_steps"] = 4, 4
-    settings["objectives"] += [
-        {"kind": "gur", "pairs": {"files": ["pairs.jsonl"]}, "batch_size": 4, "length": 32},
-        {"kind": "unimae", "batch_size": 4, "length": 32},
-        {"kind": "simcse", "batch_size": 4, "length": 32},
-    ]
-    settings["encoder"] = {"attention": "causal", "pooling": "last", "append_eos": True}
-    folder = run("out")
-    report = json.loads((folder.parent / "log.jsonl").read_text("utf-8").splitlines()[0])
-    assert {"loss_distill", "loss_gur", "loss_mar", "loss_simcse"} <= report.keys()
-    lm = gerund.load(folder)
-    assert lm.dimensions == lm.head.settings.dimensions
-
-
-@pytest.mark.slow
 def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(64)), "utf-8")

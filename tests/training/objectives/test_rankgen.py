@@ -199,14 +199,6 @@ class TestTraining:
         assert [candidate.rank_score for candidate in one.beams] == pytest.approx(scores, rel=1e-4)
 
     @pytest.mark.slow
-    def test_saved_again_it_scores_the_same(self, trained, tmp_path):
-        lm = gerund.load(trained, dtype="float32")
-        lm.save(tmp_path / "again")
-        again = gerund.load(tmp_path / "again", dtype="float32")
-        assert again.score(["a"], [[" tin", " inn"]]) == lm.score(["a"], [[" tin", " inn"]])
-        assert again.with_encoder(gerund.EncoderConfig()).scorer is None
-
-    @pytest.mark.slow
     def test_its_own_scorer_on_the_command_line(self, base, trained):
         folder = trained
         texts = [" tin", " inn"]
@@ -221,15 +213,6 @@ class TestTraining:
         assert json.loads(one.out) == json.loads(other.out)
         done = run_cli("generate", "a", "-m", base, "--rerank", "own", *options)
         assert "was not trained to score continuations" in done.mistake
-
-    @pytest.mark.slow
-    def test_converted_it_is_no_scorer(self, trained, tmp_path):
-        folder = trained
-        assert run_cli("convert", folder, tmp_path / "other", "--attention", "bidir").code == 0
-        assert not [path for path in (tmp_path / "other").iterdir() if path.name.startswith("scorer")]
-        assert gerund.load(tmp_path / "other").scorer is None
-        assert gerund.load(folder, attention="bidir").scorer is None
-        assert gerund.load(folder, attention="causal").scorer is not None
 
 
 class TestRefused:
