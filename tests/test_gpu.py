@@ -5,17 +5,15 @@ These tests skip themselves where there is no CUDA. ``pytest -m gpu tests/test_g
 
 import pytest
 import torch
-import yaml
 
 import gerund
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import prepare_objectives
-from gerund.training.recipe import load_recipe
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
+from tests.test_second_device import TEXTS, moved, recipe_of_a_step
 
 DEVICE = "cuda"
-TEXTS = ["a quiet harbour", "the old man looked at the sea", "rain"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -40,28 +38,13 @@ def test_texts(tiny_folder):
 
 
 def test_a_training_step(tiny_folder, tmp_path):
-    (tmp_path / "texts.jsonl").write_text(4 * f'{{"text": "{" ".join(60 * TEXTS)}"}}\n', "utf-8")
-    texts = {"batch_size": 2, "micro_batch_size": 1, "length": 16}
-    recipe = {
-        "model": {"base": str(tiny_folder), "lora": {"rank": 2, "alpha": 4}, "gradient_checkpointing": True},
-        "data": {"folder": str(tmp_path), "sources": [{"name": "texts", "files": ["texts.jsonl"]}]},
-        "objectives": [
-            {"kind": "mntp", **texts},
-            {"kind": "sscl", **texts, "unit": "documents"},
-            {"kind": "causal", "batch_size": 2, "length": 16},
-        ],
-        "output": str(tmp_path / "out"),
-        "steps": 2,
-        "precision": "fp32",
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), "utf-8")
-    read = load_recipe(tmp_path / "recipe.yaml")
+    read = recipe_of_a_step(tiny_folder, tmp_path)
     prepared = prepare_model(read)
     objectives = prepare_objectives(read, prepared, Sources(read, prepared.tokenizer))
     module = TrainingModule(prepared.model, {objective.name: objective.losses for objective in objectives}).train()
     item = StepData(objectives, steps=2)[0]
     here = step(module, objectives, item)
-    there = step(module.to(DEVICE), objectives, moved(item))
+    there = step(module.to(DEVICE), objectives, moved(item, DEVICE))
     assert there.keys() == here.keys()
     for name, value in here.items():
         near = 1e-3 * max(0.1, float(value.abs().max()))
@@ -74,9 +57,3 @@ def step(module, objectives, item):
     losses = run_step(module, objectives, item).losses
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     return {name: value.detach().cpu().clone() for name, value in {**losses, **gradients}.items()}
-
-
-def moved(item):
-    if isinstance(item, torch.Tensor):
-        return item.to(DEVICE)
-    return {name: moved(value) for name, value in item.items()} if isinstance(item, dict) else item

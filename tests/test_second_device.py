@@ -197,8 +197,8 @@ def test_the_engine(open_model, monkeypatch):
     torch.testing.assert_close(found, vectors, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_training_step(folder, tmp_path):
+def recipe_of_a_step(folder, tmp_path):
+    """Return a recipe that trains an adapter of a model by three objectives."""
     line = json.dumps({"text": " ".join(60 * TEXTS)})
     (tmp_path / "texts.jsonl").write_text(4 * f"{line}\n", "utf-8")
     (tmp_path / "recipe.yaml").write_text(
@@ -215,7 +215,12 @@ precision: fp32
 """,
         "utf-8",
     )
-    check_step(load_recipe(tmp_path / "recipe.yaml"))
+    return load_recipe(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.slow
+def test_a_training_step(folder, tmp_path):
+    check_step(recipe_of_a_step(folder, tmp_path))
 
 
 def check_step(recipe):
@@ -240,10 +245,10 @@ def check_step(recipe):
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * max(0.1, float(gradient.abs().max())))
 
 
-def moved(item):
+def moved(item, device=DEVICE):
     if isinstance(item, torch.Tensor):
-        return item.to(DEVICE)
-    return {name: moved(value) for name, value in item.items()} if isinstance(item, dict) else item
+        return item.to(device)
+    return {name: moved(value, device) for name, value in item.items()} if isinstance(item, dict) else item
 
 
 class TestTheDeviceItself:

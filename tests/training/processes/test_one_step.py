@@ -1,4 +1,4 @@
-"""One step of every objective, in one process and in two: the same losses and gradients."""
+"""One step of every objective, in one process, in two and on a second device: the same losses and gradients."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import yaml
 from safetensors.torch import load_file
 
 from gerund.training.recipe import load_recipe
+from tests.test_second_device import check_step
 from tests.tiny import save_tiny
 from tests.training.processes.one_of_two import one_step, work_steps
 from tests.training.processes.recipes import STEPS, names_asked, steps_of
@@ -44,3 +45,12 @@ class TestOneStep:
         for key, value in one.items():
             near = 1e-6 * (scale if key.startswith("gradient") else max(1.0, value.abs().item()))
             torch.testing.assert_close(two[key], value, rtol=0, atol=near, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.sweep(quick=0, check=2)
+@pytest.mark.parametrize("recipe", STEPS)
+def test_on_a_second_device(paired_corpus, base, tmp_path, recipe):
+    teacher = save_tiny(tmp_path / "teacher", "llama")
+    content = steps_of(paired_corpus, base, tmp_path / "cache", teacher)[recipe]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**content, "output": str(tmp_path / "out")}), "utf-8")
+    check_step(load_recipe(tmp_path / "recipe.yaml"))
