@@ -254,25 +254,17 @@ def values(data):
         yield data
 
 
-@pytest.mark.parametrize("name", sorted(SCORERS))
-def test_a_recipe_for_scorers_is_refused_in_a_sentence(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"{name} trains a scorer of continuations, and adapting trains vectors"):
-        settings(tmp_path, recipe=name)
+REFUSED = {
+    **dict.fromkeys(SCORERS, "trains a scorer of continuations, and adapting trains vectors"),
+    **dict.fromkeys(OF_A_T5, "trains the decoder of a T5, and adapting is for decoder-only"),
+    "relevance": "trains how documents are ranked",
+    "gen": "leaves the model as it is and trains answer tokens behind it",
+}
 
 
-def test_a_recipe_for_token_vectors_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="relevance trains how documents are ranked"):
-        settings(tmp_path, recipe="relevance")
-
-
-def test_a_recipe_for_answer_tokens_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="gen leaves the model as it is and trains answer tokens behind it"):
-        settings(tmp_path, recipe="gen")
-
-
-@pytest.mark.parametrize("name", sorted(OF_A_T5))
-def test_a_recipe_for_the_decoder_of_a_t5_is_refused_in_a_sentence(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"{name} trains the decoder of a T5, and adapting is for decoder-only"):
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_recipe_that_trains_no_vectors_is_refused_in_a_sentence(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"{name} {REFUSED[name]}"):
         settings(tmp_path, recipe=name)
 
 

@@ -1,12 +1,12 @@
 """Labelled texts that are made up, and a system whose vectors everybody can check."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.tables import write_lines
 
 Rows = Sequence[tuple[str, object]]
 
@@ -25,26 +25,11 @@ class Letters(FakeEncoder):
         return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts], np.float32)
 
 
-class Constant(FakeEncoder):
-    """Embeds every text as the same vector."""
-
-    def __init__(self) -> None:
-        super().__init__("constant")
-
-    def encode(self, texts: Sequence[str], *, prompt=None, normalize=False, show=None) -> np.ndarray:
-        return np.ones((len(texts), 3), np.float32)
-
-
-def write_rows(path: Path, rows: Rows) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
-    return path
-
-
 def write_classification(folder: Path, name: str = "made-up", **splits: Rows) -> Path:
     """Write a folder of labelled texts below ``folder`` and return ``folder``."""
     for split, rows in splits.items():
-        write_rows(folder / "classification" / name / f"{split}.jsonl", rows)
+        path = folder / "classification" / name / f"{split}.jsonl"
+        write_lines(path, [{"text": text, "label": label} for text, label in rows])
     return folder
 
 

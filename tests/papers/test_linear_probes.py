@@ -24,7 +24,8 @@ from gerund.papers.token_labels import (
     LinearTagger,
     train_taggers,
 )
-from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
+from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.made_up import Letters, fruits, write_classification
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_limit_counts_the_texts_of_each_split(task: LinearProbe) -> None:
 def test_a_constant_embedding_gets_the_share_of_the_largest_class(tmp_path: Path) -> None:
     write_classification(tmp_path, train=fruits(4) + fruits(6)[-6:], test=fruits(5) + fruits(5)[-5:])
     [task] = LinearProbe.find(tmp_path)
-    score = task.run(Constant(), EvaluationConfig())
+    score = task.run(FakeEncoder("constant"), EvaluationConfig())
     assert score.value == 0.5
     assert score.metrics["macro_f1"] == pytest.approx((2 / 3) / 3)
 

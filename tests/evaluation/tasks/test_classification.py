@@ -10,7 +10,8 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification
 from gerund.evaluation.tasks.classification import Classification, Clustering, ZeroShot
-from tests.evaluation.made_up import Constant, Letters, fruits, write_classification
+from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.made_up import Letters, fruits, write_classification
 from tests.evaluation.tables import Table, forbid_network, same_vectors, write_lines
 
 
@@ -25,14 +26,9 @@ TEST = [(f"test {number}", LABELS[number % 3]) for number in range(20)]
 VALID = [(f"valid {number}", LABELS[number % 3]) for number in range(9)]
 
 
-def write(folder, **splits):
-    for split, rows in splits.items():
-        write_lines(folder / f"{split}.jsonl", [{"text": text, "label": label} for text, label in rows])
-
-
 @pytest.fixture
 def folder(tmp_path):
-    write(tmp_path / "classification" / "small", train=TRAIN, test=TEST, valid=VALID)
+    write_classification(tmp_path, "small", train=TRAIN, test=TEST, valid=VALID)
     return tmp_path
 
 
@@ -80,7 +76,7 @@ def test_constant_embeddings_score_one_class(folder):
 
 
 def test_tasks_are_folders_with_a_training_and_a_test_set(folder):
-    write(folder / "classification" / "untested", train=TRAIN, valid=VALID)
+    write_classification(folder, "untested", train=TRAIN, valid=VALID)
     [task] = Classification.find(folder)
     assert task.name == "classification/small"
     assert task.has_validation
@@ -135,11 +131,11 @@ def test_within_the_five_nearest(tmp_path: Path) -> None:
 
 def test_equally_near_names_go_by_the_alphabet(tmp_path: Path, task: ZeroShot) -> None:
     # All three classes are equally near; apple_tree comes first.
-    assert task.run(Constant(), EvaluationConfig()).value == pytest.approx(1 / 3)
+    assert task.run(FakeEncoder("constant"), EvaluationConfig()).value == pytest.approx(1 / 3)
     write_classification(tmp_path, test=[("x", "plum")])
-    assert task.run(Constant(), EvaluationConfig()).value == 0.0
+    assert task.run(FakeEncoder("constant"), EvaluationConfig()).value == 0.0
     write_classification(tmp_path, test=[("x", "apple_tree")])
-    assert task.run(Constant(), EvaluationConfig()).value == 1.0
+    assert task.run(FakeEncoder("constant"), EvaluationConfig()).value == 1.0
 
 
 def test_a_text_without_a_vector_is_no_error(tmp_path: Path, task: ZeroShot) -> None:
