@@ -126,16 +126,6 @@ def test_queries_and_documents_are_read_in_the_encoders_own_prompts(lm, given):
     np.testing.assert_array_equal(alone, lm.encode(["a cat"], normalize=False))
 
 
-def test_mtebs_own_roles_are_understood():
-    from mteb.types import PromptType
-
-    table = random_table(["a"])
-    for role in (PromptType.query, PromptType.document):
-        encoder = MTEBEncoder(table, prompts={"STS": "p"})
-        encoder.encode([{"text": ["a"]}], task_metadata=task_named(), prompt_type=role)
-    assert [prompt for prompt, _ in table.asked] == ["p", None]
-
-
 def test_similarities_are_cosines_and_zero_for_zero_vectors():
     encoder = MTEBEncoder(random_table(["a"]))
     a, b = np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [1.0, 0.0]])

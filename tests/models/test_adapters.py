@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,24 +334,14 @@ def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
     found = {name: verb() for name, verb in verbs.items()}
     assert [name for name in verbs if not same(found[name], wanted[name])] == []
 
-    wrong: list[object] = []
     barrier = threading.Barrier(len(verbs))
 
-    def repeat(name: str) -> None:
+    def repeat(name: str) -> bool:
         barrier.wait()
-        try:
-            for _ in range(ROUNDS):
-                if not same(verbs[name](), wanted[name]):
-                    wrong.append(name)
-        except Exception as error:
-            wrong.append(error)
+        return all(same(verbs[name](), wanted[name]) for _ in range(ROUNDS))
 
-    threads = [threading.Thread(target=repeat, args=(name,)) for name in verbs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(len(verbs)) as pool:
+        assert dict(zip(verbs, pool.map(repeat, verbs), strict=True)) == dict.fromkeys(verbs, True)
 
 
 @pytest.fixture(params=["qwen2_moe", "deepseek_v3"])

@@ -19,12 +19,6 @@ SECRET = "the key of the house"
 
 
 @pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model that a test may spoil."""
-    return shutil.copytree(tiny_folder, tmp_path / "model")
-
-
-@pytest.fixture
 def secret(tmp_path: Path) -> Path:
     """A file of the user's that is no part of any model."""
     path = tmp_path / "home" / "secret"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -239,19 +239,12 @@ def test_threads_do_not_wake_each_others(joined, runs):
         "infill": of(runs["infill"]).span_logprobs("In the end", " a man", " ran."),
         "score": of(runs["score"]).encode(TEXTS),
     }
-    wrong: list[str] = []
 
-    def repeat(job: str) -> None:
-        for _ in range(12):
-            if not np.allclose(work[job](), expected[job], atol=1e-5):
-                wrong.append(job)
+    def repeat(job: str) -> bool:
+        return all(np.allclose(work[job](), expected[job], atol=1e-5) for _ in range(12))
 
-    threads = [threading.Thread(target=repeat, args=(job,)) for job in JOBS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(len(JOBS)) as pool:
+        assert list(pool.map(repeat, JOBS)) == [True] * len(JOBS)
 
 
 def test_an_unknown_name_wakes_none(joined, tiny_folder):

@@ -2,9 +2,9 @@
 
 import json
 import logging
-import shutil
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,6 @@ from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
 from tests.ready_made import change
 from tests.tiny import byte_tokenizer, save_tiny, tiny
-
-
-@pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model that a test may spoil."""
-    return shutil.copytree(tiny_folder, tmp_path / "model")
 
 
 def refusal(model: object, kind: type[Exception] = ModelError, **options) -> str:
@@ -273,11 +267,9 @@ def test_quiet_in_many_threads_ends_as_it_began() -> None:
             with loading.quiet():
                 assert not hf_logging.is_progress_bar_enabled()
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result()
     assert hf_logging.is_progress_bar_enabled()
 
 

@@ -23,7 +23,7 @@ from gerund.models.loading import read_config, settings_folder
 from gerund.models.sources import Source, find
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.templates import PromptText
-from tests.ready_made import NEW, OLD, PROMPTS, WIDTH, change, closed, dense, ready_made, write
+from tests.ready_made import OLD, PROMPTS, WIDTH, change, closed, dense, ready_made, write
 from tests.tiny import byte_tokenizer, save_tiny
 
 pytest.importorskip("sentence_transformers")
@@ -728,12 +728,3 @@ def test_settings_that_change_nothing_are_taken(folder: Path) -> None:
     change(folder / TEXT, processing_kwargs={"chat_template": {"add_generation_prompt": True}}, unpad_inputs=True)
     change(folder / "config_sentence_transformers.json", requirements={"transformers": ">=4"})
     assert load(folder).fingerprint() == before
-
-
-@pytest.mark.slow
-def test_new_names_of_all_modules(folder: Path) -> None:
-    before = load(folder).encode("a")
-    types = [NEW[name] for name in ("Transformer", "Pooling", "Dense", "Normalize")]
-    modules = json.loads((folder / "modules.json").read_text())
-    write(folder / "modules.json", [{**item, "type": kind} for item, kind in zip(modules, types, strict=True)])
-    assert np.array_equal(load(folder).encode("a"), before)

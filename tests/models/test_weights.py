@@ -1,7 +1,6 @@
 """Weights that cannot be used are refused in one true sentence, by what is in their headers, within seconds."""
 
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -20,12 +19,6 @@ from tests.ready_made import change
 from tests.tiny import byte_tokenizer, save_tiny, save_tiny_t5
 
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model that a test may spoil."""
-    return shutil.copytree(tiny_folder, tmp_path / "model")
 
 
 def refusal(model: Path, kind: type[Exception] = ModelError) -> str:
