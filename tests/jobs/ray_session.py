@@ -19,25 +19,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import gerund
-from gerund import Chunking, Document
 from gerund.data.embedding.job import EmbeddingConfig, EncodingWorkers, embedding_job
-from gerund.data.mining import mine
 from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
-from gerund.evaluation.systems import language_model as evaluation_workers
-from gerund.evaluation.systems.language_model import encoded_by
-from gerund.evaluation.systems.selection import systems_of
 from gerund.jobs import engine
 from gerund.jobs.engine import RayEngine, StatefulWork, make_engine, map_shards
-from gerund.retrieval import embedding
-from gerund.retrieval.embedding import embedded_by
-from gerund.settings.model_spec import EncoderSpec
 from tests.data.embedding.crashes import ABOUT, fake_encode
-from tests.data.mining.corpora import SMALL, articles, run, write_jsonl
 from tests.jobs.shard_work import killed_once, square
-from tests.papers.rankgen_negatives.runs import SENTENCES, demand_same_elsewhere
-from tests.tiny import save_tiny
 
 
 def refused(number):
@@ -51,10 +39,6 @@ def killed(_place):
 def identity(number):
     time.sleep(0.05)
     return os.getpid()
-
-
-def fake_encoder():
-    return fake_encode
 
 
 def every_shard_once(_folder):
@@ -101,19 +85,6 @@ def another_gerund_is_refused(folder):
     with wrong, pytest.raises(InputError, match="install the same on all of them"):
         list(map_shards(RayEngine(1), square, [1], folder=folder))
     assert list(folder.iterdir()) == []
-
-
-def mined_to_the_byte(folder):
-    corpus = write_jsonl(folder / "corpus.jsonl", articles(60))
-    with corpus.open("a") as file:
-        file.write('{"text": \n')
-    run(corpus, folder / "alone.parquet")
-    mined = mine([corpus], folder / "ray.parquet", SMALL, engine=RayEngine(2), show=False)
-    assert mined.errors == 1, "a bad document is an error in its part"
-    for name in ("parquet", "errors.jsonl"):
-        assert (folder / f"ray.{name}").read_bytes() == (folder / f"alone.{name}").read_bytes()
-        (folder / f"ray.{name}").unlink()
-    assert not list(folder.glob("ray.*")), "nothing is left behind"
 
 
 def embedded_to_the_byte_while_workers_are_killed(folder):
@@ -173,34 +144,6 @@ def _embed(source, output, elsewhere):
         job.run(_but_for_one, ABOUT, workers=elsewhere, show_progress=False)
 
 
-def indexed_as_by_this_process(folder):
-    lm = gerund.load(save_tiny(folder / "model"), dtype="float32")
-    documents = [Document(f"note {i}", f"The cat number {i} sat on the mat. " * (1 + i % 5)) for i in range(20)]
-    alone, spread = (gerund.open_index(None, lm, chunking=Chunking(tokens=40)) for _ in range(2))
-    alone.add_documents(documents)
-    with patch.object(embedding, "_SHARD", 4), embedded_by(RayEngine(2), spread):
-        spread.add_documents(documents)
-    found, wanted = (
-        {(hit.source, hit.start): hit.similarity for hit in one.search("cat 7", k=1000)} for one in (spread, alone)
-    )
-    assert found == pytest.approx(wanted, abs=1e-6)
-
-
-def negatives_made_to_the_byte(folder):
-    books, model = folder / "books.jsonl", save_tiny(folder / "model")
-    write_jsonl(books, [{"text": " ".join(SENTENCES[first : first + 20])} for first in (0, 10, 20, 30)])
-    demand_same_elsewhere(RayEngine(2), books, folder, model)
-
-
-def encoded_for_an_evaluation_as_by_this_process(folder):
-    lm = gerund.load(save_tiny(folder / "model"), dtype="float32")
-    texts = [f"text {number}" for number in range(20)]
-    [system] = systems_of([lm], [EncoderSpec(attention="bidir")])
-    with patch.object(evaluation_workers, "_SHARD", 4), encoded_by(RayEngine(2), [system]):
-        vectors = system.encode(texts, normalize=True)
-    np.testing.assert_allclose(vectors, system.lm.encode(texts, normalize=True), atol=1e-6)
-
-
 def by_name(_folder):
     assert make_engine("ray", 1).workers == 1
     assert make_engine("ray").workers == 3
@@ -213,11 +156,7 @@ CHECKS = (
     a_killed_worker_is_replaced,
     a_shard_that_kills_every_worker_ends_the_job,
     another_gerund_is_refused,
-    mined_to_the_byte,
     embedded_to_the_byte_while_workers_are_killed,
-    negatives_made_to_the_byte,
-    indexed_as_by_this_process,
-    encoded_for_an_evaluation_as_by_this_process,
     by_name,
 )
 

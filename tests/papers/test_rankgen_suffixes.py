@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import gerund
-from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.systems.language_model import language_model_system
 from gerund.evaluation.systems.search import BM25System
@@ -34,7 +33,6 @@ ROWS = [
 
 
 NOBODY = object()
-BOOK, LATER = " ".join(SENTENCES), " ".join(SENTENCES[200:])
 
 
 @pytest.fixture(scope="module")
@@ -159,35 +157,6 @@ def test_hard_negatives_are_those_that_share_most_words(data, lm):
         inbook(data, hard_by="pmi").choices(2, EvaluationConfig(), NOBODY)
     with pytest.raises(ConfigError, match="unknown scorer 'nosuch'; valid are: overlap, content_overlap, default, the"):
         inbook(data, hard_by="nosuch").choices(2, EvaluationConfig(), NOBODY)
-
-
-@pytest.mark.slow
-def test_the_hardest_of_all_stretches_are_taken(data):
-    """RankGen, appendix C.1: "every 128-word token sequence in the document", and not some that were sampled."""
-    task = inbook(data, hard_by="overlap")
-    easy, hard = (replace(task, hard_by=name).choices(3, EvaluationConfig(), NOBODY) for name in ("", "overlap"))
-    for plain, choice in zip(easy, hard, strict=True):
-        assert (choice.prefix, choice.gold) == (plain.prefix, plain.gold)
-        right = choice.candidates[choice.gold]
-        # The second document is a part of the first one.
-        [whole, *part] = (text for text in (BOOK, LATER) if f"{choice.prefix} {right}" in text)
-        text = part[0] if part and all(one in LATER for one in plain.candidates) else whole
-        sentences = split_sentences(text)
-        start = text.index(f"{choice.prefix} {right}")
-        passage = set(range(start, start + len(f"{choice.prefix} {right}")))
-        scores = []
-        for first in range(len(sentences)):
-            # Whole sentences from here on that come nearest to the right one's words.
-            ends = range(first, min(first + 40, len(sentences)))
-            stretches = [text[sentences[first].start : sentences[last].end] for last in ends]
-            best = min(stretches, key=lambda one: abs(len(one.split()) - len(right.split())))
-            words = len(best.split()) / len(right.split())
-            at = range(sentences[first].start, sentences[first].start + len(best))
-            if 0.5 <= words <= 1.5 and passage.isdisjoint(at):
-                scores.append(overlap(best.split(), choice.prefix.split()))
-        taken = [one for place, one in enumerate(choice.candidates) if place != choice.gold]
-        found = sorted((overlap(one.split(), choice.prefix.split()) for one in taken), reverse=True)
-        assert found == pytest.approx(sorted(scores, reverse=True)[:10])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import pytest
 import gerund
 from gerund.errors import ConfigError, DataError, ResourceError
 from gerund.evaluation.run import evaluate
-from gerund.evaluation.systems import language_model as precomputed
 from gerund.evaluation.systems.language_model import LanguageModelSystem, language_model_system
 from gerund.evaluation.systems.search import BM25System
 from gerund.evaluation.systems.selection import systems_of
@@ -270,29 +269,6 @@ def test_the_setting_of_magnet_reads_the_outputs_before(tasks: dict[str, TokenTa
     assert tasks["pos"].run(system, EvaluationConfig()) != magnet.run(system, EvaluationConfig())
     with pytest.raises(ConfigError, match="unknown setting 'paper'; valid are: lbw, magnet"):
         replace(magnet, setting="paper")
-
-
-@pytest.mark.slow
-def test_an_evaluation_reads_the_words_of_many_plans_once(
-    tasks: dict[str, TokenTask], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes = []
-    each = precomputed.encode_tokens_each
-    monkeypatch.setattr(
-        precomputed, "encode_tokens_each", lambda *args, **more: passes.append(1) or each(*args, **more)
-    )
-    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
-    other = lm.with_encoder(gerund.load(tiny_folder, attention="mask0-bidir", k=2).encoder)
-    systems = [*systems_of([lm]), language_model_system("other", other)]
-    done = evaluate(systems, list(tasks.values()), EvaluationConfig())
-    assert passes == [1]
-    alone = [
-        task.run(language_model_system("alone", one), EvaluationConfig()).value
-        for task in tasks.values()
-        for one in (lm, other)
-    ]
-    assert [result.score.value for result in done.results] == pytest.approx(alone)
-    assert len(set(alone)) > 3
 
 
 @pytest.mark.slow

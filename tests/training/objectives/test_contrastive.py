@@ -193,22 +193,6 @@ class TestSimcse:
             assert_same_rows(batch["query"], first, batches.make(3, first, count)["query"])
         assert batches.skipped == 5
 
-    def test_equals_one_pair_at_a_time(self, model, eager, tokenizer, ids_of, double):
-        rows = [*ids_of(8, 12, 20, 9), ids_of(8)[0]]  # the last is the first once more
-        batch = self.batches(model, tokenizer, rows).make(0, 0, 5)
-        losses = ContrastiveLosses(
-            runtime_of(model, tokenizer, ENCODERS["mean"]), temperature=0.05, similarity="cosine", dropout=0.0
-        )
-        vectors = torch.cat([losses(model, group) for group in batch.values()])
-        loss, right = losses.compare(vectors, batch, gather=False)
-        bos = tokenizer.bos_token_id
-        both = [[slow.vector(eager, [bos, *row], 0, AttentionPlan("bidir"), "mean") for row in rows] for _ in range(2)]
-        names = {"query": [str(row) for row in rows], "positive": [str(row) for row in rows], "negative": []}
-        expected, hits = slow.contrast(*both, [], names, 0.05, "cosine")
-        assert_equal_losses({"it": loss}, {"it": expected}, model, eager)
-        # The text that is there twice is no negative of itself, so it does not spoil the count.
-        assert right == hits == 5
-
 
 def test_examples_depend_on_nothing_but_their_numbers(model, tokenizer):
     encoder = ENCODERS["magnet"]

@@ -195,14 +195,6 @@ def test_words_of_another_model_are_taken(run, settings, teacher):
 
 
 @pytest.mark.slow
-def test_micro_batches_change_nothing(run, settings):
-    settings["steps"], settings["save_steps"] = 2, 2
-    settings["objectives"][0]["layers"] = [1]
-    one, several = run("one"), run("several", "objectives.distill.micro_batch_size=4")
-    assert losses_of(one) == pytest.approx(losses_of(several), rel=1e-4)
-
-
-@pytest.mark.slow
 def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(64)), "utf-8")

@@ -1,16 +1,9 @@
 """Masked tokens and missing spans: the losses one position at a time, and who sees whom, one pair at a time."""
 
-import copy
-import itertools
-import warnings
-
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
-from gerund.attention.bound_plan import BoundPlan
-from gerund.settings.plan import AttentionPlan
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.vocabulary import causal_loss
 from gerund.training.objectives.base import Objective
@@ -71,26 +64,6 @@ def test_masked_tokens_alone_are_read_in_both_directions(model, eager, make, for
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_adapters_get_the_same_gradients(tokenizer, make, formatter, ids_of):
-    model = gpt2(len(tokenizer))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        settings = {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
-        get_peft_model(model, LoraConfig(r=3, lora_alpha=6, task_type="CAUSAL_LM", **settings))
-    model.double()
-    for name, parameter in model.named_parameters():
-        assert parameter.requires_grad == ("lora_" in name)
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, 0.0, 0.3)
-    eager = copy.deepcopy(model)
-    eager.set_attn_implementation("eager")
-    names = ("mntp", "msg")
-    batch = make(ids_of(*LENGTHS), formatter, names).make(0, 0, len(LENGTHS))
-    assert_equal_losses(
-        HybridLosses(2, names)(model, batch), expected_losses(eager, batch, names, "next"), model, eager
-    )
-
-
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_by_the_paper_a_step_divides_as_equations_2_and_4_do(model, eager, make, formatter, ids_of, micro_batch_size):
     rows, weights = ids_of(*LENGTHS), {"mntp": 0.5, "msg": 2.0}
@@ -136,22 +109,6 @@ class TestWhoSeesWhom:
         span = torch.tensor([row + [0] * (width - len(row)) for row in self.LAYOUTS])
         real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in self.LAYOUTS]).bool()
         return span, real
-
-    def test_mask(self):
-        span, real = self.batch()
-        bound = BoundPlan(AttentionPlan("hybrid").resolve(2), real, span)
-        width = span.shape[1]
-        for layer in range(2):
-            mask = bound.mask(layer, torch.zeros(len(span), 1, width, 1), None, None)
-            assert mask.shape == (len(span), 1, width, width)
-            for row, layout in enumerate(self.LAYOUTS):
-                for query, key in itertools.product(range(width), repeat=2):
-                    if query < len(layout):
-                        expected = key < len(layout) and slow.hybrid(query, key, layout)
-                        assert mask[row, 0, query, key] == expected, (layout, query, key)
-                    else:
-                        # Nobody looks at padding; it sees something, so that no softmax is empty.
-                        assert mask[row, 0, query].any()
 
     def test_the_loss_sees_no_more(self, tokenizer):
         """Change one token at a time: in a model of one layer just those states move that see it."""

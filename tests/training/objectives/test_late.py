@@ -95,15 +95,6 @@ def test_a_run_learns_to_rank_and_leaves_generating_alone(run, base, lists):
 
 
 @pytest.mark.slow
-def test_parts_change_nothing(run):
-    whole, parts = (
-        run(name, "steps=1", f"objectives.late.micro_batch_size={size}") for name, size in (("a", 8), ("b", 2))
-    )
-    one, other = (gerund.load(folder, dtype="float32") for folder in (whole, parts))
-    np.testing.assert_allclose(one.late.projection_ED, other.late.projection_ED, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_vectors_of_all_tokens_are_trained_and_exported(run, lists, tmp_path):
     pytest.importorskip("sentence_transformers")
     folder = run("out", "steps=1", "objectives.late.counts=all")

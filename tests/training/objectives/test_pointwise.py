@@ -164,15 +164,6 @@ def test_a_reranker_learns_to_rank(trained, lists):
 
 
 @pytest.mark.slow
-def test_parts_change_nothing(run):
-    whole, parts = (
-        run(name, "steps=1", f"objectives.pointwise.micro_batch_size={size}") for name, size in (("a", 8), ("b", 2))
-    )
-    one, other = (gerund.load(folder, dtype="float32").reranker._layer for folder in (whole, parts))
-    np.testing.assert_allclose(one.weight_1D, other.weight_1D, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_states_of_lower_layers_are_kept(run, settings):
     """The encoder's plan, which is not causal, does not reach them."""
     settings["model"]["lora"]["lowest_layer"] = 1
