@@ -84,29 +84,13 @@ def ready_made(
     truncate_dim: int | None = None,
     max_seq_length: int | None = 48,
     tokenizer: PreTrainedTokenizerFast | None = None,
-    text_config: Mapping[str, Any] | None = None,
     with_head: bool = False,
     **changes: Any,
 ) -> Path:
-    """Write such a folder.
+    """Write such a folder in the layout ``old`` (to 5.3) or ``new`` (from 5.4).
 
-    Args:
-        folder: where to.
-        model_type: of the language model.
-        layout: ``old`` (to 5.3) or ``new`` (from 5.4).
-        pooling: one mode or several.
-        include_prompt: whether the prompt is pooled.
-        behind: modules between pooling and normalisation.
-        normalize: whether there is one.
-        prompts: by name.
-        default_prompt_name: the default's.
-        similarity: how vectors are compared.
-        truncate_dim: how many numbers are kept.
-        max_seq_length: longest text in tokens; None writes no file.
-        tokenizer: None takes one that closes each text.
-        text_config: further entries of ``sentence_bert_config.json``.
-        with_head: whether the language model's head is saved as well.
-        **changes: of the model's config.
+    ``behind`` are modules between pooling and normalisation, and ``changes`` are of the model's config. Without a
+    ``max_seq_length`` there is no file of it. The usual tokenizer closes each text.
     """
     tokenizer = tokenizer or closed(byte_tokenizer())
     if layout == "new" and max_seq_length is not None:
@@ -125,7 +109,7 @@ def ready_made(
         limit = {"transformer_task": "feature-extraction", "modality_config": TEXT_ONLY}
         limit["module_output_name"] = "token_embeddings"
     if max_seq_length is not None or layout == "new":
-        write(folder / "sentence_bert_config.json", {**limit, **(text_config or {})})
+        write(folder / "sentence_bert_config.json", limit)
     last = [{"kind": "Normalize", "config": None}] if normalize else []
     listed = [("", types["Transformer"])]
     for place, own in enumerate([{"kind": "Pooling", "config": pooled}, *behind, *last], start=1):
@@ -178,18 +162,10 @@ def reranker(
 ) -> Path:
     """Write a tiny reranker.
 
-    Args:
-        folder: where to.
-        model_type: of the language model.
-        tokenizer: None takes that of ``answering``.
-        layout: ``LogitScore``, ``CrossEncoder`` (with modules.json), ``classifier`` (transformers' files alone) or
-            None, a plain language model.
-        activation: a class of ``torch.nn`` in sentence-transformers' settings; with ``classifier`` in config.json.
-        old_activation: the same in config.json under the key of versions before 4.
-        false: the token whose logit is subtracted.
-        instruction: the default prompt.
-        processing: ``processing_kwargs``.
-        **changes: of the model's config.
+    Its layout is ``LogitScore``, ``CrossEncoder`` (with modules.json), ``classifier`` (transformers' files alone) or
+    None, a plain language model. An activation is a class of ``torch.nn`` in sentence-transformers' settings (in
+    config.json for ``classifier``), ``old_activation`` the same under the key of versions before 4, and ``false`` the
+    token whose logit is subtracted.
     """
     tokenizer = tokenizer or answering()
     changes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "pad_token_id": 0, **changes}

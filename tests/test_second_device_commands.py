@@ -27,7 +27,6 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("second")
     save_tiny(place / "model", "llama")
     lines = [f"{SENTENCES[i % 4]} {i}" for i in range(12)]
-    (place / "texts.txt").write_text("".join(f"{line}\n" for line in lines))
     (place / "books.jsonl").write_text(
         "".join(json.dumps({"text": " ".join(f"{one.capitalize()}." for one in lines)}) + "\n" for _ in range(2))
     )
@@ -39,11 +38,6 @@ def folder(tmp_path_factory):
     for number, line in enumerate(lines):
         (notes / f"{number:02}.txt").write_text(f"{line}.\n")
     return place
-
-
-def embedded(run, folder, out):
-    run("embed", folder / "texts.txt", "-o", out / "v.npy", "-m", folder / "model", "--shard-rows", 5)
-    return np.load(out / "v.npy")
 
 
 def evaluated(run, folder, out):
@@ -68,11 +62,6 @@ def continued(run, folder, out):
     return [json.loads(line) for line in (out / "n" / "part-00000.jsonl").read_text().splitlines()]
 
 
-def written(run, folder, out):
-    told = run("generate", "--file", folder / "texts.txt", "-m", folder / "model", "--max-new-tokens", 5, "--json")
-    return [json.loads(line)["text"] for line in told.splitlines()]
-
-
 def inspected(run, folder, out):
     told = json.loads(run("inspect", folder / "model", SENTENCES[0], "--json"))
     return {name: value for name, value in told.items() if name != "device"}
@@ -83,7 +72,7 @@ def diagnosed(run, folder, out):
     return {name: value for name, value in told.items() if "plan" in name or "prob" in name}
 
 
-COMMANDS = (embedded, evaluated, found, continued, written, inspected, diagnosed)
+COMMANDS = (evaluated, found, continued, inspected, diagnosed)
 
 
 @pytest.mark.sweep(quick=0, check=3)

@@ -25,7 +25,7 @@ def write_gguf(
     import gguf
 
     writer = gguf.GGUFWriter(path, arch)
-    settings = {**common_settings(model.config), **EXTRA[arch](model.config), **changes}
+    settings = {**common_settings(model.config), **(EXTRA[arch](model.config) if arch in EXTRA else {}), **changes}
     for key, value in settings.items():
         put(writer, f"{arch}.{key.replace('__', '.')}", value)
     write_tokens(writer, tokenizer, model, token_table(tokenizer, model.get_input_embeddings().weight.shape[0]))
@@ -226,23 +226,15 @@ def _ministral3(config: Any) -> dict[str, Any]:
     }
 
 
-def _none(config: Any) -> dict[str, Any]:
-    del config
-    return {}
-
-
 # The settings that only one architecture has.
 EXTRA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "llama": lambda config: _experts(config) if hasattr(config, "num_local_experts") else {},
     "mistral3": _ministral3,
-    "qwen2": _none,
-    "qwen3": _none,
     "qwen2moe": _shared_expert,
     "qwen3moe": _experts,
     "qwen3next": lambda config: {**_linear(config), **_shared_expert(config)},
     "qwen35": _qwen35,
     "qwen35moe": lambda config: {**_qwen35(config), **_shared_expert(config)},
-    "gemma": _none,
     "gemma2": _gemma,
     "gemma3": _gemma3,
     "gemma-embedding": _gemma3,
@@ -257,7 +249,6 @@ EXTRA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "phi2": _layer_norm,
     "phi3": _phi3,
     "phimoe": _experts,
-    "smollm3": _none,
     "granite": _granite,
     "granitemoe": lambda config: {
         **_granite(config),
@@ -278,11 +269,6 @@ EXTRA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "stablelm": lambda config: {**_layer_norm(config), "use_parallel_residual": config.use_parallel_residual},
     "gpt-oss": lambda config: {**_window(config), **_experts(config)},
     "exaone4": lambda config: _window(config) if config.sliding_window else {},
-    "seed_oss": _none,
-    "arcee": _none,
-    "glm4": _none,
-    "ernie4_5": _none,
-    "hunyuan-dense": _none,
 }  # fmt: skip
 
 
