@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite, prod
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import finalize
 
 from gerund.errors import ModelError
 
@@ -86,6 +88,11 @@ class Tensors:
         data = np.memmap(path, mode="r", dtype=np.uint8)
         return data[start : start + info.nbytes].reshape(prod(info.shape[:-1]), -1)
 
+    def rows_of(self, name: str) -> "StoredRows":
+        """Open a matrix to read a few of its rows at a time."""
+        info, path = self.infos[name], self.files[name]
+        return StoredRows(path, self.starts[path] + info.offset, prod(info.shape[:-1]), info.nbytes)
+
     def read(self, name: str, numbers: "np.ndarray | None" = None) -> "np.ndarray":
         """Return a tensor, or the rows of a matrix with these numbers, unpacked, as float32."""
         import gguf
@@ -101,6 +108,33 @@ class Tensors:
         if kind == gguf.GGMLQuantizationType.F16:
             return rows.view(np.float16).reshape(shape).astype(np.float32)
         return gguf.quants.dequantize(rows, kind).reshape(shape)
+
+
+class StoredRows:
+    """A matrix of a file, some rows of which are read at a time; threads may share it.
+
+    Mapped rows would stay in the memory of the process, with what lies near them. The file stays open, so that these
+    are the rows of the same file if another one takes its name.
+    """
+
+    def __init__(self, path: Path, start: int, n_rows: int, nbytes: int) -> None:
+        self._start, self._n_rows, self._width = start, n_rows, nbytes // n_rows
+        self._file, self._lock = path.open("rb", buffering=0), Lock()
+        finalize(self, self._file.close)
+
+    def read(self, numbers_N: "np.ndarray") -> "np.ndarray":
+        """Return the bytes of the rows with these numbers (N, bytes of a row)."""
+        import numpy as np
+
+        different, place_N = np.unique(numbers_N, return_inverse=True)
+        if len(different) and not 0 <= different[0] <= different[-1] < self._n_rows:
+            raise IndexError(f"rows {different[0]} to {different[-1]} of {self._n_rows}")
+        rows = np.empty((len(different), self._width), np.uint8)
+        with self._lock:
+            for row, number in zip(rows, different.tolist(), strict=True):
+                self._file.seek(self._start + number * self._width)
+                self._file.readinto(row)
+        return rows[place_N]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Built graphs are kept, and never used half-written, changed, or for another file."""
 
 import gc
+import re
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,20 @@ def test_a_graph_is_built_once(path: Path, tmp_path: Path, expected: np.ndarray,
     monkeypatch.setattr(graph, "build", lambda *_, **__: pytest.fail("built again"))
     np.testing.assert_array_equal(logits(PackedNetwork.open(path, threads=1, cache=tmp_path / "cache")), expected)
     np.testing.assert_array_equal(logits(PackedNetwork.open(copy, threads=1, cache=tmp_path / "cache")), expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is in memory")
+def test_weights_take_memory_when_they_are_used(path: Path, tmp_path: Path, expected: np.ndarray):
+    PackedNetwork.open(path, threads=1, cache=tmp_path / "cache")
+    network = PackedNetwork.open(path, threads=1, cache=tmp_path / "cache")
+
+    def in_memory() -> int:
+        sizes = re.findall(r"/model\.bin\n(?:.*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
+        return sum(map(int, sizes))
+
+    assert in_memory() == 0
+    np.testing.assert_array_equal(logits(network), expected)
+    assert in_memory() > 0
 
 
 def test_another_file_or_version_has_its_own(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

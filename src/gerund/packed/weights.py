@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 from gerund.errors import ConfigError, ModelError
-from gerund.gguf_file import GgufFile
+from gerund.gguf_file import GgufFile, StoredRows
 from gerund.packed.blocks import Blocks, repack
 from gerund.packed.safetensors_file import SafetensorsFile
 from gerund.packed.shape import NetworkShape, architecture_of
@@ -102,14 +102,13 @@ class GgufWeights:
     def embeddings(self, ids_N: np.ndarray) -> np.ndarray:
         """Return the embeddings of tokens (N, D), float32, as they are stored."""
         rows, kind = self._embedding_rows
-        matrix = repack(rows[ids_N], kind)
+        matrix = repack(rows.read(ids_N), kind)
         return matrix.unpack() if isinstance(matrix, Blocks) else matrix
 
     @cached_property
-    def _embedding_rows(self) -> tuple[np.ndarray, int]:
-        # Plain rows of the mapped file: an index of numpy's memmap takes ten times as long.
+    def _embedding_rows(self) -> tuple[StoredRows, int]:
         name = self._stored_name("embeddings", None, "weight")
-        return self.file.tensors.stored(name).view(np.ndarray), self.file.tensors.infos[name].ggml_type
+        return self.file.tensors.rows_of(name), self.file.tensors.infos[name].ggml_type
 
     def _stored_name(self, name: str, layer: int | None, kind: str) -> str:
         prefix = "" if layer is None else f"blk.{layer}."

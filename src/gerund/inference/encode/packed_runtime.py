@@ -22,7 +22,7 @@ from gerund.settings.encoder import EncoderConfig
 from gerund.settings.plan import ResolvedPlan
 
 # Tokens of a pass: products are no faster with more, and memory grows.
-_TOKENS_AT_ONCE = 256
+_TOKENS_AT_ONCE = 128
 # Tokens of the text that the layers are looked at with.
 _PROBE_LENGTH = 3
 # A smaller movement, as a part of a disturbed token's own, is rounding.
