@@ -11,7 +11,7 @@ from gerund.errors import GerundError, MissingDependencyError
 from gerund.gguf_file import GgufFile, parts_of, read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.models.bundled import bundled_for, tell_bundled
-from gerund.models.light_runtime import light_source, not_packed, return_freed_memory, usual_threads
+from gerund.models.light_runtime import NEEDS_TORCH, light_source, not_packed, return_freed_memory, usual_threads
 from gerund.models.saved_settings import encoder_settings, is_trained_to_infill, read_adapters, read_saved
 from gerund.packed.shape import NetworkShape, read_shape
 from gerund.settings.encoder import EncoderConfig, vectors_alike
@@ -55,8 +55,6 @@ def _full() -> Any:
     try:
         from gerund import entry
     except ImportError as error:
-        from gerund.light_model import NEEDS_TORCH
-
         raise MissingDependencyError(
             f"this model is computed by {NEEDS_TORCH}. Without torch only quantized GGUF files are read, with "
             "onnxruntime and onnx (pip install 'gerund[packed]')"

@@ -31,7 +31,7 @@ from gerund.models.fingerprint import (
     weights_key,
 )
 from gerund.models.light_head import LightHead
-from gerund.models.light_runtime import ARITHMETIC, return_freed_memory
+from gerund.models.light_runtime import ARITHMETIC, NEEDS_TORCH, return_freed_memory
 from gerund.models.light_tokenizer import LightTokenizer
 from gerund.models.vectors import truncation
 from gerund.packed.network import PackedNetwork
@@ -41,8 +41,6 @@ from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.sampling import Rerank
 from gerund.types import Generation
-
-NEEDS_TORCH = "torch and transformers, which are not installed: pip install torch transformers peft accelerate"
 
 
 class _NeedsTorchError(MissingDependencyError, AttributeError):

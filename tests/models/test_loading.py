@@ -23,7 +23,7 @@ from gerund.models.vectors import unit
 from gerund.models.weights import refuse_fetched_code
 from gerund.progress import say_once
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.cli.helpers import run_cli
+from tests.cli.helpers import run_cli, run_python
 from tests.ready_made import change
 from tests.tiny import byte_tokenizer, save_tiny, tiny
 
@@ -322,3 +322,17 @@ def test_last_states_that_are_projected_to_another_size(tmp_path):
 def test_the_longest_text_in_an_architectures_own_words(kind, name):
     tokenizer = byte_tokenizer()
     assert context_length(AutoConfig.for_model(kind, **{name: 33}), tokenizer) == 33
+
+
+WITHOUT_ONNX = """
+import sys
+sys.modules.update({"onnx": None, "onnxruntime": None})
+import gerund
+lm = gerund.load(sys.argv[1])
+ranking = lm.rerank("cat", ["a", "b"], by="lift")
+print(lm.encode("the cat").ndim, len(lm.generate("the", max_new_tokens=2)), len(ranking))
+"""
+
+
+def test_torch_needs_no_onnx_runtime(tiny_folder: Path):
+    assert run_python("-c", WITHOUT_ONNX, tiny_folder).stdout == "1 1 2\n"

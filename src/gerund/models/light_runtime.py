@@ -27,6 +27,9 @@ _SETTINGS = frozenset(("model", "runtime", "device", "adapter"))
 _READS = frozenset((*EncoderSpec.model_fields, "reranker"))
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/dri/renderD128")
 
+NEEDS_TORCH = "torch and transformers, which are not installed: pip install torch transformers peft accelerate"
+"""How a message goes on that says what needs them."""
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's parameters of mallopt
 _memory_returns = [False]  # as it was set last
 

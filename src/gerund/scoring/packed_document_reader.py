@@ -9,14 +9,16 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from gerund.arrays import log_softmax
 from gerund.attention.preemption import pause
 from gerund.errors import ModelError
-from gerund.packed.network import KeyValues, PackedNetwork
+
+if TYPE_CHECKING:  # it needs ONNX Runtime, and what documents are kept in is used without it too
+    from gerund.packed.network import KeyValues, PackedNetwork
 
 # A beginning shorter than this is read again with every document.
 _WORTH_SHARING = 8
@@ -82,7 +84,7 @@ _ROOM = 32
 class _Read:
     """A text that was read: its keys and values, with room behind them, and its last state ``(D,)``."""
 
-    cache: KeyValues
+    cache: "KeyValues"
     last_D: np.ndarray
 
     @property
@@ -93,7 +95,7 @@ class _Read:
 class PackedDocumentReader:
     """Reads texts of the form (before, query), and keeps the keys and values of what stands before queries."""
 
-    def __init__(self, network: PackedNetwork, kept: Kept[_Read], lock: Lock) -> None:
+    def __init__(self, network: "PackedNetwork", kept: Kept[_Read], lock: Lock) -> None:
         self._network, self._kept, self._lock = network, kept, lock
         ropes = (rope for rope in network.shape.ropes if rope.long_divisors is not None)
         self._limit = min((rope.long_from for rope in ropes), default=None)
@@ -121,6 +123,8 @@ class PackedDocumentReader:
 
     def _fresh(self, text: Sequence[int], head: _Read | None, past: int) -> _Read:
         """Read a text behind the ``past`` tokens of its beginning."""
+        from gerund.packed.network import KeyValues
+
         cache = KeyValues(self._network.shape, 1, len(text) + _ROOM)
         if head is not None:
             for kind in ("keys", "values"):
@@ -137,7 +141,7 @@ class PackedDocumentReader:
             states.append(self._states(query[:-1], cache, past))
         return self._scores(np.concatenate(states), query)
 
-    def _states(self, ids: Sequence[int], cache: KeyValues | None = None, past: int = 0) -> np.ndarray:
+    def _states(self, ids: Sequence[int], cache: "KeyValues | None" = None, past: int = 0) -> np.ndarray:
         """Return the last states ``(N, D)`` of tokens that follow ``past`` others."""
         pause()
         states_1ND = self._network.run(np.array([ids]), cache=cache, write_B=np.array([past])).states

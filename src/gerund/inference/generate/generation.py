@@ -21,7 +21,6 @@ from gerund.errors import ConfigError
 from gerund.inference.generate.batch_decoder import BatchDecoder, decode_all
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.decoding import Decoding, Reproducibility
-from gerund.inference.generate.packed_decoder import PackedDecoding
 from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.reproducibility import check_batching, slots_of
 from gerund.inference.generate.sequence import CancelFlag, Cancelled, Emit, SequenceState, advance
@@ -146,6 +145,8 @@ def decoding_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> D
     """Return how a model decodes: by its packed network where it has one."""
     given = tokenizer, tuple(end_ids(model, tokenizer)), context_length(model.config, tokenizer)
     if is_one_graph(model):
+        from gerund.inference.generate.packed_decoder import PackedDecoding  # it needs ONNX Runtime
+
         return PackedDecoding(*given, model.base_model.network)
     return TransformersDecoding(*given, model)
 
