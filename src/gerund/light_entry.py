@@ -11,7 +11,14 @@ from gerund.errors import GerundError, MissingDependencyError
 from gerund.gguf_file import GgufFile, parts_of, read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.models.bundled import bundled_for, tell_bundled
-from gerund.models.light_runtime import NEEDS_TORCH, light_source, not_packed, return_freed_memory, usual_threads
+from gerund.models.light_runtime import (
+    NEEDS_TORCH,
+    light_source,
+    not_packed,
+    release_freed_memory,
+    return_freed_memory,
+    usual_threads,
+)
 from gerund.models.saved_settings import encoder_settings, is_trained_to_infill, read_adapters, read_saved
 from gerund.packed.shape import NetworkShape, read_shape
 from gerund.settings.encoder import EncoderConfig, vectors_alike
@@ -82,7 +89,9 @@ def light_writer(spec: ModelSpec) -> "PackedWriter | None":
 
     return_freed_memory()
     cache, threads = user_cache("packed"), usual_threads()
-    return PackedWriter.open(source.gguf, name=source.name, model_type="gguf", threads=threads, cache=cache)
+    writer = PackedWriter.open(source.gguf, name=source.name, model_type="gguf", threads=threads, cache=cache)
+    release_freed_memory()
+    return writer
 
 
 def light_model(spec: ModelSpec) -> "LightModel | None":
@@ -114,6 +123,7 @@ def light_model(spec: ModelSpec) -> "LightModel | None":
     again = spec.model_copy(update={"runtime": "packed", "adapter": adapter})
     lm = LightModel(source.gguf, again, network, tokenizer, source.name, read)
     lm.load_again = load
+    release_freed_memory()
     return lm
 
 

@@ -50,6 +50,12 @@ def return_freed_memory(*, returns: bool = True) -> None:
         set_parameter(_TRIM_THRESHOLD, 2 * size)
 
 
+def release_freed_memory() -> None:
+    """Hand back to the system what is free between what stays, such as what loading a model left; glibc alone can."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def light_source(spec: ModelSpec, *, encodes: bool = False) -> Source | None:
     """Return the source of a spec's model where no torch is needed to generate with it; None leaves it to torch.
 
