@@ -133,7 +133,7 @@ class StoredRows:
         with self._lock:
             for row, number in zip(rows, different.tolist(), strict=True):
                 self._file.seek(self._start + number * self._width)
-                self._file.readinto(row)
+                self._file.readinto(row.data)
         return rows[place_N]
 
 
