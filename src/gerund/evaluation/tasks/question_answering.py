@@ -19,7 +19,7 @@ from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task
 from gerund.progress import progress
 from gerund.retrieval.documents import Document
 from gerund.retrieval.index import open_index
-from gerund.retrieval.question_answering import METHODS
+from gerund.retrieval.question_answering import EXTRACTIVE, METHODS
 from gerund.types import Answer
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -178,12 +178,12 @@ class Ask(FileTask):
         questions = read.questions[: config.limit]
         index = open_index(None, system.lm)
         index.add_documents([Document(part.id, part.text, part.title) for part in read.paragraphs])
+        settings = {} if self.method == EXTRACTIVE else {"max_new_tokens": self.max_new_tokens}
         method = None if self.method == "auto" else self.method
         answers = []
         with progress(len(questions), "asking", show=config.show_progress) as advance:
             for question in questions:
-                settings = {"method": method, "max_new_tokens": self.max_new_tokens}
-                answers.append(index.ask(question.text, self.chunks, **settings))  # type: ignore[arg-type]
+                answers.append(index.ask(question.text, self.chunks, method=method, **settings))  # type: ignore[arg-type]
                 advance(1)
         return scored(questions, answers, read.paragraphs)
 
