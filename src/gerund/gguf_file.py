@@ -5,6 +5,7 @@ the container only: neither architectures nor torch.
 """
 
 import mmap
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -129,12 +130,16 @@ class StoredRows:
         different, place_N = np.unique(numbers_N, return_inverse=True)
         if len(different) and not 0 <= different[0] <= different[-1] < self._n_rows:
             raise IndexError(f"rows {different[0]} to {different[-1]} of {self._n_rows}")
-        rows = np.empty((len(different), self._width), np.uint8)
+        rows = b"".join(self._row(number) for number in different.tolist())
+        return np.frombuffer(rows, np.uint8).reshape(-1, self._width)[place_N]
+
+    def _row(self, number: int) -> bytes:
+        place = self._start + number * self._width
+        if hasattr(os, "pread"):  # without the position of the file, which a forked process would share
+            return os.pread(self._file.fileno(), self._width, place)
         with self._lock:
-            for row, number in zip(rows, different.tolist(), strict=True):
-                self._file.seek(self._start + number * self._width)
-                self._file.readinto(row.data)
-        return rows[place_N]
+            self._file.seek(place)
+            return self._file.read(self._width)
 
 
 @dataclass(frozen=True)

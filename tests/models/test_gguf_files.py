@@ -6,6 +6,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -264,3 +265,15 @@ def test_what_the_list_of_models_says(tmp_path: Path, tiny_file: Path, monkeypat
     assert "; generates, embeds, infills and re-ranks" in listed["llama.cpp:tiny.gguf"]
     assert "rwkv7, " in listed["llama.cpp:other.gguf"]
     assert "an architecture that gerund does not read from GGUF" in listed["llama.cpp:other.gguf"]
+
+
+@pytest.mark.parametrize("has_pread", [True, False])
+def test_rows_are_read_without_their_neighbors(tiny_file: Path, monkeypatch: pytest.MonkeyPatch, has_pread: bool):
+    if not has_pread:
+        monkeypatch.delattr(gguf_file.os, "pread", raising=False)
+    tensors = read_file(tiny_file).tensors
+    stored, rows = tensors.stored("token_embd.weight"), tensors.rows_of("token_embd.weight")
+    for numbers in ([5], [7, 2, 2, len(stored) - 1], []):
+        assert (rows.read(np.array(numbers, np.int64)) == stored[numbers]).all()
+    with pytest.raises(IndexError, match=f"rows 1 to {len(stored)} of {len(stored)}"):
+        rows.read(np.array([len(stored), 1]))
