@@ -1,6 +1,7 @@
 """``gerund eval``: evaluate models, attention plans and BM25 on tasks, and write a report."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,6 +120,9 @@ def command(
     texts = [] if sample is None else read_sample(sample)
     demand_data(data)
     lock = report_folder(output)
+    from gerund.evaluation.task import EvaluationConfig
+
+    config = EvaluationConfig(seed=seed, limit=limit, split="validation" if validation else "test")
     models = models or [options.DEFAULT_MODEL]
     machines = where.start(usual=1)
     _check_names(models)
@@ -127,16 +131,9 @@ def command(
     from gerund.evaluation.run import cache_in, evaluate
     from gerund.evaluation.systems.language_model import encoded_by
     from gerund.evaluation.systems.selection import systems_of
-    from gerund.evaluation.task import EvaluationConfig
 
     names = [task.name for task in chosen]
-    config = EvaluationConfig(
-        seed=seed,
-        limit=limit,
-        split="validation" if validation else "test",
-        prompts=prompt_set(prompts, names),
-        document_prompts=document_prompts(prompts, names),
-    )
+    config = replace(config, prompts=prompt_set(prompts, names), document_prompts=document_prompts(prompts, names))
     systems = systems_of(_systems(models, spec), columns, cache=cache_in(output), sample=texts)
     with lock, nullcontext() if runs_in_process(machines) else encoded_by(machines, systems, threads=where.threads):
         done = evaluate(systems, chosen, config, folder=output, reporter=ProgressReporter(len(chosen) * len(systems)))
