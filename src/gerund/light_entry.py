@@ -15,8 +15,8 @@ from gerund.models.light_runtime import (
     NEEDS_TORCH,
     light_source,
     not_packed,
-    release_freed_memory,
     return_freed_memory,
+    trim_memory,
     usual_threads,
 )
 from gerund.models.saved_settings import encoder_settings, is_trained_to_infill, read_adapters, read_saved
@@ -90,7 +90,7 @@ def light_writer(spec: ModelSpec) -> "PackedWriter | None":
     return_freed_memory()
     cache, threads = user_cache("packed"), usual_threads()
     writer = PackedWriter.open(source.gguf, name=source.name, model_type="gguf", threads=threads, cache=cache)
-    release_freed_memory()
+    trim_memory()
     return writer
 
 
@@ -123,7 +123,7 @@ def light_model(spec: ModelSpec) -> "LightModel | None":
     again = spec.model_copy(update={"runtime": "packed", "adapter": adapter})
     lm = LightModel(source.gguf, again, network, tokenizer, source.name, read)
     lm.load_again = load
-    release_freed_memory()
+    trim_memory()
     return lm
 
 

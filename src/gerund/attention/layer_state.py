@@ -1,4 +1,4 @@
-"""What passes beside the hidden states: the key-value cache, by its names, and what layers hand each other.
+"""The key-value cache under its names in transformers, and keys, values and router states that layers share.
 
 transformers' versions name the cache differently. Upper layers of Gemma 3n and 4 attend to keys and values of lower
 ones, layers of GLM 5 and Hunyuan 4 may reuse the keys that the layer below has selected, Zaya's routers continue from

@@ -1,4 +1,4 @@
-"""What is trained on top of a model, with its files: heads, vectors of words, answer tokens, late interaction.
+"""Trained heads and their files: projections, word vectors, answer tokens, and projections for late interaction.
 
 Vectors of words are knowledge that a small model's layers can't store: a word is a run of tokens of letters and digits,
 regardless of case; its key is a hash of its characters, combined from those of its tokens. The vectors of a text's

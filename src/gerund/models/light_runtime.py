@@ -28,7 +28,7 @@ _READS = frozenset((*EncoderSpec.model_fields, "reranker"))
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/dri/renderD128")
 
 NEEDS_TORCH = "torch and transformers, which are not installed: pip install torch transformers peft accelerate"
-"""How a message goes on that says what needs them."""
+"""The end of messages about what is missing without torch."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's parameters of mallopt
 _memory_returns = [False]  # as it was set last
@@ -50,7 +50,7 @@ def return_freed_memory(*, returns: bool = True) -> None:
         set_parameter(_TRIM_THRESHOLD, 2 * size)
 
 
-def release_freed_memory() -> None:
+def trim_memory() -> None:
     """Hand back to the system what is free between what stays, such as what loading a model left; glibc alone can."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -21,7 +21,7 @@ from gerund.inference.encode.runtime import EncoderRuntime, takes_positions
 from gerund.inference.likelihood import Scored, sequence_logprobs
 from gerund.inference.lm_head import TokenHead
 from gerund.inference.tokens import rotary_limit
-from gerund.scoring.packed_document_reader import Kept, shared_beginning
+from gerund.scoring.kept_documents import Kept, shared_beginning
 
 # Keys and values in one pass over the query's tokens, and documents in it at most.
 _PASS_BYTES, _PASS_ROWS = 256 * 2**20, 64

@@ -5,76 +5,17 @@ Documents are read one after the other: products are no faster with more rows th
 Shapes: N tokens, V vocabulary, D width.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from gerund.arrays import log_softmax
 from gerund.attention.preemption import pause
 from gerund.errors import ModelError
-
-if TYPE_CHECKING:  # it needs ONNX Runtime, and what documents are kept in is used without it too
-    from gerund.packed.network import KeyValues, PackedNetwork
-
-# A beginning shorter than this is read again with every document.
-_WORTH_SHARING = 8
-
-
-class _Sized(Protocol):
-    @property
-    def n_bytes(self) -> int:
-        """Its memory."""
-
-
-T = TypeVar("T", bound=_Sized)
-
-
-class Kept(Generic[T]):
-    """What was read last of a model's texts, at most ``most`` bytes; ``works`` says if that can be used."""
-
-    def __init__(self, most: int) -> None:
-        self.works: bool | None = None
-        self._texts: OrderedDict[tuple[int, ...], T] = OrderedDict()
-        self._bytes, self._most = 0, most
-        self._lock = Lock()
-
-    def find(self, texts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], T]:
-        """Return those of the texts that are kept."""
-        with self._lock:
-            kept = {text: self._texts[text] for text in texts if text in self._texts}
-            for text in kept:
-                self._texts.move_to_end(text)
-        return kept
-
-    def add(self, read: Mapping[tuple[int, ...], T]) -> None:
-        """Keep texts, and drop those that were not needed for longest."""
-        with self._lock:
-            for text, states in read.items():
-                if text not in self._texts and states.n_bytes <= self._most:
-                    self._texts[text] = states
-                    self._bytes += states.n_bytes
-            while self._bytes > self._most:
-                _, dropped = self._texts.popitem(last=False)
-                self._bytes -= dropped.n_bytes
-
-
-def shared_beginning(texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the tokens with which all texts begin; none where they are too few to be worth reading once.
-
-    >>> shared_beginning([tuple(range(12)), (*range(9), 40, 41)])
-    (0, 1, 2, 3, 4, 5, 6, 7, 8)
-    """
-    if len(texts) < 2:
-        return ()
-    first, last = min(texts), max(texts)  # in the order of words, so that only these two differ soonest
-    count = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    count = min(count, *(len(text) - 1 for text in texts))
-    return first[:count] if count >= _WORTH_SHARING else ()
-
+from gerund.packed.network import KeyValues, PackedNetwork
+from gerund.scoring.kept_documents import Kept, shared_beginning
 
 # Tokens of a query that have room behind a document at first.
 _ROOM = 32
@@ -84,7 +25,7 @@ _ROOM = 32
 class _Read:
     """A text that was read: its keys and values, with room behind them, and its last state ``(D,)``."""
 
-    cache: "KeyValues"
+    cache: KeyValues
     last_D: np.ndarray
 
     @property
@@ -95,7 +36,7 @@ class _Read:
 class PackedDocumentReader:
     """Reads texts of the form (before, query), and keeps the keys and values of what stands before queries."""
 
-    def __init__(self, network: "PackedNetwork", kept: Kept[_Read], lock: Lock) -> None:
+    def __init__(self, network: PackedNetwork, kept: Kept[_Read], lock: Lock) -> None:
         self._network, self._kept, self._lock = network, kept, lock
         ropes = (rope for rope in network.shape.ropes if rope.long_divisors is not None)
         self._limit = min((rope.long_from for rope in ropes), default=None)
@@ -123,8 +64,6 @@ class PackedDocumentReader:
 
     def _fresh(self, text: Sequence[int], head: _Read | None, past: int) -> _Read:
         """Read a text behind the ``past`` tokens of its beginning."""
-        from gerund.packed.network import KeyValues
-
         cache = KeyValues(self._network.shape, 1, len(text) + _ROOM)
         if head is not None:
             for kind in ("keys", "values"):
@@ -141,7 +80,7 @@ class PackedDocumentReader:
             states.append(self._states(query[:-1], cache, past))
         return self._scores(np.concatenate(states), query)
 
-    def _states(self, ids: Sequence[int], cache: "KeyValues | None" = None, past: int = 0) -> np.ndarray:
+    def _states(self, ids: Sequence[int], cache: KeyValues | None = None, past: int = 0) -> np.ndarray:
         """Return the last states ``(N, D)`` of tokens that follow ``past`` others."""
         pause()
         states_1ND = self._network.run(np.array([ids]), cache=cache, write_B=np.array([past])).states

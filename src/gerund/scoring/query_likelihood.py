@@ -23,7 +23,7 @@ from gerund.inference.generate.prompts import render
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import context_length, split_pairs
 from gerund.models.kinds import packed_network
-from gerund.scoring.packed_document_reader import Kept, PackedDocumentReader
+from gerund.scoring.kept_documents import Kept
 from gerund.scoring.word_overlap import content_words
 from gerund.types import Rendered
 
@@ -187,6 +187,8 @@ class Reader(Protocol):
 def _reader_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", autocast: Any) -> Reader:
     network = packed_network(model)
     if network is not None:
+        from gerund.scoring.packed_document_reader import PackedDocumentReader  # it needs ONNX Runtime
+
         with _lock:
             kept, lock = _packed.setdefault(network, (Kept(KEPT_PACKED_BYTES), Lock()))
         return PackedDocumentReader(network, kept, lock)

@@ -1,4 +1,4 @@
-"""How documents are ranked: measures of relevance, the second stage of a search, and rerankers as data.
+"""Ranking settings: relevance measures, the second stage of a search, and how a reranker reads a document.
 
 A ``RerankerConfig`` says how a model scores a query and a document. What published families do is from the released
 code and model cards of Qwen3-Reranker, mxbai-rerank-v2 (``mxbai_rerank``) and bge-reranker-v2-gemma
@@ -128,7 +128,7 @@ OWN_RERANKER = "own"
 """As the model's folder or name says, also where an attention plan or a pooling is given."""
 QUERY, DOCUMENT = "{query}", "{document}"
 PLACES = ("query", "document", "instruction", "bos")
-"""What a piece may have in braces; ``bos`` is the tokenizer's beginning token."""
+"""Names that a piece may contain in braces; ``bos`` is the tokenizer's beginning token."""
 
 RerankerLayout = Literal["pieces", "chat", "pair", "chat-or-pair"]
 ScoreActivation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"]

@@ -1,4 +1,4 @@
-"""Where a training runs: its processes, which gather rows for a loss, and what the machine can do.
+"""Training processes: start them, gather rows for a loss across them, and check what the machine can do.
 
 ``gerund train --processes N`` starts them by torch's own launcher, with addresses on the loopback of this machine;
 several machines are started by ``torchrun`` on each of them.
